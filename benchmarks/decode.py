@@ -128,25 +128,27 @@ def main() -> None:
             client, made[tp] = engine(path, tp, arguments.threads, max(arguments.batch))
             clients.append(client)
         rows = []
+        if not arguments.json:
+            print(f"{arguments.threads} threads, load average {os.getloadavg()[0]:.1f}")
         for batch in arguments.batch:
             contenders: dict[str, Contender] = {"transformers": reference(model, batch)}
             for tp, contender in made.items():
                 contenders[f"lockstep tp={tp}"] = contender(batch, False)
                 contenders[f"lockstep tp={tp}, statistics"] = contender(batch, True)
             seconds = measure(contenders, arguments.steps, arguments.rounds)
-            rows += report(seconds, weight_bytes, "transformers", batch)
+            found = report(seconds, weight_bytes, "transformers", batch)
+            rows += found
+            for row in () if arguments.json else found:
+                print(
+                    "{name:28} batch {batch:2} {ms:7.1f} ms/step (least {least_ms:.1f})  {gb_per_s:5.2f} GB/s  "
+                    "{speed:.2f} x (of the least {speed_of_least:.2f})".format(**row),
+                    flush=True,
+                )
     finally:
         for client in clients:
             client.close()
     if arguments.json:
         json.dump({"threads": arguments.threads, "rows": rows}, sys.stdout, indent=1)
-        return
-    print(f"{arguments.threads} threads, load average {os.getloadavg()[0]:.1f}")
-    for row in rows:
-        print(
-            "{name:28} batch {batch:2} {ms:7.1f} ms/step (least {least_ms:.1f})  {gb_per_s:5.2f} GB/s  "
-            "{speed:.2f} x (of the least {speed_of_least:.2f})".format(**row)
-        )
 
 
 if __name__ == "__main__":

@@ -1,10 +1,11 @@
 """How time and memory grow with tokens, sequences and layers, beside transformers'.
 
-    python -m benchmarks.growth [--threads N] [--directory DIR] [--out docs]
+    python -m benchmarks.growth [sequences] [tokens] [long] [layers] [--threads N] [--directory DIR] [--out docs]
 
 Of a narrow model (4 layers of width 256, 8 heads) but for the curve over layers: prefill of 128 to 16,384 tokens,
 decode of 1 to 64 sequences, both at 4 to 24 layers. Contenders take turns, each in processes of its own. What the
-machine has no memory for is left out. Writes OUT/growth.svg and OUT/growth.json; some eight minutes on two cores.
+machine has no memory for is left out. The parts that are named (all of them: some eight minutes on two cores) replace
+what OUT/growth.json has of them, and all of it is drawn as OUT/growth.svg.
 """
 
 from __future__ import annotations
@@ -25,17 +26,28 @@ from lockstep.workbench.export.lines import line_charts
 from lockstep.workbench.export.svg import standalone
 
 PEER = "transformers"
+TITLE = "Time and memory over tokens, sequences and layers, beside transformers"
 NARROW = {
     "hidden_size": 256, "intermediate_size": 768, "num_attention_heads": 8, "num_key_value_heads": 8,
     "vocab_size": 4096,
 }  # fmt: skip
 LAYERS = (4, 8, 16, 24)
-#: The least sizes are timed in turns, the largest once: a pass takes long enough to tell.
-GROWING = (
-    Plan(batches=(1, 2, 4, 8, 16, 32, 64), lengths=(128, 256, 512, 1024, 2048), rounds=3),
-    Plan(batches=(), lengths=(4096, 8192, 16384), rounds=1),
-)
+#: By part. Short passes are timed in turns, long ones once: one takes long enough to tell.
+PLANS = {
+    "sequences": Plan(batches=(1, 2, 4, 8, 16, 32, 64), lengths=(), rounds=3),
+    "tokens": Plan(batches=(), lengths=(128, 256, 512, 1024, 2048), rounds=3),
+    "long": Plan(batches=(), lengths=(4096, 8192, 16384), rounds=1),
+}
 DEEP = Plan(batches=(1,), lengths=(512,), rounds=3)
+PARTS = (*PLANS, "layers")
+
+
+class Growth(msgspec.Struct):
+    """What OUT/growth.json holds: the rows of each part, and those of each number of layers."""
+
+    threads: int
+    parts: dict[str, list[BenchRow]] = {}
+    layers: dict[str, list[BenchRow]] = {}
 
 
 def grown(path: Path, plan: Plan, threads: int) -> list[BenchRow]:
@@ -51,39 +63,43 @@ def grown(path: Path, plan: Plan, threads: int) -> list[BenchRow]:
         return measure([*ours, peer], plan, PEER, lambda what: print(f"{path.name}: {what}", flush=True))
 
 
+def drawn(growth: Growth) -> str:
+    """The curves as SVG."""
+    sized: list[tuple[str, str, Sized]] = []
+    for kind, across in ACROSS.items():
+        rows = [row for name in PLANS for row in growth.parts.get(name, ()) if row.what == kind]
+        sized.append((kind, across, [(row.size, row) for row in rows]))
+    for kind in ACROSS:
+        deep = [(int(n), row) for n, rows in growth.layers.items() for row in rows if row.what == kind]
+        sized.append((kind, "layers", deep))
+    return standalone(line_charts(panels(sized), TITLE))
+
+
 def main() -> None:
     """Measure, draw, write."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--directory", type=Path, help="where checkpoints are made (default: the temp dir)")
     parser.add_argument("--out", type=Path, default=Path("docs"))
     arguments = parser.parse_args()
+    file, threads = arguments.out / "growth.json", arguments.threads
+    growth = msgspec.json.decode(file.read_bytes(), type=Growth) if file.exists() else Growth(threads)
 
     def narrow(layers: int) -> Path:
-        return half_billion(arguments.directory, num_hidden_layers=layers, **NARROW)
+        return half_billion(
+            arguments.directory, num_hidden_layers=layers, max_position_embeddings=32768, **NARROW
+        )
 
-    rows = [row for plan in GROWING for row in grown(narrow(4), plan, arguments.threads)]
-    deep = {layers: grown(narrow(layers), DEEP, arguments.threads) for layers in LAYERS}
-    sized: list[tuple[str, str, Sized]] = []
-    for kind, across in ACROSS.items():
-        sized.append((kind, across, [(row.size, row) for row in rows if row.what == kind]))
-    for kind in ACROSS:
-        by_layer = [(layers, row) for layers, found in deep.items() for row in found if row.what == kind]
-        sized.append((kind, "layers", by_layer))
-    picture = line_charts(
-        panels(sized), "Time and memory over tokens, sequences and layers, beside transformers"
-    )
-    (arguments.out / "growth.svg").write_text(standalone(picture), encoding="utf-8")
-    told = {
-        "threads": arguments.threads,
-        "narrow": rows,
-        "layers": {str(n): found for n, found in deep.items()},
-    }
-    (arguments.out / "growth.json").write_bytes(
-        msgspec.json.format(msgspec.json.encode(told), indent=1) + b"\n"
-    )
+    for part in arguments.parts or PARTS:
+        if part == "layers":
+            growth.layers = {str(layers): grown(narrow(layers), DEEP, threads) for layers in LAYERS}
+        else:
+            growth.parts[part] = grown(narrow(4), PLANS[part], threads)
+        file.write_bytes(msgspec.json.format(msgspec.json.encode(growth), indent=1) + b"\n")
+    (arguments.out / "growth.svg").write_text(drawn(growth), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -66,12 +66,14 @@ class RebindRules(RankCommand[Done], frozen=True, tag="rebind"):
 
 class WatchTaps(RankCommand[Done], frozen=True, tag="watch"):
     """Set what every step leaves behind: statistics of all taps, tensors of some (tap indices), whole or their last
-    token's row; of attention as many of the newest rows as all ranks together can hand over in `rows_bytes`."""
+    token's row; of attention as many of the newest rows as all ranks together can hand over in `rows_bytes`.
+    `newest`: attention by `taps.names.newest_rows`."""
 
     statistics: bool = False
     full: Sequence[int] = ()
     last: Sequence[int] = ()
     rows_bytes: int | None = None  # as float16; None: the last token's row alone
+    newest: Sequence[int] = ()
 
 
 class AddSequence(RankCommand[Done], frozen=True, tag="add"):

@@ -61,7 +61,7 @@ class CapturedTensor(Struct, frozen=True, tag="captured"):
 
     tap: int
     seq: int
-    cut: Literal["full", "last"]
+    cut: Literal["full", "newest", "last"]
     value: WireArray
 
 

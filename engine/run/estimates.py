@@ -14,7 +14,7 @@ from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import RequestError
 from lockstep.engine.machine import LESS_MEMORY, free_memory
 from lockstep.engine.run.memory import cache_bytes, weight_bytes
-from lockstep.engine.taps.names import local_name, model_taps
+from lockstep.engine.taps.names import local_name, model_taps, newest_rows
 from lockstep.engine.text import bytes_text
 
 #: A process that has imported torch, before it holds anything.
@@ -38,12 +38,14 @@ class PassSize:
 
 @dataclass(frozen=True, slots=True)
 class LeftBehind:
-    """What a pass leaves behind: taps whole and of the last token (indices), attention to `rows_bytes` of float16."""
+    """What a pass leaves behind: taps whole and of the last token (indices), attention to `rows_bytes` of float16, and
+    attention by `newest_rows`."""
 
     full: Sequence[int] = ()
     last: Sequence[int] = ()
     rows_bytes: int | None = None
     statistics: bool = False
+    newest: Sequence[int] = ()
 
 
 def largest_passes(lengths: Sequence[int], chunk: int | None) -> list[PassSize]:
@@ -81,9 +83,12 @@ def captured_bytes(
         copies = spec.layout.replicas if spec.layout.kind == "shard" else config.tp
         if place in wanted.full:
             total += copies * item * sum(tap_elements(model, spec.name, size) for size in sizes)
+        elif place in wanted.newest:
+            rows = sum(newest_rows(model.num_heads, size.new, size.keys) * size.keys for size in sizes)
+            total += copies * item * model.num_heads * rows
         elif place in wanted.last:
-            rows = [PassSize(1, size.keys) for size in sizes]
-            one = copies * item * sum(tap_elements(model, spec.name, row) for row in rows)
+            last = [PassSize(1, size.keys) for size in sizes]
+            one = copies * item * sum(tap_elements(model, spec.name, row) for row in last)
             total += one
             if local_name(spec.name) in _BY_KEY:
                 whole = item * sum(tap_elements(model, spec.name, size) for size in sizes)

@@ -20,10 +20,10 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.taps.ledger import StatisticsLedger
 from lockstep.engine.taps.measure import TiledStatistics
-from lockstep.engine.taps.names import TapSpec
+from lockstep.engine.taps.names import TapSpec, newest_rows
 from lockstep.engine.taps.pausing import Pauser
 
-Cut = Literal["full", "last"]
+Cut = Literal["full", "newest", "last"]
 Shape = tuple[int, int, int]
 
 
@@ -31,8 +31,9 @@ Shape = tuple[int, int, int]
 class CapturePolicy:
     """What is recorded of a step: statistics of every tap or none, and tensors of some taps.
 
-    `tensors[tap index]`: "full", or "last" for the row of the last token only; of attention as many of the newest rows
-    as all ranks together can hand over in `rows_bytes` as float16, that row at least.
+    `tensors[tap index]`: "full"; "newest" for attention of which a long prompt has only its `newest_rows`; or "last"
+    for the row of the last token only; of attention as many of the newest rows as all ranks together can hand over in
+    `rows_bytes` as float16, that row at least.
     """
 
     statistics: bool = False
@@ -137,7 +138,7 @@ class TapHub:
     """All taps of one rank."""
 
     def __init__(self, model: ModelConfig, specs: Sequence[TapSpec], comm: Comm) -> None:
-        self.specs = specs
+        self.specs, self.heads = specs, model.num_heads
         self.comm = comm
         self.places = {spec.name: i for i, spec in enumerate(specs)}
         self.policy = CapturePolicy()
@@ -199,7 +200,7 @@ class TapHub:
         rows = 0
         if index in self.policy.tensors:
             heads, _, keys = shape
-            rows = self._rows(shape)
+            rows = self._rows(index, shape)
             tail = like.new_full((heads, rows, keys), outside)
             seq = self.batch.spans[sequence].seq
             self._captured.append(Captured(index, seq, tail, self.policy.tensors[index]))
@@ -247,7 +248,7 @@ class TapHub:
             if cut == "full":
                 kept = part
             elif self._is_attention(index):  # [heads, T, K]
-                kept = part[:, -self._rows(part.shape) :]
+                kept = part[:, -self._rows(index, part.shape) :]
             else:
                 kept = part[-1:]
             found.append(Captured(index, seq, kept.clone(), cut))
@@ -257,11 +258,13 @@ class TapHub:
         """Whether the tap is scores or probs."""
         return index in self._windows or index - 1 in self._windows
 
-    def _rows(self, attention: Sequence[int]) -> int:
-        """How many of the newest rows of [heads, T, K] are handed over."""
+    def _rows(self, index: int, attention: Sequence[int]) -> int:
+        """How many of the newest rows of [heads, T, K] at a tap are handed over."""
+        heads, new, keys = attention
+        if self.policy.tensors[index] == "newest":
+            return newest_rows(self.heads, new, keys)
         rows = [cut for index, cut in self.policy.tensors.items() if self._is_attention(index)].count("last")
         share = (self.policy.rows_bytes or 0) // (self.comm.size * rows * len(self.batch.spans))
-        heads, new, keys = attention
         return max(1, min(new, share // (2 * heads * keys)))
 
     def _apply_patches(self, index: int, x: Tensor, sequence: int | None, *, after: bool) -> None:

@@ -28,6 +28,9 @@ from lockstep.engine.parallel import shards
 #: The statistics of one tensor, in the order of a ring row. Minimum to absmax are over the finite
 #: elements (NaN when there are none); `inf` at `attn.scores` does not count what the mask put there.
 STATISTICS = ("min", "max", "mean", "rms", "absmax", "nan", "inf", "zeros")
+#: Queries times keys up to which attention that is captured with all else is whole: a prompt of 1,024 tokens. Of more
+#: it has about so many elements, all heads together.
+_WHOLE, _ELEMENTS = 1 << 20, 1 << 21
 #: Names whose parts are kept: a stranger's dump may have as many (`workbench.foreign.survey.MOST_TAPS`).
 _NAMES = 1 << 17
 
@@ -123,3 +126,13 @@ def count_layers(taps: Iterable[str]) -> int:
 def matches(tap: str, globs: Iterable[str]) -> bool:
     """Whether one of the globs (`layers.*.attn.probs`; case counts) selects a tap."""
     return any(fnmatchcase(tap, glob) for glob in globs)
+
+
+def is_kept_whole(new: int, keys: int) -> bool:
+    """Whether attention that is captured with all else is whole: it grows with the square of a prompt."""
+    return new * keys <= _WHOLE
+
+
+def newest_rows(heads: int, new: int, keys: int) -> int:
+    """How many of the newest rows of scores or probabilities [heads, new, keys] are captured with all else."""
+    return new if is_kept_whole(new, keys) else max(1, min(new, _ELEMENTS // (heads * keys)))

@@ -34,10 +34,10 @@ def corrections(plain: Session, golden: Session, step: int) -> Iterator[Patch]:
 
 def _correction(plain: Session, golden: Session, place: int, step: int, seq: int) -> Patch | None:
     tap = plain.taps[place]
-    right = golden.rebuilt(tap.name, step=step, seq=seq).array if golden.has_tap(tap.name) else None
-    held = plain.parts(tap.name, step=step, seq=seq)
+    right = golden.rebuilt(tap.name, step=step, seq=seq, slice="").array if golden.has_tap(tap.name) else None
+    held = plain.parts(tap.name, step=step, seq=seq, slice="")
     try:
-        seen = plain.rebuilt(tap.name, step=step, seq=seq).array
+        seen = plain.rebuilt(tap.name, step=step, seq=seq, slice="").array
     except LayoutError:
         return None
     if right is None or seen is None or seen.shape != right.shape:

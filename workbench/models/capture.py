@@ -16,13 +16,16 @@ from lockstep.sessions.meta import CaptureMeta
 #: A step's tensors that nobody asked for by name. A model of 24 layers and 14 heads has its whole prefill in it to some
 #: 80 tokens, and in decode its attention's rows to some 6,000 positions.
 DEFAULT_BUDGET = 4 << 20
+#: All taps. Attention that nobody asked for by name is not whole of a long prompt.
+_ALL, _ATTENTION = ("*",), ("layers.*.attn.scores", "layers.*.attn.probs")
 #: The ranks hand over so many times as much of the attention: of that the strongest positions are chosen.
 _OFFERED = 4
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """Statistics of every tap or none; tensors whole (`full`) or their last token's row (`last`; of attention all rows
+    """Statistics of every tap or none; tensors whole (`full`; where that is all of them, attention by `newest_rows`) or
+    their last token's row (`last`; of attention all rows
     that there is room for), by glob."""
 
     statistics: bool = True
@@ -34,20 +37,21 @@ class Capture:
     def leaves(self, specs: Sequence[TapSpec]) -> LeftBehind:
         """The same as the memory that it takes is estimated by."""
         told = self.resolve(specs)
-        return LeftBehind(told.full, told.last, told.rows_bytes, told.statistics)
+        return LeftBehind(told.full, told.last, told.rows_bytes, told.statistics, told.newest)
 
     def resolve(self, specs: Sequence[TapSpec]) -> WatchTaps:
         """What the ranks are told of it."""
         full = [i for i, spec in enumerate(specs) if matches(spec.name, self.full)]
         last = [i for i, spec in enumerate(specs) if matches(spec.name, self.last)]
+        newest = [i for i in full if matches(specs[i].name, _ATTENTION)] if self.full == _ALL else []
         rows = None if self.budget_bytes is None else _OFFERED * self.budget_bytes
-        return WatchTaps(self.statistics, full, last, rows)
+        return WatchTaps(self.statistics, [i for i in full if i not in newest], last, rows, newest)
 
 
 NOTHING = Capture(statistics=False, last=())
 STATS = Capture(budget_bytes=DEFAULT_BUDGET)
 LAST = Capture(last=("*",), budget_bytes=DEFAULT_BUDGET)
-FULL = Capture(full=("*",), last=())
+FULL = Capture(full=_ALL, last=())
 
 _NAMED = {"off": NOTHING, "stats": STATS, "last": LAST, "full": FULL}
 

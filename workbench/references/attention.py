@@ -18,14 +18,13 @@ from transformers.masking_utils import eager_mask
 
 from lockstep.engine.taps.hub import TapTiles
 from lockstep.engine.taps.measure import TiledStatistics
+from lockstep.engine.taps.names import is_kept_whole, newest_rows
 from lockstep.engine.taps.parts import PARTS
 from lockstep.workbench.references.arrays import NewestRows, Seen
 
 NAME = "lockstep_eager"
-#: Queries times keys up to which scores are held whole: a prompt of 1,024 tokens.
-WHOLE = 1 << 20
-#: Scores that are made at a time of more, and elements of those that are kept.
-TILE, KEPT = 1 << 20, 1 << 21
+#: Scores that are made at a time where not all of them are kept.
+TILE = 1 << 20
 
 
 #: What one layer's attention saw: the taps of the attention interface by their short names.
@@ -96,7 +95,7 @@ def _by_rows(
     """The same, some queries at a time."""
     (heads, new), count = query.shape[1:3], keys.shape[2]
     size = max(1, TILE // (heads * count))
-    kept = min(new, max(1, KEPT // (heads * count)))
+    kept = newest_rows(heads, new, count)
     shape, context, masked = (heads, new, count), torch.empty_like(query), 0
     taps = []
     for outside in (-math.inf, 0.0):
@@ -135,7 +134,7 @@ class _MaskRows:
 
 def _mask(*, q_length: int, kv_length: int, q_offset: int = 0, **settings: Any) -> Tensor | _MaskRows:
     settings["kv_length"] = kv_length
-    if q_length * kv_length > WHOLE:
+    if not is_kept_whole(q_length, kv_length):
         return _MaskRows(q_offset, settings)
     mask: Tensor = eager_mask(q_length=q_length, q_offset=q_offset, **settings)
     return mask

@@ -20,6 +20,7 @@ from lockstep.engine.layers.tiles import Tiling
 from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.run.sequences import StepResult
+from lockstep.engine.taps import names
 from lockstep.engine.taps.hub import CapturePolicy
 from lockstep.engine.taps.measure import TiledStatistics, measured_whole
 from tests.checkpoints import tiny_checkpoint
@@ -104,22 +105,28 @@ def test_what_is_computed_does_not_depend_on_which_taps_are_on(
 ) -> None:
     """Tile by tile, a few rows of it kept, or whole: every tap has the same bits."""
     monkeypatch.setattr(tiles, "CELLS", 100)
+    monkeypatch.setattr(names, "_WHOLE", 20)
+    monkeypatch.setattr(names, "_ELEMENTS", 60)
     runner = local_runner(variant("qwen2-window"), chunk_tokens=chunk)
     taps = attention(runner)
     policies = [
         CapturePolicy(statistics=True),
         CapturePolicy(True, dict.fromkeys(taps, "full")),
         CapturePolicy(True, dict.fromkeys(taps, "last"), rows_bytes=3000),
+        CapturePolicy(True, dict.fromkeys(taps, "newest")),
     ]
     told, *others = [run(runner, policy) for policy in policies]
     for other in others:
         for one, same in zip(told, other, strict=True):
             np.testing.assert_array_equal(one.checksums, same.checksums)
             np.testing.assert_array_equal(one.stats, same.stats)
-    for whole, newest in zip(*others, strict=True):
-        for one, part in zip(whole.captured, newest.captured, strict=True):
-            assert (one.tap, one.seq) == (part.tap, part.seq)
-            assert (one.tensor[:, -part.tensor.shape[1] :] == part.tensor).all()
+    for newest in others[1:]:
+        for whole_step, step in zip(others[0], newest, strict=True):
+            for one, part in zip(whole_step.captured, step.captured, strict=True):
+                assert (one.tap, one.seq) == (part.tap, part.seq)
+                assert (one.tensor[:, -part.tensor.shape[1] :] == part.tensor).all()
+    kept = [[one.tensor.shape[1] for one in steps[0].captured] for steps in (others[0], others[2])]
+    assert sum(kept[1]) < sum(kept[0])
 
 
 @pytest.mark.parametrize("rules", RULES, ids=str)
