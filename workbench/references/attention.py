@@ -34,11 +34,14 @@ def _eager_with_taps(
     value: Tensor,
     attention_mask: Tensor,
     scaling: float,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor]:
     """query [1, heads, T, D], key and value [1, kv_heads, K, D] -> context [1, T, heads, D], probs."""
     groups = module.num_key_value_groups
     scores = torch.matmul(query, _repeat_kv(key, groups).transpose(2, 3)) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     scores = scores + attention_mask  # 0, or the dtype's most negative number where masked
     probs = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     context = torch.matmul(probs, _repeat_kv(value, groups)).transpose(1, 2).contiguous()

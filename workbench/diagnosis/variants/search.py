@@ -11,7 +11,7 @@ from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.diagnosis.variants.banks import stages
+from lockstep.workbench.diagnosis.variants.banks import EVERYWHERE, stages
 from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, Variant, fit, preference
 
 
@@ -57,7 +57,7 @@ class Search:
 
 def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]:
     """The variants of each stage; before them of attention in one kernel, where each costs, those that are expected."""
-    every = stages(site.operation)
+    every = stages(site.operation) if site.plain else (EVERYWHERE,)  # the others take it for what is usual
     if expected and site.operation in FUSED:
         yield _variants(replace(site, only=expected), [bank for banks in every for bank in banks])
     for banks in every:
@@ -65,14 +65,12 @@ def _rounds(site: Site, expected: frozenset[str]) -> Iterator[Iterator[Variant]]
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
-    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer, nor
-    where a model has a form of the operation that a bank does not know: of such a bank those that it had before."""
+    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of
+    such a bank those that it had before."""
     for bank in banks:
         try:
             with np.errstate(all="ignore"):
                 yield from bank(site)
         except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
-            if site.plain and all(
-                np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts
-            ):
+            if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
                 raise
