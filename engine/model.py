@@ -1,4 +1,4 @@
-"""The decoder: one model for Qwen2, Qwen3, Llama and Mistral, by flags of `ModelConfig`.
+"""The decoder: one model for all families, by flags of `ModelConfig`.
 
 `Decoder.forward` is the whole pass, `DecoderLayer` one block. The layers hold this rank's weights; rules and
 taps are bound separately (`bind`) and can be rebound without touching the weights.
@@ -39,7 +39,9 @@ class DecoderLayer:
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
-        self.residual = wiring.rules.residual
+        factor = wiring.rules.residual_factor(self.attention.model)
+        add = wiring.rules.residual
+        self.residual = add if factor == 1 else lambda x, y: add(x, y * factor)
         self.place = wiring.place(operations_of(self.attention.model)[0].tap)
         self.tap_attn_residual = wiring.tap("attn_residual")
         self.tap_mlp_residual = wiring.tap("mlp_residual")
@@ -62,6 +64,25 @@ class DecoderLayer:
         return x
 
 
+class Rotation:
+    """The rotary frequencies of the layers that have the same. `model` is as these layers have it."""
+
+    def __init__(self, model: ModelConfig, rules: Rules, device: torch.device) -> None:
+        self.model, self.rules, self.device, self.theta = model, rules, device, rules.rope_theta(model)
+        inv_freq, self.factor = rules.rope_frequencies(model, self.theta, 0)
+        self.inv_freq = inv_freq.to(device)
+
+    def frequencies(self, batch: Batch) -> Tensor:
+        """Angle per position of each pair, [D / 2], or [T, 1, D / 2] where each sequence has its own."""
+        if not self.model.rope_scaling.by_length:
+            return self.inv_freq
+        parts = []
+        for span in batch.spans:
+            own, _ = self.rules.rope_frequencies(self.model, self.theta, span.length)
+            parts.append(own.expand(span.stop - span.start, 1, -1))
+        return torch.cat(parts).to(self.device)
+
+
 class Decoder:
     """One rank's share of the model."""
 
@@ -79,7 +100,7 @@ class Decoder:
         self.embed = VocabParallelEmbedding(model, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
         self.final_norm = Norm("model.norm", model.hidden_size, model, self._store)
-        self.head = VocabParallelHead(self._head_weight(self.embed.span, rules))
+        self.head = VocabParallelHead(self._head_weight(self.embed.span, rules), model)
         self.head_name = rules.lm_head(model)
 
     def _head_weight(self, vocab: shards.Span, rules: Rules) -> DenseMatrix | KeptMatrix:
@@ -119,7 +140,7 @@ class Decoder:
             for one in operations_of(m)
             if one.kind == "norm" and not one.sharded
         }
-        return DecoderLayer(attention, MLP(gate_up, down), norms, self.comm)
+        return DecoderLayer(attention, MLP(gate_up, down, m.activation), norms, self.comm)
 
     def _qk_norm(self, layer: str) -> QKNorm | None:
         m, module = self.model, f"{layer}.self_attn"
@@ -151,9 +172,11 @@ class Decoder:
     ) -> None:
         """Apply rules and switch taps on: cheap, no weight is touched."""
         self.wiring = Wiring(rules, taps, places)
-        self.rules, self.rope_theta = rules, rules.rope_theta(self.model)
-        inv_freq, self.rope_factor = rules.rope_frequencies(self.model, self.rope_theta, 0)
-        self.inv_freq = inv_freq.to(self.device)
+        self.rules = rules
+        own = [rules.layer_rope(self.model, i) for i in range(self.model.num_layers)]
+        different = list(dict.fromkeys(own))
+        self._ropes = [Rotation(model, rules, self.device) for model in different]
+        self._rope_of = [different.index(model) for model in own]
         self.embed.bind(self.wiring)
         for i, layer in enumerate(self.layers):
             layer.bind(self.wiring.layer(i))
@@ -164,22 +187,15 @@ class Decoder:
         """This rank's logits [S, V / tp] of each sequence's last row."""
         x = self.embed(batch.ids)  # [T, H]
         positions = self.rules.rope_positions(batch)
-        angles = self.rules.rope_angles(positions, self._frequencies(batch), self.rope_factor, self.dtype)
+        angles = [
+            self.rules.rope_angles(positions, rope.frequencies(batch), rope.factor, self.dtype)
+            for rope in self._ropes
+        ]
         inputs = StepInputs(batch, self.wiring, self.dtype)
-        for layer in self.layers:
-            x = layer(x, batch, angles, inputs, pool)
+        for layer, rope in zip(self.layers, self._rope_of, strict=True):
+            x = layer(x, batch, angles[rope], inputs, pool)
         return self.head(self.rules.head_input(x, self.final_norm(x))[batch.last])
-
-    def _frequencies(self, batch: Batch) -> Tensor:
-        """Angle per position of each pair, [D / 2], or [T, 1, D / 2] where each sequence has its own."""
-        if not self.model.rope_scaling.by_length:
-            return self.inv_freq
-        parts = []
-        for span in batch.spans:
-            own, _ = self.rules.rope_frequencies(self.model, self.rope_theta, span.length)
-            parts.append(own.expand(span.stop - span.start, 1, -1))
-        return torch.cat(parts).to(self.device)
 
     def lens(self, rows: Tensor) -> Tensor:
         """This rank's logits [L, V / tp] of residual rows [L, H], each taken for the last layer's. Calls no tap."""
-        return self.head.weight.product(self.final_norm.normalised(rows))
+        return self.head.logits(self.final_norm.normalised(rows))

@@ -14,16 +14,30 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    Gemma2Config,
+    Gemma2ForCausalLM,
+    Gemma3ForCausalLM,
+    Gemma3TextConfig,
+    Glm4Config,
+    Glm4ForCausalLM,
+    GraniteConfig,
+    GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
+    Olmo3Config,
+    Olmo3ForCausalLM,
+    Phi3Config,
+    Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    SmolLM3Config,
+    SmolLM3ForCausalLM,
 )
 
 CLASSES: dict[str, tuple[Any, Any]] = {
@@ -32,6 +46,13 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
+    "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "olmo3": (Olmo3Config, Olmo3ForCausalLM),
+    "glm4": (Glm4Config, Glm4ForCausalLM),
+    "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
+    "granite": (GraniteConfig, GraniteForCausalLM),
+    "phi3": (Phi3Config, Phi3ForCausalLM),
+    "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
 }
 
 SIZES: dict[str, Any] = {
@@ -55,7 +76,23 @@ OWN: dict[str, dict[str, Any]] = {
     "llama": {"num_key_value_heads": 4},
     "mistral": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8},
     "olmo2": {"num_key_value_heads": 4},
-}
+    "gemma3_text": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True,
+                    "query_pre_attn_scalar": 24, "layer_types": ["sliding_attention", "full_attention"] * 2,
+                    "num_hidden_layers": 4, "rope_parameters": {
+                        "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
+                        "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "phi3": {"num_key_value_heads": 4},
+    "granite": {"num_key_value_heads": 4, "attention_multiplier": 0.3, "embedding_multiplier": 6.0,
+                "residual_multiplier": 0.22, "logits_scaling": 4.0},
+    "smollm3": {"num_key_value_heads": 4, "no_rope_layers": [1, 0, 1]},
+    "glm4": {"num_key_value_heads": 4, "head_dim": 16},
+    "olmo3": {"num_key_value_heads": 4, "sliding_window": 8, "num_hidden_layers": 4, "rope_parameters": {
+        "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
+                           "original_max_position_embeddings": 32},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    "gemma2": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True,
+               "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+}  # fmt: skip
 
 #: name -> (family, overrides): what "every family and feature" means in the tests.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -95,6 +132,20 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral-window": ("mistral", {}),
     "mistral-full": ("mistral", {"sliding_window": None}),
     "olmo2": ("olmo2", {}),
+    "gemma2": ("gemma2", {}),
+    "gemma3": ("gemma3_text", {}),
+    "phi3": ("phi3", {}),
+    "phi3-window": (
+        "phi3",
+        {
+            "sliding_window": 8,
+            "rope_parameters": {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75},
+        },
+    ),
+    "granite": ("granite", {}),
+    "smollm3": ("smollm3", {}),
+    "glm4": ("glm4", {}),
+    "olmo3": ("olmo3", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from lockstep.engine.checkpoint.files import PICKLES, gguf_file, pickle_error, read_json
+from lockstep.engine.checkpoint.fused import UnstackedSource
 from lockstep.engine.checkpoint.gguf.source import open_gguf
 from lockstep.engine.checkpoint.hub import HUB_ID, fetch
 from lockstep.engine.checkpoint.safetensors import SafetensorsSource
@@ -12,6 +13,7 @@ from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.ties import settle
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.engine.graph.checkpoint_names import FUSED
 from lockstep.engine.text import printable
 
 
@@ -35,7 +37,9 @@ def open_checkpoint(path: Path) -> tuple[ModelConfig, Source]:
     generation_file = directory / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     model = ModelConfig.from_hf(config, generation, str(config_file))
-    source = SafetensorsSource(path, config_file.read_bytes())
+    source: Source = SafetensorsSource(path, config_file.read_bytes())
+    if model.family in FUSED:
+        source = UnstackedSource(source, model)
     return settle(model, source), source
 
 

@@ -70,7 +70,10 @@ class Source(Protocol):
     Opening validates all headers, so that a damaged file is refused before any tensor is read.
     """
 
-    bytes_read: int  # bytes of tensor data that `read` has returned so far (not headers, not `digest`)
+    @property
+    def bytes_read(self) -> int:
+        """Bytes of tensor data that `read` has returned so far (not headers, not `digest`)."""
+        ...
 
     def names(self) -> set[str]:
         """The tensors it holds."""

@@ -10,8 +10,27 @@ from typing import Any, Literal, get_args
 
 from lockstep.engine.config.fields import Fields
 
-Family = Literal["qwen2", "qwen3", "llama", "mistral", "olmo2"]
+Family = Literal[
+    "qwen2",
+    "qwen3",
+    "llama",
+    "mistral",
+    "olmo2",
+    "gemma2",
+    "gemma3_text",
+    "phi3",
+    "granite",
+    "smollm3",
+    "glm4",
+    "olmo3",
+]
 FAMILIES: tuple[Family, ...] = get_args(Family)
+#: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added.
+NormForm = Literal["rms", "wide", "plus_one"]
+#: The activation of the MLP's gate; GELU exact, or by a tanh.
+Activation = Literal["silu", "gelu", "gelu_tanh"]
+#: Which layers have a sliding window: none, all, those that are switched on, those of that type.
+Windows = Literal["none", "all", "switched", "typed"]
 
 #: Fields of `ModelConfig` that differ from their defaults.
 Own = Mapping[str, Any]
@@ -45,11 +64,63 @@ def _olmo2(fields: Fields) -> Own:
     return {**_biased(fields), **norms}
 
 
+def _gemma2(fields: Fields) -> Own:
+    """Norms on both sides of the blocks, with 1 + weight; scores and logits under soft caps (arXiv:2408.00118)."""
+    cap = fields.optional_number("attn_logit_softcapping", default=50.0, above=0.0)
+    return {**_gemma(fields, 30.0), "score_cap": cap or 0.0}
+
+
+def _gemma3(fields: Fields) -> Own:
+    """QK norms instead of a cap of the scores, and a rotation of their own for layers with a window
+    (arXiv:2503.19786)."""
+    return {**_gemma(fields, None), "qk_norm": True}  # `attn_logit_softcapping` is not read
+
+
+def _gemma(fields: Fields, cap: float | None) -> Own:
+    return {
+        **_biased(fields),
+        "norm": "plus_one",
+        "post_norms": True,
+        "score_scale": fields.number("query_pre_attn_scalar", 256.0, above=0.0) ** -0.5,
+        "logit_cap": fields.optional_number("final_logit_softcapping", default=cap, above=0.0) or 0.0,
+        "embedding_multiplier": fields.size("hidden_size") ** 0.5,
+    }
+
+
+def _phi3(fields: Fields) -> Own:
+    """As Llama, but that q, k and v are one tensor in the checkpoint, and gate and up (arXiv:2404.14219)."""
+    parameters = fields.object("rope_scaling") or fields.object("rope_parameters") or Fields({}, fields.where)
+    for key in ("rope_type", "type"):
+        if parameters.word(key, "default") not in ("default", "longrope"):
+            raise parameters.error(key, "not a rotary scaling of phi3; supported are default and longrope")
+    return {}
+
+
+def _granite(fields: Fields) -> Own:
+    """Multipliers of the embeddings, the scores, what is added to the stream and the logits (arXiv:2405.04324)."""
+    return {
+        **_llama(fields),
+        "score_scale": fields.number("attention_multiplier", 1.0),
+        "embedding_multiplier": fields.number("embedding_multiplier", 1.0),
+        "residual_multiplier": fields.number("residual_multiplier", 1.0),
+        "logit_divisor": fields.number("logits_scaling", 1.0, above=0.0),
+    }
+
+
+def _glm4(fields: Fields) -> Own:
+    """Norms on both sides of the blocks; the first half of each head is rotated, neighbours together
+    (arXiv:2406.12793)."""
+    return {"qkv_bias": fields.flag("attention_bias", True), "post_norms": True, "neighbours": True}
+
+
 @dataclass(frozen=True, slots=True)
 class FamilyRules:
     """`own(fields)`: what the family's models do differently. The others are what is assumed of keys that are missing:
     `head_dim` None: hidden / heads; `own_kv_heads`: a number that has nothing to do with this model's heads, so that it
-    must be stated."""
+    must be stated; `activation`: its key and value; `full_every`: so many layers, the last of which sees everything;
+    `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
+    rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
+    rotate."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -58,12 +129,38 @@ class FamilyRules:
     theta: float = 10_000.0
     head_dim: int | None = None
     own_kv_heads: bool = False
+    activation: tuple[str, str] = ("hidden_act", "silu")
+    windows: Windows = "none"
+    window: int | None = None
+    full_every: int | None = None
+    local_theta: tuple[str, float] | None = None
+    partial_rotary: float | None = None
+    unrotated_every: int | None = None
 
+
+GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 
 RULES: Mapping[Family, FamilyRules] = {
-    "qwen2": FamilyRules(_qwen2, 32768, own_kv_heads=True),
-    "qwen3": FamilyRules(_qwen3, 32768, head_dim=128, own_kv_heads=True),
+    "qwen2": FamilyRules(_qwen2, 32768, own_kv_heads=True, windows="switched", window=4096),
+    "qwen3": FamilyRules(_qwen3, 32768, own_kv_heads=True, head_dim=128, windows="switched", window=4096),
     "llama": FamilyRules(_llama, 2048),
-    "mistral": FamilyRules(_mistral, 131072, own_kv_heads=True),
+    "mistral": FamilyRules(_mistral, 131072, own_kv_heads=True, windows="all", window=4096),
     "olmo2": FamilyRules(_olmo2, 2048, eps=1e-5),
-}
+    "gemma2": FamilyRules(
+        _gemma2, 8192, tied=True, own_kv_heads=True, head_dim=256, activation=GEMMA_ACTIVATION, windows="typed",
+        window=4096, full_every=2,
+    ),
+    "gemma3_text": FamilyRules(
+        _gemma3, 131072, tied=True, own_kv_heads=True, theta=1e6, local_theta=("rope_local_base_freq", 1e4),
+        head_dim=256, activation=GEMMA_ACTIVATION, windows="typed", window=4096, full_every=6,
+    ),
+    "phi3": FamilyRules(_phi3, 4096, eps=1e-5, windows="all", partial_rotary=1.0),
+    "granite": FamilyRules(_granite, 2048),
+    "smollm3": FamilyRules(
+        _llama, 32768, tied=True, own_kv_heads=True, theta=2e6, windows="switched", unrotated_every=4
+    ),
+    "glm4": FamilyRules(_glm4, 131072, own_kv_heads=True, eps=1.5625e-7, head_dim=128, partial_rotary=0.5),
+    "olmo3": FamilyRules(
+        _olmo2, 2048, eps=1e-5, theta=5e5, local_theta=("", 5e5), windows="typed", window=4096, full_every=4
+    ),
+}  # fmt: skip

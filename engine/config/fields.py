@@ -65,8 +65,12 @@ class Fields:
             )
         return number
 
-    def optional_number(self, key: str, *, above: float = -math.inf) -> float | None:
-        """Like `number`, None where the key is absent."""
+    def optional_number(
+        self, key: str, *, default: float | None = None, above: float = -math.inf
+    ) -> float | None:
+        """Like `number`, None where the value is null, `default` where the key is absent."""
+        if key not in self.data:
+            return default
         return self.number(key, above=above) if key in self else None
 
     def numbers(self, key: str, count: int, *, above: float = -math.inf) -> tuple[float, ...]:

@@ -1,33 +1,42 @@
 """The parts of a Hugging Face config.json that take more than reading a key. Torch-free.
 
 Each function follows what the family's own config class and model do in transformers 5
-(`models/{qwen2,qwen3,llama,mistral}`), and raises ConfigError for what the engine would compute differently.
+(`models/*/configuration_*.py`), and raises ConfigError for what the engine would compute differently.
 """
 
 from __future__ import annotations
 
-from lockstep.engine.config.families import FamilyRules
+from collections.abc import Mapping, Sequence
+
+from lockstep.engine.config.families import Activation, FamilyRules
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-DEFAULT_WINDOW = 4096
-#: Families whose models see everything in every layer.
-WINDOWLESS = ("llama", "olmo2")
+ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
 
 
 def refuse_unsupported(fields: Fields) -> None:
     """Features that would silently change the numbers."""
-    if fields.word("hidden_act", "silu") != "silu":
-        raise fields.error("hidden_act", "not a supported activation; supported is silu")
     if "quantization_config" in fields:
         raise fields.error(
             "quantization_config", "quantised weights are not supported; use the original ones"
         )
     if "per_layer_config" in fields:
         raise fields.error("per_layer_config", "layers of different sizes are not supported")
+    if fields.data.get("use_bidirectional_attention"):
+        raise fields.error("use_bidirectional_attention", "tokens that see later ones are not supported")
+
+
+def activation(fields: Fields, rules: FamilyRules) -> Activation:
+    """The MLP's, as `ModelConfig` calls it."""
+    key, default = rules.activation
+    found = fields.word(key, default)
+    if found not in ACTIVATIONS:
+        raise fields.error(key, f"not a supported activation; supported are {', '.join(ACTIVATIONS)}")
+    return ACTIVATIONS[found]
 
 
 def kv_heads(fields: Fields, rules: FamilyRules, heads: int) -> int:
@@ -59,33 +68,39 @@ def head_dim(fields: Fields, rules: FamilyRules, hidden: int, heads: int) -> int
     return size
 
 
-def windows(fields: Fields, family: str, layers: int) -> tuple[int | None, ...]:
+def windows(fields: Fields, rules: FamilyRules, types: Sequence[str]) -> tuple[int | None, ...]:
     """Each layer's sliding window in tokens, None where it sees everything."""
-    types = _layer_types(fields, layers)
-    if family in WINDOWLESS:
-        if "sliding_window" in fields:
-            raise fields.error("sliding_window", f"{family} has none")
-        window = None
-        types = types or [FULL] * layers
-    elif family == "mistral":
-        window = _window(fields)
-        uniform = [SLIDING if window else FULL] * layers
-        if types not in (None, uniform):
-            raise ConfigError(
-                f"{fields.where}: layer_types disagrees with sliding_window = {window}: "
-                "all layers of mistral have the same window"
-            )
-        types = uniform
-    else:
-        window = _window(fields) if fields.flag("use_sliding_window", False) else None
-        first = fields.size("max_window_layers", 28, least=0)
-        types = types or [SLIDING if window and i >= first else FULL for i in range(layers)]
+    if rules.windows == "none" and "sliding_window" in fields:
+        raise fields.error("sliding_window", f"{fields.word('model_type')} has none")
+    window = _window(fields, rules)
     if window is None and SLIDING in types:
         raise ConfigError(f"{fields.where}: layer_types names {SLIDING}, but no sliding window is in use")
     return tuple(window if kind == SLIDING else None for kind in types)
 
 
-def _layer_types(fields: Fields, layers: int) -> list[str] | None:
+def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str]:
+    """Of each layer whether it sees everything or has a window."""
+    types, window = _stated_types(fields, layers), _window(fields, rules)
+    if rules.windows == "all":
+        uniform = [SLIDING if window else FULL] * layers
+        if types not in (None, uniform):
+            raise ConfigError(
+                f"{fields.where}: layer_types disagrees with sliding_window = {window}: "
+                f"all layers of {fields.word('model_type')} have the same window"
+            )
+        return uniform
+    if types is not None:
+        return types
+    if rules.windows == "switched" and rules.unrotated_every is None:
+        first = fields.size("max_window_layers", 28, least=0)
+        return [SLIDING if window and i >= first else FULL for i in range(layers)]
+    if rules.windows == "typed":
+        every = fields.size("sliding_window_pattern", rules.full_every or 1)
+        return [FULL if (i + 1) % every == 0 else SLIDING for i in range(layers)]
+    return [FULL] * layers
+
+
+def _stated_types(fields: Fields, layers: int) -> list[str] | None:
     types = fields.words("layer_types")
     if types is None:
         return None
@@ -101,8 +116,14 @@ def _layer_types(fields: Fields, layers: int) -> list[str] | None:
     return types
 
 
-def _window(fields: Fields) -> int | None:
+def _window(fields: Fields, rules: FamilyRules) -> int | None:
     """An explicit null switches the window off; an absent key means the config classes' default."""
-    if "sliding_window" in fields.data and "sliding_window" not in fields:
+    off = rules.windows == "switched" and not fields.flag("use_sliding_window", False)
+    stated = "sliding_window" in fields
+    if (
+        off
+        or rules.windows == "none"
+        or (not stated and ("sliding_window" in fields.data or not rules.window))
+    ):
         return None
-    return fields.size("sliding_window", DEFAULT_WINDOW)
+    return fields.size("sliding_window", rules.window or 1)

@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from lockstep.engine.config import huggingface
-from lockstep.engine.config.families import FAMILIES, RULES, Family
+from lockstep.engine.config.families import FAMILIES, RULES, Activation, Family, NormForm
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
-from lockstep.engine.config.rope_scaling import RopeScaling, rope_from_hf
+from lockstep.engine.config.rope_scaling import Rope, RopeScaling, ropes_from_hf, rotary_dim
 
-#: How a norm's weight is applied: to what was rounded, or before that; with 1 added; LayerNorm.
-NormForm = Literal["rms", "wide"]
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = get_args(DType)
 MOST_LAYERS = 10_000
@@ -40,6 +39,11 @@ class ModelConfig:
     rms_eps: float
     rope_theta: float
     rope_scaling: RopeScaling = field(default_factory=RopeScaling)
+    layer_ropes: tuple[
+        Rope | None, ...
+    ] = ()  # where layers differ: of each its own, None: it does not rotate
+    rotary: int | None = None  # channels of each head that are rotated, the first; None: all
+    neighbours: bool = False  # channels (2i, 2i + 1) are rotated together instead of (i, i + D/2)
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
@@ -48,6 +52,13 @@ class ModelConfig:
     post_norms: bool = False  # of what attention and MLP give, before it is added to the stream
     qk_norm: bool = False
     qk_norm_whole: bool = False  # over all heads at once
+    activation: Activation = "silu"
+    score_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    score_cap: float = 0.0  # of scores, and of logits: cap * tanh(x / cap); 0: none
+    logit_cap: float = 0.0
+    embedding_multiplier: float = 1.0
+    residual_multiplier: float = 1.0  # of what a block adds to the stream
+    logit_divisor: float = 1.0
     tie_embeddings: bool = False
     windows: tuple[int | None, ...] = ()
     dtype: DType = "float32"
@@ -55,6 +66,26 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
     block_types: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
+
+    @property
+    def scale(self) -> float:
+        """What scores are multiplied by (Vaswani et al. 2017): the *head's* width, not the model's, if nothing else is
+        stated."""
+        return 1 / math.sqrt(self.head_dim) if self.score_scale is None else self.score_scale
+
+    @property
+    def rotary_dim(self) -> int:
+        """Channels of each head that are rotated."""
+        return self.head_dim if self.rotary is None else self.rotary
+
+    def of_layer(self, layer: int | None) -> ModelConfig:
+        """The model with the rotation of that layer as its own; None: outside of the layers."""
+        if layer is None or layer >= len(self.layer_ropes):
+            return self
+        rope = self.layer_ropes[layer]
+        if rope is None:
+            return replace(self, rotary=0, layer_ropes=())
+        return replace(self, rope_theta=rope.theta, rope_scaling=rope.scaling, layer_ropes=())
 
     @property
     def context(self) -> int:
@@ -78,12 +109,15 @@ class ModelConfig:
         family = _family(fields)
         rules = RULES[family]
         huggingface.refuse_unsupported(fields)
+        activation = huggingface.activation(fields, rules)
         heads = fields.size("num_attention_heads")
         hidden = fields.size("hidden_size")
         layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         max_position = fields.size("max_position_embeddings", rules.max_position)
         head_dim = huggingface.head_dim(fields, rules, hidden, heads)
-        theta, scaling = rope_from_hf(fields, max_position, head_dim)
+        types = huggingface.layer_types(fields, rules, layers)
+        rotary = rotary_dim(fields, head_dim, rules.partial_rotary)
+        ropes = ropes_from_hf(fields, rules, types, max_position, head_dim if rotary is None else rotary)
         extra = Fields({} if generation is None else generation, "generation_config.json")
         bos = extra.ids("bos_token_id") or fields.ids("bos_token_id")
         plain = cls(
@@ -97,10 +131,13 @@ class ModelConfig:
             vocab_size=fields.size("vocab_size"),
             max_position=max_position,
             rms_eps=fields.number("rms_norm_eps", rules.eps, above=0.0),
-            rope_theta=theta,
-            rope_scaling=scaling,
+            rope_theta=ropes[0].theta,
+            rope_scaling=ropes[0].scaling,
+            layer_ropes=ropes[1:],
+            rotary=rotary,
+            activation=activation,
             tie_embeddings=fields.flag("tie_word_embeddings", rules.tied),
-            windows=huggingface.windows(fields, family, layers),
+            windows=huggingface.windows(fields, rules, types),
             dtype=_dtype(fields),
             bos_id=bos[0] if bos else None,
             eos_ids=extra.ids("eos_token_id") or fields.ids("eos_token_id"),

@@ -18,9 +18,9 @@ A = TypeVar("A")
 def frequencies(
     model: ModelConfig, theta: float, length: int, array: Callable[[Sequence[float]], A]
 ) -> tuple[A, float]:
-    """Angle per position of each pair, [head_dim / 2], and the factor on cosine and sine, in a sequence of `length`
+    """Angle per position of each pair, [rotary_dim / 2], and the factor on cosine and sine, in a sequence of `length`
     tokens (where that matters: `RopeScaling.by_length`). Computed in the precision of what `array` makes."""
-    scaling, dim = model.rope_scaling, model.head_dim
+    scaling, dim = model.rope_scaling, model.rotary_dim
     if scaling.kind == "dynamic":
         theta *= _dynamic_stretch(model, length)
     pairs: Any = array([float(i) for i in range(dim // 2)])
@@ -42,7 +42,7 @@ def frequencies(
 def _dynamic_stretch(model: ModelConfig, length: int) -> float:
     """By how much NTK-aware scaling raises theta once a sequence outgrows the trained context (u/emozilla, "Dynamically
     Scaled RoPE", 2023; transformers' `dynamic`)."""
-    factor, dim = model.rope_scaling.factor, model.head_dim
+    factor, dim = model.rope_scaling.factor, model.rotary_dim
     beyond = max(length, model.max_position) / model.max_position
     return float((factor * beyond - (factor - 1)) ** (dim / (dim - 2)))
 
@@ -67,7 +67,7 @@ def _llama3(plain: Any, scaling: RopeScaling) -> Any:
 
 def _yarn(plain: Any, pairs: Any, model: ModelConfig, theta: float) -> Any:
     """YaRN (Peng et al. 2023, arXiv:2309.00071): interpolate slow pairs, keep fast ones, ramp between."""
-    scaling, dim = model.rope_scaling, model.head_dim
+    scaling, dim = model.rope_scaling, model.rotary_dim
 
     def pair_with(turns: float) -> float:
         """The (fractional) pair that makes so many turns over the original context."""

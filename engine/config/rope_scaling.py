@@ -8,9 +8,11 @@ it, and `original_max_position_embeddings` beside it wins over the one inside.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
+from lockstep.engine.config.families import FamilyRules
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
@@ -45,36 +47,105 @@ class RopeScaling:
         return self.kind in ("dynamic", "longrope")
 
 
-def rope_from_hf(config: Fields, max_position: int, head_dim: int) -> tuple[float, RopeScaling]:
-    """(theta, scaling) of a Hugging Face config; ConfigError for a kind that Lockstep does not rotate by."""
+class Rope(NamedTuple):
+    """The base of rotary angles, and how their frequencies are stretched."""
+
+    theta: float
+    scaling: RopeScaling
+
+
+def ropes_from_hf(
+    config: Fields, rules: FamilyRules, types: Sequence[str], max_position: int, dim: int
+) -> tuple[Rope, *tuple[Rope | None, ...]]:
+    """The rotation of a Hugging Face config, of `dim` channels; where layer types have their own, those of each layer
+    behind it. ConfigError for a kind that Lockstep does not rotate by."""
+    if rules.unrotated_every is not None:
+        rope = _rope(config, _parameters(config), rules.theta, max_position, dim)
+        rotated = _rotated(config, len(types), rules.unrotated_every)
+        return (rope,) if all(rotated) else (rope, *(rope if one else None for one in rotated))
+    if rules.local_theta is None:
+        return (_rope(config, _parameters(config), rules.theta, max_position, dim),)
+    stated, scaling = config.object("rope_parameters"), config.object("rope_scaling")
+    full, sliding = (
+        {} if stated is None or (one := stated.object(kind)) is None else dict(one.data)
+        for kind in ("full_attention", "sliding_attention")
+    )
+    full |= {} if scaling is None else dict(scaling.data)
+    key, default = rules.local_theta
+    local = config.number(key, default, above=0.0) if key else default
+    where = f"{config.where}: rope_parameters"
+    by_type = {
+        "full_attention": _rope(config, Fields(full, where), rules.theta, max_position, dim),
+        "sliding_attention": _rope(Fields({}, where), Fields(sliding, where), local, max_position, dim),
+    }
+    ropes = tuple(by_type[kind] for kind in types)
+    return (ropes[0],) if len(set(ropes)) == 1 else (by_type["full_attention"], *ropes)
+
+
+def _rotated(config: Fields, layers: int, every: int) -> list[bool]:
+    """Which layers rotate: `no_rope_layers` has, whatever its name says, 1 for those that do."""
+    stated, key = config.data.get("no_rope_layers"), "no_rope_layers"
+    if stated is None:
+        every = config.size("no_rope_layer_interval", every)
+        return [(i + 1) % every != 0 for i in range(layers)]
+    if not isinstance(stated, list) or len(stated) < layers or not all(one in (0, 1) for one in stated):
+        raise config.error(key, f"expected {layers} numbers, 0 or 1")
+    return [bool(one) for one in stated[:layers]]
+
+
+def rotary_dim(config: Fields, head_dim: int, share: float | None) -> int | None:
+    """How many channels of each head are rotated, None: all. `share` is what the family assumes; None: that it cannot
+    be anything but 1."""
+    fields, key = _parameters(config), "partial_rotary_factor"
+    if share is None:
+        for one in (config, fields):
+            if one.number(key, 1.0) != 1.0:
+                raise one.error(
+                    key,
+                    "no two engines agree on it for this family (transformers rotates whole heads all the same, vLLM a "
+                    "part): only 1.0 is supported",
+                )
+        return None
+    one = fields if key in fields else config
+    size = int(head_dim * one.number(key, share, above=0.0))
+    if size % 2 or not 0 < size <= head_dim:
+        raise one.error(key, f"{size} of {head_dim} channels: expected an even number of them, at most all")
+    return None if size == head_dim else size
+
+
+def _parameters(config: Fields) -> Fields:
     fields = config.object("rope_scaling")
     if fields is None or not fields.data:
         fields = config.object("rope_parameters")
-    if fields is None:
-        fields = Fields({}, config.where)
-    _refuse_partial(config)
-    _refuse_partial(fields)
+    return Fields({}, config.where) if fields is None else fields
+
+
+def _rope(config: Fields, fields: Fields, default: float, max_position: int, dim: int) -> Rope:
     if nested := [key for key, value in fields.data.items() if isinstance(value, dict)]:
         raise fields.error(nested[0], "rotary parameters of single layer types are not supported")
-    theta = fields.number("rope_theta", config.number("rope_theta", DEFAULT_THETA, above=0.0), above=0.0)
+    theta = fields.number("rope_theta", config.number("rope_theta", default, above=0.0), above=0.0)
+    return Rope(theta, _scaling(config, fields, max_position, dim))
+
+
+def _scaling(config: Fields, fields: Fields, max_position: int, head_dim: int) -> RopeScaling:
     original_from = config if "original_max_position_embeddings" in config else fields
     original = original_from.size("original_max_position_embeddings", max_position)
     kind_key = "rope_type" if "rope_type" in fields else "type"
     kind = fields.word(kind_key, "default")
     if kind == "default":
-        return theta, RopeScaling()
+        return RopeScaling()
     if kind == "linear":
-        return theta, RopeScaling("linear", fields.number("factor", above=0.0))
+        return RopeScaling("linear", fields.number("factor", above=0.0))
     if kind == "llama3":
-        return theta, _llama3(fields, original)
+        return _llama3(fields, original)
     if kind == "yarn":
-        return theta, _yarn(fields, original, max_position)
+        return _yarn(fields, original, max_position)
     if kind == "dynamic":
         if head_dim == 2:
             raise fields.error(kind_key, "dynamic scaling needs a head_dim above 2")
-        return theta, RopeScaling("dynamic", fields.number("factor", above=0.0))
+        return RopeScaling("dynamic", fields.number("factor", above=0.0))
     if kind == "longrope":
-        return theta, _longrope(fields, original, max_position, head_dim)
+        return _longrope(fields, original, max_position, head_dim)
     raise ConfigError(
         f"{fields.where}: {kind_key} is {printable(kind)!r}: not a supported rotary scaling; "
         "supported are default, linear, dynamic, llama3, yarn and longrope"
@@ -121,12 +192,3 @@ def _longrope(fields: Fields, original: int, max_position: int, head_dim: int) -
         factors=short,
         long_factors=long,
     )
-
-
-def _refuse_partial(fields: Fields) -> None:
-    if fields.number("partial_rotary_factor", 1.0) != 1.0:
-        raise fields.error(
-            "partial_rotary_factor",
-            "no two engines agree on it for this family (transformers rotates whole heads all the same, vLLM a part): "
-            "only 1.0 is supported",
-        )

@@ -10,9 +10,11 @@ from lockstep.engine.faults import (
     bias,
     cache,
     grouped_query,
+    layer_rope,
     lm_head,
     mask,
     mlp,
+    multipliers,
     names,
     norm,
     quantisation,
@@ -30,6 +32,7 @@ FAULTS: tuple[Fault, ...] = (
     *bias.FAULTS,
     *rope.FAULTS,
     *rope_angles.FAULTS,
+    *layer_rope.FAULTS,
     *cache.FAULTS,
     *grouped_query.FAULTS,
     *scores.FAULTS,
@@ -39,6 +42,7 @@ FAULTS: tuple[Fault, ...] = (
     *lm_head.FAULTS,
     *names.FAULTS,
     *stream.FAULTS,
+    *multipliers.FAULTS,
     *quantisation.FAULTS,
 )
 

@@ -4,41 +4,42 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from lockstep.engine.config.families import Activation
 from lockstep.engine.faults.fault import Fault
 
 if TYPE_CHECKING:
     from torch import Tensor
 
 
-def swapped(gate: Tensor, up: Tensor) -> Tensor:
+def swapped(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """The activation is on the wrong factor."""
-    import torch.nn.functional as F
+    from lockstep.engine.rules.defaults import act_and_mul
 
-    return F.silu(up) * gate
+    return act_and_mul(up, gate, activation)
 
 
-def gelu(gate: Tensor, up: Tensor) -> Tensor:
+def gelu(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """Another model's activation."""
     import torch.nn.functional as F
 
     return F.gelu(gate, approximate="tanh") * up
 
 
-def relu(gate: Tensor, up: Tensor) -> Tensor:
+def relu(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """Another model's activation."""
     return gate.relu() * up
 
 
-def quick_gelu(gate: Tensor, up: Tensor) -> Tensor:
+def quick_gelu(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """The sigmoid's approximation of GELU."""
     return gate * (1.702 * gate).sigmoid() * up
 
 
-def ungated(gate: Tensor, up: Tensor) -> Tensor:
+def ungated(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
     """The second factor is forgotten."""
-    import torch.nn.functional as F
+    from lockstep.engine.rules.defaults import activated
 
-    return F.silu(gate)
+    return activated(gate, activation)
 
 
 FAULTS = (

@@ -6,7 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.config.model import NormForm
+from lockstep.engine.config.families import NormForm
 from lockstep.engine.faults.fault import Fault
 from lockstep.engine.faults.needs import all_of, qk_norm_by_head, qk_norm_whole, several_heads, several_ranks
 
@@ -30,6 +30,17 @@ def weight_plus_one(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Te
     return rms_norm(x, 1 + weight, eps, form)
 
 
+def weight_without_one(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
+    """The weight is applied as most models' is."""
+    from lockstep.engine.rules.norm import rms_norm
+
+    return rms_norm(x, weight, eps, "wide")
+
+
+def _plus_one(model: ModelConfig, tp: int) -> str | None:
+    return None if model.norm == "plus_one" else "the model's norms do not add 1 to their weights"
+
+
 def _other_eps(model: ModelConfig, tp: int) -> str | None:
     same = math.isclose(model.rms_eps, 1e-5, rel_tol=1e-6)  # a GGUF file has it in float32
     return "the model's epsilon is 1e-5" if same else None
@@ -48,7 +59,8 @@ def without_weight(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Ten
 
     from lockstep.engine.rules.norm import rms_norm
 
-    return rms_norm(x, torch.ones_like(weight), eps, form)
+    one = torch.zeros_like(weight) if form == "plus_one" else torch.ones_like(weight)
+    return rms_norm(x, one, eps, form)
 
 
 def divided_by_inverse(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
@@ -118,6 +130,20 @@ FAULTS = (
         symptom="every channel is off by (1 + w) / w",
         source="quantumaikr/quant.cpp#23",
         patch={"norm": weight_plus_one},
+    ),
+    Fault(
+        id="norm-without-one",
+        seam="norm",
+        value="without_one",
+        correct="rms",
+        title="RMSNorm weight applied as w instead of 1 + w",
+        group="norm",
+        level="step",
+        first_tap="layers.*.attn_norm",
+        symptom="every channel is off by w / (1 + w): nearly zero, as Gemma's weights are",
+        source="imp#880",
+        patch={"norm": weight_without_one},
+        needs=_plus_one,
     ),
     Fault(
         id="norm-layer",

@@ -6,10 +6,16 @@ from collections.abc import Mapping
 
 from lockstep.engine.config import Family
 
+_BEHIND = {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
+_GEMMA = {**_BEHIND, "mlp_norm": "pre_feedforward_layernorm"}
 #: Family -> tap -> module within the layer.
 MODULES: Mapping[Family, Mapping[str, str]] = {
-    "olmo2": {
-        "post_attn_norm": "post_attention_layernorm",
-        "post_mlp_norm": "post_feedforward_layernorm",
-    },
+    "olmo2": _BEHIND,
+    "olmo3": _BEHIND,
+    "gemma2": _GEMMA,
+    "gemma3_text": _GEMMA,
 }
+_GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
+_QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
+#: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
+FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {"phi3": {**_QKV, **_GATE_UP}, "glm4": _GATE_UP}

@@ -8,6 +8,7 @@ A leaf is an input or a weight by its role, or a number. T tokens of one sequenc
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -52,6 +53,30 @@ def product(x: Array, weight: NDArray[Any]) -> Array:
     return np.concatenate(parts, axis=1) if parts else np.zeros((len(x), 0))
 
 
+def gelu(x: Array) -> Array:
+    """x · Φ(x) (arXiv:1606.08415)."""
+    return np.asarray(x * (1 + np.vectorize(math.erf, otypes=[float])(x / math.sqrt(2))) / 2)
+
+
+def gelu_tanh(x: Array) -> Array:
+    """The same with Φ by a tanh."""
+    return np.asarray(x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))) / 2)
+
+
+def rotate_part(x: Array, angles: Array, factor: float = 1.0) -> Array:
+    """As `rotate`, of as many first channels as there are angles for; the rest as it is."""
+    width = 2 * angles.shape[-1]
+    return np.concatenate([rotate(x[..., :width], angles, factor), x[..., width:]], axis=-1)
+
+
+def rotate_neighbours(x: Array, angles: Array, factor: float = 1.0) -> Array:
+    """As `rotate_part`, of pairs (2i, 2i + 1)."""
+    width = 2 * angles.shape[-1]
+    halves = rotate(np.concatenate([x[..., :width:2], x[..., 1:width:2]], axis=-1), angles, factor)
+    pairs = np.stack([halves[..., : width // 2], halves[..., width // 2 :]], axis=-1)
+    return np.concatenate([pairs.reshape(*x.shape[:-1], width), x[..., width:]], axis=-1)
+
+
 def rotate(x: Array, angles: Array, factor: float = 1.0) -> Array:
     """Pairs (i, i + D/2) of x [N, heads, D] turned by angles [N, 1 or heads, D/2] (RoPE, arXiv:2104.09864)."""
     half = x.shape[-1] // 2
@@ -92,8 +117,13 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "mean": lambda x: x.mean(-1, keepdims=True),
     "sum": lambda partial: partial.sum(0),  # over the ranks
     "silu": silu,
+    "gelu": gelu,
+    "gelu_tanh": gelu_tanh,
+    "tanh": np.tanh,
     "product": product,
     "rotate": rotate,
+    "rotate_part": rotate_part,
+    "rotate_neighbours": rotate_neighbours,
     "dot": _dot,
     "where": lambda allowed, scores: np.where(allowed, scores, -np.inf),
     "softmax": _softmax,
@@ -133,11 +163,57 @@ FORMULAS: Mapping[Kind, Node] = {
 }
 
 
+def _times(formula: Node, name: str, factor: float) -> Node:
+    return formula if factor == 1 else _of("multiply", formula, Node(name))
+
+
+def _capped(formula: Node, name: str, cap: float) -> Node:
+    return _of("multiply", Node(name), _of("tanh", _of("divide", formula, Node(name)))) if cap else formula
+
+
 def formula_of(operation: Operation, model: ModelConfig) -> Node:
-    """What an operation of this model computes."""
-    if operation.kind == "norm" and operation.sharded and model.qk_norm_whole:
-        return _of("multiply", NORMALISED_WHOLE, _WEIGHT)
-    return FORMULAS[operation.kind]
+    """What an operation of this model computes; the leaves that are numbers of the model are in `numbers_of`."""
+    usual = FORMULAS[operation.kind]
+    match operation.kind:
+        case "norm":
+            whole = operation.sharded and model.qk_norm_whole
+            weight = _of("add", Node("1"), _WEIGHT) if model.norm == "plus_one" else _WEIGHT
+            return _of("multiply", NORMALISED_WHOLE if whole else NORMALISED, weight)
+        case "rope":
+            return rotation_of(model)
+        case "scores":
+            return _of("where", Node("allowed"), _capped(SCALED, "score_cap", model.score_cap))
+        case "activation":
+            return _of("multiply", _of(model.activation, Node("gate")), Node("up"))
+        case "embedding":
+            return _times(usual, "embedding_multiplier", model.embedding_multiplier)
+        case "residual":
+            return _of("add", _X, _times(Node("y"), "residual_multiplier", model.residual_multiplier))
+        case "head":
+            divided = usual if model.logit_divisor == 1 else _of("divide", usual, Node("logit_divisor"))
+            return _capped(divided, "logit_cap", model.logit_cap)
+        case _:
+            return usual
+
+
+def rotation_of(model: ModelConfig) -> Node:
+    """How this model's layers rotate heads."""
+    name = "rotate" if model.rotary_dim == model.head_dim else "rotate_part"
+    name = "rotate_neighbours" if model.neighbours and model.rotary_dim else name
+    return _of(name, _X, Node("angles"), Node("factor"))
+
+
+def numbers_of(model: ModelConfig) -> dict[str, float]:
+    """The numbers of a model by the names of leaves."""
+    names = (
+        "score_cap",
+        "logit_cap",
+        "embedding_multiplier",
+        "residual_multiplier",
+        "logit_divisor",
+        "scale",
+    )
+    return {"1": 1.0, "eps": model.rms_eps, **{name: getattr(model, name) for name in names}}
 
 
 def evaluate(formula: Node, given: Mapping[str, Any]) -> Any:

@@ -32,6 +32,7 @@ from lockstep.engine.layers.tiles import CELLS, Tile, Tiling
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.rules import CORRECT
+from lockstep.engine.rules.rope import in_heads_of
 
 #: Queries that `scaled_dot_product_attention` is given at a time where it needs a mask.
 FUSED_ROWS = 256
@@ -112,7 +113,8 @@ class Attention:
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
         self.rules = wiring.rules
-        self.scale = wiring.rules.scale(self.model)
+        self.scale, self.cap = wiring.rules.scale(self.model), self.model.score_cap
+        self.rotate = in_heads_of(wiring.rules.layer_rope(self.model, self.layer), wiring.rules.rope)
         self.cache = wiring.rules.cache_layer(self.layer)  # the layer of the pool that is this one's
         self.qkv.bind(wiring)
         self.o_proj.bind(wiring, "attn.o_proj")
@@ -124,11 +126,12 @@ class Attention:
         self.tap_k_cache, self.tap_v_cache = wiring.tap("attn.k_cache"), wiring.tap("attn.v_cache")
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
         self.tap_context = wiring.tap("attn.context")
-        self.explicit = bool(self.tap_scores or self.tap_probs or wiring.rules.softmax is not CORRECT.softmax)
-        tapped = self.explicit or self.tap_k_cache or self.tap_v_cache
+        inside = self.tap_scores or self.tap_probs or wiring.rules.softmax is not CORRECT.softmax
+        self.explicit = bool(inside or self.cap)  # no kernel has the cap
+        by_hand = self.explicit or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
         #: Why the paged kernel is not used and rows are gathered for SDPA; None: it is used.
-        self.unpaged = "a tap is on" if tapped else paged_attention.refusal(
+        self.unpaged = "a tap is on, or scores have a cap" if by_hand else paged_attention.refusal(
             wiring.rules, device=weight.device, dtype=weight.dtype, heads=self.heads, kv_heads=self.kv_heads,
             head_dim=self.head_dim, page=self.page_size,
         )  # fmt: skip
@@ -176,7 +179,7 @@ class Attention:
         return q, k, v
 
     def _rotate(self, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
-        q, k = self.rules.rope(q, *rope), self.rules.rope(k, *rope)
+        q, k = self.rotate(q, *rope), self.rotate(k, *rope)
         if self.tap_q_rope:
             self.tap_q_rope(q)
         if self.tap_k_rope:
@@ -237,6 +240,8 @@ class Attention:
         q, k = one.q[tile.heads, :, tile.rows], one.k[tile.heads, :, tile.keys]
         rows = q.reshape(len(k), k.shape[1], -1, self.head_dim)  # [h, n, group / n * t, D]
         scores = (rows @ k.transpose(-1, -2)).view(*q.shape[:3], -1).mul_(self.scale)
+        if self.cap:
+            scores = self.rules.soft_cap(scores, self.cap)
         if (bias := one.inputs.bias(one.index, one.tiling, tile)) is not None:
             scores[..., -bias.shape[1] :] += bias
         return scores

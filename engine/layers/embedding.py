@@ -47,15 +47,18 @@ class VocabParallelEmbedding:
 class VocabParallelHead:
     """Rows of the vocabulary that this rank scores. `weight` may be the embedding's own (tied)."""
 
-    def __init__(self, weight: DenseMatrix | KeptMatrix) -> None:
-        self.weight = weight
+    def __init__(self, weight: DenseMatrix | KeptMatrix, model: ModelConfig) -> None:
+        self.weight, self.model = weight, model
 
     def bind(self, wiring: Wiring) -> None:
-        self.tap = wiring.tap("logits")
+        self.tap, self.finish = wiring.tap("logits"), wiring.rules.logits
+
+    def logits(self, last: Tensor) -> Tensor:
+        """Last hidden rows [S, hidden] -> this rank's logits [S, V / tp]. Calls no tap."""
+        return self.finish(self.weight.product(last), self.model)
 
     def __call__(self, last: Tensor) -> Tensor:
-        """Last hidden rows [S, hidden] -> this rank's logits [S, V / tp]."""
-        logits = self.weight.product(last)
+        logits = self.logits(last)
         if self.tap:
             self.tap(logits)
         return logits

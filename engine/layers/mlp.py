@@ -4,16 +4,20 @@ from __future__ import annotations
 
 from torch import Tensor
 
+from lockstep.engine.config.families import Activation
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from lockstep.engine.layers.wiring import Wiring
 
 
 class MLP:
-    """down(silu(gate(x)) * up(x)) over this rank's share of the intermediate features."""
+    """down(activation(gate(x)) * up(x)) over this rank's share of the intermediate features."""
 
-    def __init__(self, gate_up: MergedColumnParallelLinear, down: RowParallelLinear) -> None:
+    def __init__(
+        self, gate_up: MergedColumnParallelLinear, down: RowParallelLinear, activation: Activation
+    ) -> None:
         self.gate_up = gate_up
         self.down = down
+        self.activation = activation
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
@@ -28,7 +32,7 @@ class MLP:
             self.tap_gate(gate)
         if self.tap_up:
             self.tap_up(up)
-        hidden = self.act(gate, up)  # [T, I / tp]
+        hidden = self.act(gate, up, self.activation)  # [T, I / tp]
         if self.tap_act:
             self.tap_act(hidden)
         return self.down(hidden)  # [T, H]

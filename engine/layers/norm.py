@@ -10,7 +10,7 @@ from lockstep.engine.layers.weight import Store
 from lockstep.engine.layers.wiring import Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules.norm import weighted
+from lockstep.engine.rules.norm import scaled
 
 
 class Norm:
@@ -88,7 +88,7 @@ class WholeQKNorm(QKNorm):
         self.comm.enter(self.place)
         scales = torch.rsqrt(self.sum(squares, self.comm) / self.widths + self.q.eps)
         q, k = (
-            weighted(x * scales[:, i, None, None], norm.weight.view(x.shape[1:]), norm.form, q.dtype)
+            scaled(x * scales[:, i, None, None], norm.weight.view(x.shape[1:]), norm.form, q.dtype)
             for i, (x, norm) in enumerate(zip(wide, (self.q, self.k), strict=True))
         )
         if self.q.tap:

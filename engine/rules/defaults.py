@@ -16,6 +16,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.checkpoint.block_types import BlockType
 from lockstep.engine.checkpoint.gguf.source import decode
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.families import Activation
 from lockstep.engine.parallel.comm import Comm
 
 
@@ -40,8 +41,10 @@ def head_tensor(model: ModelConfig) -> str | None:
 
 
 def looked_up(rows: Tensor, model: ModelConfig) -> Tensor:
-    """What goes on from the embedding [T, hidden]: its rows as they are."""
-    return rows
+    """What goes on from the embedding [T, hidden]: its rows, times the model's multiplier in the rows' own dtype."""
+    if model.embedding_multiplier == 1:
+        return rows
+    return rows * torch.tensor(model.embedding_multiplier, dtype=rows.dtype, device=rows.device)
 
 
 def own_positions(batch: Batch) -> Tensor:
@@ -129,8 +132,25 @@ def additive_bias(allowed: Tensor) -> Tensor:
 
 
 def softmax_scale(model: ModelConfig) -> float:
-    """What scores are multiplied by (Vaswani et al. 2017): the *head's* width, not the model's."""
-    return 1 / math.sqrt(model.head_dim)
+    """What scores are multiplied by."""
+    return model.scale
+
+
+def capped(x: Tensor, cap: float) -> Tensor:
+    """cap * tanh(x / cap): never beyond the cap (Gemma 2, arXiv:2408.00118)."""
+    return (x / cap).tanh_().mul_(cap)
+
+
+def residual_multiplier(model: ModelConfig) -> float:
+    """What is multiplied by what a block adds to the stream."""
+    return model.residual_multiplier
+
+
+def divided_logits(logits: Tensor, model: ModelConfig) -> Tensor:
+    """What the logits come to after the product [S, V / tp]."""
+    if model.logit_divisor != 1:
+        logits = logits / model.logit_divisor
+    return capped(logits, model.logit_cap) if model.logit_cap else logits
 
 
 def share_kv_heads(kv: Tensor, kv_heads: int, group: int) -> Tensor:
@@ -142,6 +162,13 @@ def share_kv_heads(kv: Tensor, kv_heads: int, group: int) -> Tensor:
     return kv.transpose(0, 1).unsqueeze(1)
 
 
-def silu_and_mul(gate: Tensor, up: Tensor) -> Tensor:
-    """SwiGLU (Shazeer 2020, arXiv:2002.05202): silu(gate) * up, each [T, intermediate]."""
-    return F.silu(gate) * up
+def act_and_mul(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
+    """SwiGLU, GEGLU (Shazeer 2020, arXiv:2002.05202): activation(gate) * up, each [T, intermediate]."""
+    return activated(gate, activation) * up
+
+
+def activated(x: Tensor, activation: Activation) -> Tensor:
+    """The activation alone."""
+    if activation == "silu":
+        return F.silu(x)
+    return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

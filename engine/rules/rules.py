@@ -18,7 +18,7 @@ from lockstep.engine.checkpoint.block_types import BlockType
 from lockstep.engine.checkpoint.gguf.names import RowOperation, operations
 from lockstep.engine.checkpoint.load import own_tensor
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.config.model import NormForm
+from lockstep.engine.config.families import Activation, NormForm
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import defaults
@@ -47,6 +47,7 @@ class Rules:
     qkv_sizes: Callable[[Tensor, tuple[int, ...], ModelConfig, int], tuple[Tensor, ...]] = (
         defaults.split_packed
     )
+    layer_rope: Callable[[ModelConfig, int], ModelConfig] = ModelConfig.of_layer
     rope_theta: Callable[[ModelConfig], float] = defaults.configured_theta
     rope_frequencies: Callable[[ModelConfig, float, int], tuple[Tensor, float]] = frequencies
     rope_positions: Callable[[Batch], Tensor] = defaults.own_positions
@@ -60,13 +61,16 @@ class Rules:
     window: Callable[[Tensor, slice, Tensor, int | None], Tensor] = defaults.within_window
     mask: Callable[[Tensor], Tensor] = defaults.additive_bias
     scale: Callable[[ModelConfig], float] = defaults.softmax_scale
+    soft_cap: Callable[[Tensor, float], Tensor] = defaults.capped
     softmax: Callable[[Tensor, torch.dtype], Tensor] = defaults.softmax
     merge: Callable[[Tensor], Tensor] = defaults.merge_heads
     reduce: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     row_bias: Callable[[Tensor, Tensor, Comm], Tensor] = defaults.bias_once
     residual: Callable[[Tensor, Tensor], Tensor] = defaults.add_residual
-    act: Callable[[Tensor, Tensor], Tensor] = defaults.silu_and_mul
+    residual_factor: Callable[[ModelConfig], float] = defaults.residual_multiplier
+    act: Callable[[Tensor, Tensor, Activation], Tensor] = defaults.act_and_mul
     head_input: Callable[[Tensor, Tensor], Tensor] = defaults.normed_rows
+    logits: Callable[[Tensor, ModelConfig], Tensor] = defaults.divided_logits
 
 
 CORRECT = Rules()

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lockstep.sessions.limits import LimitExceeded
-from lockstep.workbench.diagnosis.banks import stages
+from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
@@ -66,7 +66,7 @@ def _rounds(
 ) -> Iterator[Iterator[Variant]]:
     """The variants of each stage; before them the edits that are expected, and of attention in one kernel, where each
     costs, the variants."""
-    every = stages(site.operation)
+    every = stages(site.operation) if site.plain else (EVERYWHERE,)  # the others take it for what is usual
     if edits and site.operation in EDITED:
         known = [(layer, some) for some, layer in edits.items()]
         yield _variants(site, [lambda at: known_edits(at, known)])
@@ -77,14 +77,12 @@ def _rounds(
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
-    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer, nor
-    where a model has a form of the operation that a bank does not know: of such a bank those that it had before."""
+    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of
+    such a bank those that it had before."""
     for bank in banks:
         try:
             with np.errstate(all="ignore"):
                 yield from bank(site)
         except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
-            if site.plain and all(
-                np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts
-            ):
+            if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
                 raise

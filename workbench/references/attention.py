@@ -48,15 +48,16 @@ def _eager_with_taps(
     value: Tensor,
     attention_mask: Tensor | _MaskRows,
     scaling: float,
+    softcap: float | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """query [1, heads, T, D], key and value [1, kv_heads, K, D] -> context [1, T, heads, D], probs."""
     listener, new = _listeners.get(id(module)), query.shape[2]
     keys, values = (_repeat_kv(kv, module.num_key_value_groups) for kv in (key, value))
     if isinstance(attention_mask, Tensor):
-        context, scores, probs = _whole(query, keys, values, attention_mask, scaling)
+        context, scores, probs = _whole(query, keys, values, attention_mask, scaling, softcap)
     else:
-        context, scores, probs = _by_rows(query, keys, values, attention_mask, scaling)
+        context, scores, probs = _by_rows(query, keys, values, attention_mask, scaling, softcap)
     context = context.transpose(1, 2).contiguous()
     if listener is not None:
         seen: dict[str, Seen] = {
@@ -72,9 +73,13 @@ def _eager_with_taps(
     return context, None if isinstance(probs, NewestRows) else probs[None]
 
 
-def _softmax(query: Tensor, keys: Tensor, mask: Tensor, scaling: float) -> tuple[Tensor, Tensor]:
+def _softmax(
+    query: Tensor, keys: Tensor, mask: Tensor, scaling: float, softcap: float | None
+) -> tuple[Tensor, Tensor]:
     """Scores and probabilities [1, heads, T, K]; `mask` is 0, or the dtype's most negative number where masked."""
     scores = torch.matmul(query, keys.transpose(2, 3)) * scaling
+    if softcap is not None:
+        scores = torch.tanh(scores / softcap) * softcap
     scores = scores + mask
     probs = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
     # -inf where masked, as engines have it, and not float32's -3.4e38
@@ -82,15 +87,15 @@ def _softmax(query: Tensor, keys: Tensor, mask: Tensor, scaling: float) -> tuple
 
 
 def _whole(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
 ) -> tuple[Tensor, Seen, Seen]:
     """Context [1, heads, T, D], scores and probabilities."""
-    scores, probs = _softmax(query, keys, mask, scaling)
+    scores, probs = _softmax(query, keys, mask, scaling, softcap)
     return torch.matmul(probs, values), scores[0], probs[0]
 
 
 def _by_rows(
-    query: Tensor, keys: Tensor, values: Tensor, mask: _MaskRows, scaling: float
+    query: Tensor, keys: Tensor, values: Tensor, mask: _MaskRows, scaling: float, softcap: float | None
 ) -> tuple[Tensor, Seen, Seen]:
     """The same, some queries at a time."""
     (heads, new), count = query.shape[1:3], keys.shape[2]
@@ -104,7 +109,7 @@ def _by_rows(
     for start in range(0, new, size):
         rows = slice(start, min(start + size, new))
         bias = mask.rows(rows)
-        seen = _softmax(query[:, :, rows], keys, bias, scaling)
+        seen = _softmax(query[:, :, rows], keys, bias, scaling, softcap)
         context[:, :, rows] = torch.matmul(seen[1], values)
         for (_, tiles), tensor in zip(taps, seen, strict=True):
             tiles.add(tensor[0], 0, start, 0)

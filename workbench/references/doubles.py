@@ -30,7 +30,11 @@ def _widen(value: Any) -> Any:
 
 
 def widen_rotary(model: Any) -> None:
-    """Rebuild the rotary frequencies in float64: the loaded ones were rounded to float32."""
+    """Make the rotary frequencies, and the scale of the embeddings, again in float64: they were rounded to float32."""
     with DoubleWhereFloat():
-        device = model.model.rotary_emb.inv_freq.device
-        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(device)
+        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(model.device)
+    embedding = model.model.embed_tokens
+    if hasattr(embedding, "scalar_embed_scale"):
+        embedding.embed_scale = torch.tensor(
+            embedding.scalar_embed_scale, dtype=torch.float64, device=model.device
+        )

@@ -18,6 +18,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from lockstep.engine.checkpoint.fused import stored_in
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import (
     LAYER,
@@ -27,6 +28,7 @@ from lockstep.engine.graph import (
     Operation,
     operations_of,
 )
+from lockstep.engine.parallel.shards import Span
 from lockstep.engine.taps.names import TapSpec, model_taps
 from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
@@ -109,12 +111,15 @@ def _tap_layer(
     after: Callable[[nn.Module, str, Shaped], None],
     before: Callable[[nn.Module, str], None],
 ) -> None:
-    seen: set[str] = set()
+    seen, stacked = set[str](), stored_in(model)
     for operation in operations_of(model):
         if operation.part == "partial" or not operation.module:
             continue
-        module = layer.get_submodule(operation.module)
-        after(module, f"{name}.{operation.tap}", _shaped(operation, model))
+        place = stacked.get(f"model.layers.0.{operation.module}.weight")
+        module = layer.get_submodule(operation.module if place is None else _within_layer(place[0]))
+        after(
+            module, f"{name}.{operation.tap}", _shaped(operation, model, None if place is None else place[1])
+        )
         for read in _multiplied(operation):
             if read in LAYER and LAYER[read].kind in _BEFORE and read not in seen:
                 before(module, f"{name}.{read}")
@@ -122,8 +127,17 @@ def _tap_layer(
     after(layer, f"{name}.{LAYER_OUTPUT}", _same)
 
 
-def _shaped(operation: Operation, model: ModelConfig) -> Shaped:
-    """From what the module of an operation gives to the tap's tensor."""
+def _within_layer(parameter: str) -> str:
+    """The module of a parameter of layer 0, by its name within the layer."""
+    return parameter.removeprefix("model.layers.0.").removesuffix(".weight")
+
+
+def _shaped(operation: Operation, model: ModelConfig, span: Span | None) -> Shaped:
+    """From what the module of an operation gives to the tap's tensor; `span`: its part of a stack."""
+    if span is not None:
+        return lambda x: x[:, span.start : span.stop]
+    if operation.form == "heads" and model.family == "gemma3_text":
+        return lambda x: x.transpose(0, 1)  # it norms [heads, T, D]
     if operation.form == "heads":
         return lambda x: x.reshape(len(x), -1, model.head_dim)
     return _same

@@ -17,7 +17,7 @@ from transformers import DynamicCache
 from lockstep.sessions.meta import HUGGING_FACE, ConfigMeta, ModelMeta, SessionMeta
 from lockstep.sessions.records import Tap
 from lockstep.workbench.references.doubles import DoubleWhereFloat
-from lockstep.workbench.references.hooks import absent_taps, golden_taps, tapped
+from lockstep.workbench.references.hooks import absent_taps, golden_taps, model_config, tapped
 from lockstep.workbench.references.loading import load_golden
 from lockstep.workbench.references.request import GoldenRequest, model_path
 from lockstep.workbench.references.steps import See, record_steps
@@ -56,9 +56,7 @@ class _TransformersModel:
 
     @property
     def context(self) -> int:
-        trained = int(self.model.config.max_position_embeddings)
-        rope = self.model.config.rope_parameters
-        return int(trained * max(rope["factor"], 1.0)) if rope["rope_type"] == "dynamic" else trained
+        return model_config(self.model).context
 
     def forward(self, seq: int, ids: Sequence[int], see: See) -> Tensor:
         wide = DoubleWhereFloat() if self.model.dtype is torch.float64 else nullcontext()

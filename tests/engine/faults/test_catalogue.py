@@ -42,6 +42,10 @@ MODELS = {
     "normed": ("qwen3", {"num_key_value_heads": 4, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}}),
     "post-normed": ("olmo2", {}),
+    "capped": ("gemma2", {}),
+    "by-layer": ("gemma3_text", {}),
+    "multiplied": ("granite", {}),
+    "in-part": ("glm4", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

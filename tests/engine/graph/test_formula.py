@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,7 +19,7 @@ from lockstep.engine.graph import (
     Operation,
     operations_of,
 )  # fmt: skip
-from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of
+from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of, numbers_of
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23]  # longer than the windows
@@ -40,7 +39,7 @@ class Told:
         return self.found.tensor(whole).astype(np.float64)
 
     def given(self, operation: Operation, layer: int | None) -> dict[str, Any]:
-        model, tokens = self.model, np.arange(len(PROMPT))
+        model, tokens = self.model.of_layer(layer), np.arange(len(PROMPT))
         angle, factor = frequencies(model, model.rope_theta, len(PROMPT), np.asarray)
         window = (model.windows or (None,) * model.num_layers)[layer or 0] or len(PROMPT)
         apart = tokens[:, None] - tokens[None]
@@ -55,15 +54,17 @@ class Told:
         if operation.kind == "reduce":
             reads["partial"] = reads["partial"][None]
         return {
-            "eps": model.rms_eps, "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
-            "scale": 1 / math.sqrt(model.head_dim), "allowed": (apart >= 0) & (apart < window),
+            **numbers_of(model), "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
+            "allowed": (apart >= 0) & (apart < window),
             "weight": self.weights.get(f"{module}.weight"),
             "bias": self.weights.get(f"{module}.bias", 0.0) if operation.bias else 0.0,
             **reads, "whole": reads.get("x"),
         }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn"])
+@pytest.mark.parametrize(
+    "name", ["qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2"]
+)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_engine_computes_the_formulas(
     name: str, tp: int, variant: Callable[[str], Path], engine_of: Callable[[int], Engine]
@@ -79,7 +80,7 @@ def test_the_engine_computes_the_formulas(
     told = Told(found, model, weights)
     for layer in (None, *range(model.num_layers)):
         for operation in OUTSIDE.values() if layer is None else operations_of(model):
-            ours = evaluate(formula_of(operation, model), told.given(operation, layer))
+            ours = evaluate(formula_of(operation, model.of_layer(layer)), told.given(operation, layer))
             theirs = told.tap(operation.tap, layer)
             if operation.kind == "head":
                 ours = ours[-1:]

@@ -17,7 +17,7 @@ from lockstep.engine.layers.wiring import Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import CORRECT
-from lockstep.engine.rules.defaults import additive_bias, share_kv_heads, silu_and_mul, within_window
+from lockstep.engine.rules.defaults import act_and_mul, additive_bias, share_kv_heads, within_window
 from lockstep.engine.rules.norm import rms_norm
 from lockstep.engine.taps.names import tap_specs
 from tests.checkpoints import tiny_config
@@ -120,7 +120,7 @@ def test_a_split_vocabulary_looks_up_and_scores_every_id_once(tp: int) -> None:
         layer.weight.parts()["model.embed_tokens.weight"].copy_(table[span.start : span.stop])
         layer.bind(replace(WIRING, prefix=""))
         rows.append(layer(ids))
-        head = VocabParallelHead(layer.weight)
+        head = VocabParallelHead(layer.weight, MODEL)
         head.bind(replace(WIRING, prefix=""))
         logits.append(head(last))
     assert (sum(rows) == table).all()
@@ -149,4 +149,4 @@ def test_query_heads_read_their_groups_kv_head() -> None:
 
 def test_the_gate_is_what_is_activated() -> None:
     gate, up = noise(3, 5), noise(3, 5, seed=1)
-    torch.testing.assert_close(silu_and_mul(gate, up), gate * torch.sigmoid(gate) * up)
+    torch.testing.assert_close(act_and_mul(gate, up, "silu"), gate * torch.sigmoid(gate) * up)

@@ -26,11 +26,28 @@ from tests.checkpoints import tiny_variant
 #: Longer than every window, and a short one.
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
 STEPS = 3
-FAMILIES = ("olmo2",)
+FAMILIES = ("olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3")
 #: (model, rule) -> where it shows first.
 PLANTED = {
     ("olmo2", "sum_squares=own"): "layers.0.attn.q_norm",
     ("olmo2", "norm=unweighted"): "layers.0.post_attn_norm",
+    ("gemma2", "norm=without_one"): "layers.0.attn_norm",
+    ("gemma2", "embedding=unscaled"): "embed",
+    ("gemma2", "soft_cap=missing"): "layers.0.attn.scores",
+    ("gemma2", "logits=raw"): "logits",
+    ("gemma2", "window=ignored"): "layers.0.attn.scores",
+    ("gemma3", "layer_rope=same"): "layers.0.attn.q_rope",
+    ("gemma3", "window=ignored"): "layers.0.attn.scores",
+    ("phi3-window", "layer_rope=whole"): "layers.0.attn.q_rope",
+    ("phi3-window", "act=swapped"): "layers.0.mlp.act",
+    ("granite", "embedding=unscaled"): "embed",
+    ("granite", "residual_factor=one"): "layers.0.attn_residual",
+    ("granite", "logits=raw"): "logits",
+    ("smollm3", "layer_rope=same"): "layers.1.attn.q_rope",
+    ("glm4", "layer_rope=halves"): "layers.0.attn.q_rope",
+    ("glm4", "layer_rope=whole"): "layers.0.attn.q_rope",
+    ("olmo3", "layer_rope=same"): "layers.0.attn.q_rope",
+    ("olmo3", "sum_squares=own"): "layers.0.attn.q_norm",
 }
 
 
@@ -70,7 +87,7 @@ def test_a_faultless_engine_matches_and_every_operation_is_judged_right(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", {name for name, _ in PLANTED})
+@pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in PLANTED))
 def test_what_is_planted_is_found_where_it_begins(name: str, tmp_path: Path) -> None:
     with running(tmp_path, name, 2) as (model, inferior):
         for fault, tap in ((rule, tap) for (of, rule), tap in PLANTED.items() if of == name):

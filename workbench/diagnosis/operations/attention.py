@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 
@@ -11,7 +10,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph import formula
 from lockstep.engine.graph.formula import FORMULAS, SCALED, evaluate
-from lockstep.workbench.diagnosis.operations.expected import Lacking, Result, floor, sum_noise
+from lockstep.workbench.diagnosis.operations.expected import Lacking, Result, capped_noise, floor, sum_noise
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -38,11 +37,14 @@ def cache(b: AttentionPass) -> Result:
 def scores(b: AttentionPass) -> Result:
     """q [T, heads, D] and keys [K, kv_heads, D] -> [heads, T, K], scaled, -inf where the mask forbids."""
     q, k = b.inputs["q"], expand(b.inputs["k"], b.inputs["q"].shape[1])
-    scale = 1 / math.sqrt(b.facts.model.head_dim)
+    scale, cap = b.facts.model.scale, b.facts.model.score_cap
     out = evaluate(SCALED, {"q": q, "k": k, "scale": scale})
     terms = np.sqrt(np.einsum("thd,khd->htk", q**2, k**2, optimize=True)) * scale
     # Some engines scale the queries first: one more rounding of each term.
     noise = (2 * b.facts.unit + sum_noise(b.facts, q.shape[2]) + b.slack) * np.hypot(out, terms)
+    noise = capped_noise(b.facts, out, noise, cap)
+    if cap:
+        out = cap * np.tanh(out / cap)
     return np.where(allowed(b, k.shape[0]), out, -np.inf), floor(b.facts, noise)
 
 

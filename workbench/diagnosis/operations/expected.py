@@ -9,12 +9,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import Kind, Operation
-from lockstep.engine.graph.formula import FORMULAS, NORMALISED, Node, evaluate, formula_of
+from lockstep.engine.graph.formula import (
+    FORMULAS,
+    NORMALISED,
+    Node,
+    evaluate,
+    formula_of,
+    numbers_of,
+    rotation_of,
+)
 from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, spread
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
@@ -43,6 +53,11 @@ class Operands:
         if self.declared is None or self.declared.kind != kind:
             return FORMULAS[kind]
         return formula_of(self.declared, self.facts.model)
+
+    def value(self, kind: Kind, **leaves: Any) -> Array:
+        """The operation's value in float64; `leaves` beside its inputs and the model's numbers."""
+        given = {**numbers_of(self.facts.model), **self.inputs, **leaves}
+        return np.asarray(evaluate(self.formula(kind), given))
 
     def weight(self, role: str = "weight") -> NDArray[np.floating]:
         """This rank's part of a matrix or vector."""
@@ -77,8 +92,9 @@ def embedding(o: Operands) -> Result:
     ids = [row.token for row in o.rows]
     if max(ids, default=0) >= len(table):
         raise Lacking(f"token id {max(ids)} lies outside the table of {len(table)} rows")
-    found = evaluate(FORMULAS["embedding"], {"weight": table, "token": ids})
-    return found, floor(o.facts, o.facts.unit * np.abs(found))
+    found = o.value("embedding", weight=table, token=ids)
+    roundings = 1 if o.facts.model.embedding_multiplier == 1 else 2  # of the multiplier too
+    return found, floor(o.facts, roundings * o.facts.unit * np.abs(found))
 
 
 def linear(o: Operands) -> Result:
@@ -92,6 +108,25 @@ def linear(o: Operands) -> Result:
     size = np.hypot(out - added, spread(x, weight))
     noise = o.facts.unit * (size + np.abs(added)) + sum_noise(o.facts, x.shape[1]) * size
     return out, floor(o.facts, noise)
+
+
+def head(o: Operands) -> Result:
+    """The output head: a product, divided and capped where the model's is."""
+    model = o.facts.model
+    product, noise = linear(o)
+    divided, noise = product / model.logit_divisor, noise / abs(model.logit_divisor)
+    if model.logit_divisor != 1:
+        noise = noise + o.facts.unit * np.abs(divided)
+    out = o.value("head", weight=o.weight(), bias=0.0) if model.logit_cap else divided
+    return out, floor(o.facts, capped_noise(o.facts, divided, noise, model.logit_cap))
+
+
+def capped_noise(facts: Facts, x: Array, noise: Array, cap: float) -> Array:
+    """What the noise of x comes to behind a soft cap, which rounds thrice itself; 0: there is none."""
+    if not cap:
+        return noise
+    out = np.tanh(x / cap)
+    return np.asarray((noise + facts.unit * np.abs(x)) * (1 - out**2) + 2 * facts.unit * np.abs(cap * out))
 
 
 def reduce(o: Operands) -> Result:
@@ -108,7 +143,7 @@ def norm(o: Operands) -> Result:
     x, weight = o.inputs["x"], o.weight().astype(np.float64)
     if x.shape[-1] != len(weight):
         x = x.reshape(len(x), -1, len(weight))
-    out = evaluate(o.formula("norm"), {**o.inputs, "x": x, "weight": weight, "eps": o.facts.model.rms_eps})
+    out = o.value("norm", x=x, weight=weight)
     if "whole" in o.inputs:
         out = heads_of(out, o.facts.model.head_dim)
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
@@ -126,10 +161,27 @@ def rope(o: Operands) -> Result:
     positions = np.array([row.position for row in o.rows], dtype=np.float64)
     angles = positions[:, None, None] * frequencies(model, lengths_of(o.rows))
     factor = magnitude(model)
-    out = evaluate(FORMULAS["rope"], {"x": x, "angles": angles, "factor": factor})
-    size = np.hypot(*np.split(x, 2, axis=-1)) * factor
+    out = turned(model, x, angles, factor)
+    first, second = pairs_of(model, x)
+    size = np.hypot(first, second) * factor
     noise = size * (2 * o.facts.unit + 4 * UNIT["float32"] * angles)  # angles are made in float32
-    return out, floor(o.facts, np.concatenate([noise, noise], axis=-1))
+    spread = np.zeros_like(out)
+    for half in pairs_of(model, spread):
+        half[...] = noise
+    return out, floor(o.facts, spread)
+
+
+def turned(model: ModelConfig, x: Array, angles: Array, factor: float) -> Array:
+    """x [N, heads, D] as the model's layers rotate it."""
+    return np.asarray(evaluate(rotation_of(model), {"x": x, "angles": angles, "factor": factor}))
+
+
+def pairs_of(model: ModelConfig, x: Array) -> tuple[Array, Array]:
+    """The two channels of every pair that is rotated together, as views [N, heads, rotary_dim / 2]."""
+    width = model.rotary_dim
+    if model.neighbours:
+        return x[..., :width:2], x[..., 1:width:2]
+    return x[..., : width // 2], x[..., width // 2 : width]
 
 
 def heads_of(x: Array, head_dim: int) -> Array:
@@ -138,21 +190,28 @@ def heads_of(x: Array, head_dim: int) -> Array:
 
 
 def residual(o: Operands) -> Result:
-    out = evaluate(FORMULAS["residual"], o.inputs)
-    return out, floor(o.facts, o.facts.unit * np.abs(out))
+    out = o.value("residual")
+    multiplied = o.facts.model.residual_multiplier
+    added = 0.0 if multiplied == 1 else np.abs(multiplied * o.inputs["y"])  # rounded by itself
+    return out, floor(o.facts, o.facts.unit * (np.abs(out) + added))
 
 
 def activation(o: Operands) -> Result:
     gate, up = o.inputs["gate"], o.inputs["up"]
-    out = evaluate(FORMULAS["activation"], o.inputs)
+    out = o.value("activation")
     lost = SMALLEST[o.facts.dtype] * (1 + np.abs(gate)) * np.abs(up)  # of a sigmoid that is nearly zero
-    return out, floor(o.facts, 3 * o.facts.unit * np.abs(out) + lost)
+    return out, floor(o.facts, 3 * o.facts.unit * np.abs(out) + lost + _of_tanh(o.facts, gate, up))
+
+
+def _of_tanh(facts: Facts, gate: Array, up: Array) -> Array | float:
+    """GELU multiplies by a sum that comes near zero, each of whose terms is about 1."""
+    return 0.0 if facts.model.activation == "silu" else np.asarray(4 * facts.sum_unit * np.abs(gate * up))
 
 
 ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "embedding": embedding,
     "linear": linear,
-    "head": linear,
+    "head": head,
     "reduce": reduce,
     "norm": norm,
     "rope": rope,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable
+from copy import copy
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,6 +65,19 @@ class Facts:
         found = cls(replace(_NO_MODEL, num_layers=layers), dtype, lambda name: None)
         found.model_free = True
         return found
+
+    def of_layer(self, layer: int | None) -> Facts:
+        """The same with the model as that layer has it; None: outside of the layers."""
+        model = self.model.of_layer(layer)
+        if model is self.model:
+            return self
+        found = copy(self)
+        found.model = model
+        return found
+
+    def norm_weight(self, weight: Array) -> Array:
+        """What is multiplied by a norm's weight as the checkpoint has it."""
+        return 1 + weight if self.model.norm == "plus_one" else weight
 
     @property
     def unit(self) -> float:

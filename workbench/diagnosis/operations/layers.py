@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, operations_of
-from lockstep.engine.graph.formula import evaluate, formula_of
+from lockstep.engine.graph.formula import evaluate, formula_of, numbers_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
@@ -45,11 +45,12 @@ def layer_output(facts: Facts, layer: int, stream: Array, rows: tuple[Row, ...])
 def normalise(facts: Facts, name: str, x: Array) -> Array | None:
     """RMSNorm by a weight of the checkpoint."""
     weight = facts.vector(name)
-    return None if weight is None else normalised(x, facts.model.rms_eps) * weight
+    return None if weight is None else normalised(x, facts.model.rms_eps) * facts.norm_weight(weight)
 
 
 def _run(facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: int | None) -> Array | None:
     """What a layer gives for the tokens of one sequence, operation by operation."""
+    facts = facts.of_layer(layer)
     made = {STREAM: stream}
     for operation in operations_of(facts.model):
         read = {role: made[tap] for role, tap in operation.inputs.items()}
@@ -76,7 +77,7 @@ def _value(
     more = {
         "whole": given.get("x"),
         "bias": 0.0,
-        "eps": model.rms_eps,
+        **numbers_of(model),
         "angles": at[:, None, None] * frequencies(model, lengths_of(rows)),
         "factor": magnitude(model),
     }

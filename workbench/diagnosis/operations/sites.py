@@ -237,6 +237,7 @@ def _there(x: Array | None) -> Array:
 
 
 def _operation(tap: str, rank: int, taps: RecordedTaps, facts: Facts) -> _RankOperation:
+    facts = facts.of_layer(layer_of(tap))
     operation, sources, missing = sources_of(tap, taps, facts)
     if facts.model_free and operation not in MODEL_FREE:
         missing = "that takes the model's checkpoint"

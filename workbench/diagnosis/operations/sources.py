@@ -13,10 +13,9 @@ import numpy as np
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import BLOCKS, LAYER, MULTIPLIED, Operation, instead_of, operation_of
-from lockstep.engine.graph.formula import rotate
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
-from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised
+from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised, turned
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
@@ -147,11 +146,11 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
             raise Lacking(f"{source.tap.replace('_proj', '_norm')} was not recorded")
         if weight is None:
             raise Lacking(f"the checkpoint has no {name}")
-        x = normalised(heads_of(x, facts.model.head_dim), facts.model.rms_eps) * weight
+        x = normalised(heads_of(x, facts.model.head_dim), facts.model.rms_eps) * facts.norm_weight(weight)
     if source.rotate:
         at = np.array([row.position for row in rows], dtype=np.float64)
         angles = at[:, None, None] * frequencies(facts.model, lengths_of(rows))
-        x = rotate(heads_of(x, facts.model.head_dim), angles, magnitude(facts.model))
+        x = turned(facts.model, heads_of(x, facts.model.head_dim), angles, magnitude(facts.model))
     return x
 
 
@@ -164,7 +163,7 @@ def slack_of(source: OperationInput, rows: Sequence[Row], facts: Facts) -> float
 def _sums(tap: str, model: ModelConfig) -> Iterator[tuple[str, ...]]:
     """What the residual stream at a tap is the sum of: an earlier stream, the nearest first, and what came after it."""
     layer, kind = layer_of(tap), local_name(tap)
-    if layer is None or kind not in _STREAM:
+    if layer is None or kind not in _STREAM or model.residual_multiplier != 1:
         return
     added: tuple[str, ...] = ()
     for place in range(2 * layer + _STREAM.index(kind), -1, -1):

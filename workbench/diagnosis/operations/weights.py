@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.checkpoint.fused import stored_in
 from lockstep.engine.checkpoint.gguf.source import GgufSource
 from lockstep.engine.checkpoint.header import read_header
 from lockstep.engine.checkpoint.resolve import open_checkpoint
@@ -32,17 +33,21 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
             return partial(_dequantised, path)
         files = {name: source.info(name).file for name in source.names()}
     headers = {file: read_header(file) for file in set(files.values())}
+    stored = {name: file for file, header in headers.items() for name in header.entries} | files
+    stacked = stored_in(model)
 
     def read(name: str) -> NDArray[Any] | None:
         if name == "lm_head.weight" and name not in files and model.tie_embeddings:
             name = "model.embed_tokens.weight"
-        if name not in files:
+        name, rows = stacked.get(name, (name, None))
+        if name not in stored:
             return None
-        entry = headers[files[name]].entries[name]
+        entry = headers[stored[name]].entries[name]
         kind = np.dtype(_STORED[entry.dtype])
         count = (entry.stop - entry.start) // kind.itemsize
-        raw = np.fromfile(files[name], kind, count, offset=entry.start)
-        return widen(raw.reshape(entry.shape), entry.dtype)
+        raw = np.fromfile(stored[name], kind, count, offset=entry.start)
+        found = widen(raw.reshape(entry.shape), entry.dtype)
+        return found if rows is None else found[rows.start : rows.stop]
 
     return read
 
