@@ -84,7 +84,8 @@ class Commands:
                 self._rebind_rules(command)
             case m.WatchTaps():
                 tensors: dict[int, Cut] = dict.fromkeys(command.last, "last")
-                tensors |= dict.fromkeys(command.newest, "newest") | dict.fromkeys(command.full, "full")
+                tensors |= dict.fromkeys(command.newest, "newest")
+                tensors |= dict.fromkeys(command.full, "full")
                 self.runner.watch(CapturePolicy(command.statistics, tensors, command.rows_bytes))
             case m.AddSequence():
                 self.runner.add(command.seq, list(command.ids), command.sampling)
