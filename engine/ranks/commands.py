@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import resource
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, assert_never
 
@@ -83,10 +83,9 @@ class Commands:
             case m.RebindRules():
                 self._rebind_rules(command)
             case m.WatchTaps():
-                cuts: tuple[tuple[Cut, Sequence[int]], ...] = (
-                    ("last", command.last), ("newest", command.newest), ("full", command.full),
-                )  # fmt: skip
-                tensors = {index: cut for cut, indices in cuts for index in indices}
+                tensors: dict[int, Cut] = dict.fromkeys(command.last, "last")
+                tensors |= dict.fromkeys(command.newest, "newest")
+                tensors |= dict.fromkeys(command.full, "full")
                 self.runner.watch(CapturePolicy(command.statistics, tensors, command.rows_bytes))
             case m.AddSequence():
                 self.runner.add(command.seq, list(command.ids), command.sampling)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from functools import cache
+from functools import cache, lru_cache
 
 import torch
 from torch import Tensor
@@ -118,7 +118,7 @@ def _places_times(bits: Tensor, start: int) -> Tensor:
     if length < _SHORT:
         if bits.element_size() > 4:
             return (bits * (_odd_numbers(length, 1, bits.device) + 2 * start)).sum(1)
-        total, weighted = (bits.double() @ _exact(length, bits.device)).to(torch.int64).unbind(1)
+        total, weighted = (bits.double() @ _exact(bits.device)[:length]).to(torch.int64).unbind(1)
         return weighted + 2 * start * total
     heights = length // _COLUMNS
     block = bits[:, : heights * _COLUMNS].to(torch.int64).view(count, heights, _COLUMNS)
@@ -130,16 +130,16 @@ def _places_times(bits: Tensor, start: int) -> Tensor:
     return total
 
 
-@cache
+@lru_cache(1024)
 def _odd_numbers(count: int, apart: int, device: torch.device) -> Tensor:
     """2 * place + 1 of so many places, `apart` from each other."""
     return 2 * apart * _numbers(count, device) + 1
 
 
 @cache
-def _exact(length: int, device: torch.device) -> Tensor:
-    """What float64 rows are multiplied by for their sum and that of (2 * place + 1) times each: [length, 2]."""
-    odd = _odd_numbers(length, 1, device).double()
+def _exact(device: torch.device) -> Tensor:
+    """What float64 rows of less than _SHORT are multiplied by for their sum and that of (2 * place + 1) times each."""
+    odd = _odd_numbers(_SHORT, 1, device).double()
     return torch.stack((torch.ones_like(odd), odd), 1)
 
 

@@ -43,7 +43,8 @@ class Capture:
         """What the ranks are told of it."""
         full = [i for i, spec in enumerate(specs) if matches(spec.name, self.full)]
         last = [i for i, spec in enumerate(specs) if matches(spec.name, self.last)]
-        newest = [i for i in full if matches(specs[i].name, _ATTENTION)] if self.full == _ALL else []
+        named = [glob for glob in self.full if glob not in _ALL]
+        newest = [i for i in full if matches(specs[i].name, _ATTENTION) and not matches(specs[i].name, named)]
         rows = None if self.budget_bytes is None else _OFFERED * self.budget_bytes
         return WatchTaps(self.statistics, [i for i in full if i not in newest], last, rows, newest)
 

@@ -100,27 +100,42 @@ def _by_rows(
     """The same, some queries at a time."""
     (heads, new), count = query.shape[1:3], keys.shape[2]
     size = max(1, TILE // (heads * count))
-    kept = newest_rows(heads, new, count)
-    shape, context, masked = (heads, new, count), torch.empty_like(query), 0
-    taps = []
-    for outside in (-math.inf, 0.0):
-        measured = TiledStatistics(shape, outside, query.dtype, query.device)
-        taps.append((measured, TapTiles(measured, query.new_empty(heads, kept, count), new - kept)))
+    of_scores = _ByRows.starting((heads, new, count), -math.inf, query)
+    of_probs = _ByRows.starting((heads, new, count), 0.0, query)
+    context, masked = torch.empty_like(query), 0
     for start in range(0, new, size):
         rows = slice(start, min(start + size, new))
         bias = mask.rows(rows)
-        seen = _softmax(query[:, :, rows], keys, bias, scaling, softcap)
-        context[:, :, rows] = torch.matmul(seen[1], values)
-        for (_, tiles), tensor in zip(taps, seen, strict=True):
-            tiles.add(tensor[0], 0, start, 0)
+        scores, probs = _softmax(query[:, :, rows], keys, bias, scaling, softcap)
+        context[:, :, rows] = torch.matmul(probs, values)
+        of_scores.tiles.add(scores[0], 0, start, 0)
+        of_probs.tiles.add(probs[0], 0, start, 0)
         masked += heads * int((bias != 0).sum())
-    found = []
-    for (measured, tiles), hidden in zip(taps, (masked, 0), strict=True):
-        parts, _ = measured.close()
-        parts[:, PARTS.index("inf")] -= hidden
-        assert tiles.tail is not None
-        found.append(NewestRows(tiles.tail, new, parts))
-    return context, found[0], found[1]
+    return context, of_scores.ended(masked), of_probs.ended()
+
+
+@dataclass(frozen=True, slots=True)
+class _ByRows:
+    """A tensor [heads, T, K] that comes some rows at a time."""
+
+    measured: TiledStatistics
+    newest: Tensor
+    tiles: TapTiles
+
+    @classmethod
+    def starting(cls, shape: tuple[int, int, int], outside: float, like: Tensor) -> _ByRows:
+        """Nothing has come yet."""
+        heads, new, keys = shape
+        kept = newest_rows(heads, new, keys)
+        measured = TiledStatistics(shape, outside, like.dtype, like.device)
+        newest = like.new_empty(heads, kept, keys)
+        return cls(measured, newest, TapTiles(measured, newest, new - kept))
+
+    def ended(self, masked: int = 0) -> NewestRows:
+        """All of it has come; so many infinities are the mask's."""
+        parts, _ = self.measured.close()
+        parts[:, PARTS.index("inf")] -= masked
+        return NewestRows(self.newest, self.measured.shape[1], parts)
 
 
 @dataclass(frozen=True, slots=True)

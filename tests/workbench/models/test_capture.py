@@ -15,7 +15,16 @@ def test_named_policies_are_what_they_are_called() -> None:
     assert parse_capture(["stats"], SPECS) == STATS
     assert parse_capture(["last"], SPECS) == LAST
     assert parse_capture(["full"], SPECS) == FULL
-    assert len(FULL.resolve(SPECS).full) == len(SPECS)
+    told = FULL.resolve(SPECS)
+    assert sorted([*told.full, *told.newest]) == list(range(len(SPECS)))
+
+
+def test_attention_is_whole_whatever_the_prompt_only_where_it_is_asked_for_by_name() -> None:
+    short = {SPECS[i].name.rpartition(".")[-1] for i in FULL.resolve(SPECS).newest}
+    assert short == {"scores", "probs"}
+    asked = parse_capture(["full", "layers.0.attn.probs"], SPECS).resolve(SPECS)
+    assert SPECS[asked.full[0]].name == "embed"
+    assert "layers.0.attn.probs" in [SPECS[i].name for i in asked.full]
 
 
 def test_globs_are_recorded_whole_beside_the_statistics_whatever_the_budget() -> None:
