@@ -36,6 +36,7 @@ class Extent:
     steps: tuple[int, ...]
     decode: frozenset[int]  # those in which no sequence reads more than a token
     seqs: tuple[int, ...]
+    passes: tuple[SequencePass, ...] = ()
 
     @classmethod
     def of(cls, taps: RecordedTaps) -> Extent:
@@ -45,7 +46,13 @@ class Extent:
             tuple(sorted({one.step for one in taps.passes})),
             frozenset(one.step for one in taps.passes) - _prefill(taps.passes),
             tuple(sorted({one.seq for one in taps.passes})),
+            taps.passes,
         )
+
+    def rest_of(self, finding: WrongOperation) -> set[int]:
+        """The positions of tokens that are right in the passes in which an operation is wrong."""
+        inside = (one for one in self.passes if one.step in finding.steps and one.seq in finding.seqs)
+        return {row.position for one in inside for row in one.rows} - set(finding.positions)
 
 
 def _prefill(passes: Iterable[SequencePass]) -> set[int]:
@@ -195,10 +202,21 @@ def place_of(findings: Sequence[WrongOperation], extent: Extent) -> str:
         prefill = set(extent.steps) - extent.decode
         words = "the prefill" if steps == prefill else "decode" if steps == extent.decode else ""
         parts.append(words or f"step{'s' * (len(steps) > 1)} {numbers_in_words(sorted(steps))}")
+    if positions := _positions(findings, extent):
+        parts.append(positions)
     seqs = {seq for one in findings for seq in one.seqs}
     if seqs and len(seqs) < len(extent.seqs):
         parts.append(f"sequence{'s' * (len(seqs) > 1)} {numbers_in_words(sorted(seqs))}")
     return ", ".join(parts)
+
+
+def _positions(findings: Sequence[WrongOperation], extent: Extent) -> str:
+    """The only wrong tokens of the passes, where they are the same everywhere; "" of a cache, whose rows are keys."""
+    found = {one.positions for one in findings}
+    if len(found) > 1 or any(one.operation == "cache" or not extent.rest_of(one) for one in findings):
+        return ""
+    (positions,) = found
+    return f"position{'s' * (len(positions) > 1)} {numbers_in_words(positions)}"
 
 
 def taps_in_words(taps: Sequence[str], layers: int) -> str:
