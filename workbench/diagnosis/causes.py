@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from lockstep.engine.taps.names import count_layers, layer_of, local_name
 from lockstep.workbench.diagnosis.confidence import confidences
 from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
+from lockstep.workbench.diagnosis.hypotheses.words import sentence_of
 from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, SequencePass
 from lockstep.workbench.views.causes import UNNAMED, Cause, numbers_in_words
@@ -35,6 +36,7 @@ class Extent:
     steps: tuple[int, ...]
     decode: frozenset[int]  # those in which no sequence reads more than a token
     seqs: tuple[int, ...]
+    passes: tuple[SequencePass, ...] = ()
 
     @classmethod
     def of(cls, taps: RecordedTaps) -> Extent:
@@ -44,7 +46,13 @@ class Extent:
             tuple(sorted({one.step for one in taps.passes})),
             frozenset(one.step for one in taps.passes) - _prefill(taps.passes),
             tuple(sorted({one.seq for one in taps.passes})),
+            taps.passes,
         )
+
+    def rest_of(self, finding: WrongOperation) -> set[int]:
+        """The positions of tokens that are right in the passes in which an operation is wrong."""
+        inside = (one for one in self.passes if one.step in finding.steps and one.seq in finding.seqs)
+        return {row.position for one in inside for row in one.rows} - set(finding.positions)
 
 
 def _prefill(passes: Iterable[SequencePass]) -> set[int]:
@@ -73,7 +81,7 @@ def _consequence(group: FindingGroup, extent: Extent) -> str:
     if not group.chosen:
         return f"{place_of(group.findings, extent)}: {group.first.shape or f'off by {_size(group.first)}'}"
     chosen = group.chosen[group.findings.index(group.first)]
-    return f"{place_of(group.findings, extent)}: {_text(chosen.text, group.findings)}"
+    return f"{place_of(group.findings, extent)}: {_sentence(group, chosen)}"
 
 
 def _cause(
@@ -194,10 +202,21 @@ def place_of(findings: Sequence[WrongOperation], extent: Extent) -> str:
         prefill = set(extent.steps) - extent.decode
         words = "the prefill" if steps == prefill else "decode" if steps == extent.decode else ""
         parts.append(words or f"step{'s' * (len(steps) > 1)} {numbers_in_words(sorted(steps))}")
+    if positions := _positions(findings, extent):
+        parts.append(positions)
     seqs = {seq for one in findings for seq in one.seqs}
     if seqs and len(seqs) < len(extent.seqs):
         parts.append(f"sequence{'s' * (len(seqs) > 1)} {numbers_in_words(sorted(seqs))}")
     return ", ".join(parts)
+
+
+def _positions(findings: Sequence[WrongOperation], extent: Extent) -> str:
+    """The only wrong tokens of the passes, where they are the same everywhere; "" of a cache, whose rows are keys."""
+    found = {one.positions for one in findings}
+    if len(found) > 1 or any(one.operation == "cache" or not extent.rest_of(one) for one in findings):
+        return ""
+    (positions,) = found
+    return f"position{'s' * (len(positions) > 1)} {numbers_in_words(positions)}"
 
 
 def taps_in_words(taps: Sequence[str], layers: int) -> str:
@@ -242,6 +261,10 @@ def _joined(kinds: Sequence[str]) -> str:
 def _sentence(group: FindingGroup, one: Hypothesis) -> str:
     """What it is at all findings. Where each rank has another one's shard, or each module another one's weights, that
     is said of each."""
+    if one in group.chosen:
+        places = [(chosen.setting, chosen.edits) for chosen in group.chosen if chosen.setting is not None]
+        if len(places) == len(group.chosen):
+            return sentence_of(places)
     by_source: dict[object, list[tuple[WrongOperation, Hypothesis]]] = {}
     for finding, chosen in zip(group.findings, group.chosen, strict=True):
         own = local_name(finding.tap).rsplit(".", 1)[-1]

@@ -85,7 +85,7 @@ def solve(
         _numbered(edits, numbers),
         _share(tried, rest),
         rest,
-        sum(map(_figures, numbers)),
+        _fitted(edits, numbers),
         edits,
         tuple(numbers),
     )
@@ -223,8 +223,15 @@ def _rounder(number: float, digits: int) -> float:
     return float(f"{number:.{max(digits, 1)}g}")
 
 
+def _fitted(edits: Sequence[Edit], numbers: Sequence[float]) -> int:
+    """How many fitted figures there are: none in a multiple that needs no fitting, two in a number that is not
+    round."""
+    multiples = [one.detail[0] in ("scaled", "plus") for one in edits for _ in range(one.free)]
+    return sum(
+        0 if multiple and number in _PLAIN else _figures(number)
+        for multiple, number in zip(multiples, numbers, strict=True)
+    )
+
+
 def _figures(number: float) -> int:
-    """How many fitted figures a number counts for: none where it needs no fitting, two where it is not round."""
-    if number in _PLAIN:
-        return 0
     return 1 if float(f"{number:.{_DIGITS}g}") == number else 2

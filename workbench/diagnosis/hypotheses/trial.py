@@ -121,22 +121,32 @@ class RowTrial:
         return shaped
 
     def noise_of(self, tree: Node) -> Array | None:
-        """What rounding may leave where the formula takes differences that the right one does not: it is of the size of
-        their terms. None where it takes none."""
-        known = {node.name for _, node in nodes(self.formula)}
+        """What rounding may leave of nodes that the right formula has not: of the size of their result or, where they
+        take differences, of their terms. None where there are none."""
+        known, facts = {node.name for _, node in nodes(self.formula)}, self.site.facts
+        sums = self.formula.name == "add"  # whose terms may be larger than it
         new = [
-            (path, node) for path, node in nodes(tree) if node.name in CANCELLING and node.name not in known
+            (path, node)
+            for path, node in nodes(tree)
+            if node.args and (node.name not in known or (sums and path))
         ]
         if not new:
             return None
-        right, noise = self.whole(tree), np.array(self.site.parts[0].noise)
+        right = self.whole(tree)
+        noise = 3 * facts.unit * np.abs(right)
         for path, node in new:
-            unit = 4 * self.site.facts.sum_unit if node.name in ACTIVATIONS else self.site.facts.unit
+            unit = facts.unit if len(path) < 2 and node.name not in ACTIVATIONS else facts.sum_unit
             with np.errstate(all="ignore"):
-                terms = [np.abs(np.asarray(self._evaluate(one, {}, None))) for one in node.args]
-                off = self._evaluate(node, {}, None) + unit * terms[0].max(-1, keepdims=True)
-                moved = self._evaluate(put(tree, path, Node("?")), {"?": off}, None)
-                noise += np.nan_to_num(np.abs(moved - right), posinf=0.0)
+                value = np.asarray(self._evaluate(node, {}, None))
+                size = np.abs(value)
+                if node.name in CANCELLING:
+                    terms = np.abs(np.asarray(self._evaluate(node.args[0], {}, None)))
+                    size = np.maximum(
+                        size, (4 if node.name in ACTIVATIONS else 1) * terms.max(-1, keepdims=True)
+                    )
+                moved = self._evaluate(put(tree, path, Node("?")), {"?": value + unit * size}, None)
+                shaped = _shaped(np.asarray(moved), right.shape)
+                noise += 0 if shaped is None else np.nan_to_num(np.abs(shaped - right), posinf=0.0)
         return noise
 
     def _evaluate(self, node: Node, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> Any:
