@@ -31,7 +31,7 @@ class PositionRule:
 
 
 @dataclass(frozen=True)
-class Places:
+class TokenPlaces:
     """Where each of N tokens stands: the step that read it, its sequence, its position there."""
 
     step: NDArray[np.int64]
@@ -39,7 +39,7 @@ class Places:
     position: Array
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> Places:
+    def of(cls, rows: Sequence[Row]) -> TokenPlaces:
         found = np.array([(row.step, row.seq, row.position) for row in rows], dtype=np.int64).reshape(-1, 3)
         return cls(found[:, 0], found[:, 1], found[:, 2].astype(np.float64))
 
@@ -101,7 +101,7 @@ class Places:
         return np.array([float(self.position[keys == key].sum()) for key in keys])
 
 
-def rules(places: Places, found: Array, wrong: Mask, within: float) -> Iterator[PositionRule]:
+def rules(places: TokenPlaces, found: Array, wrong: Mask, within: float) -> Iterator[PositionRule]:
     """The simplest rules that give the positions `found` [N] at the tokens that are `wrong`, each to `within` a
     position."""
     near = np.round(2 * found) / 2
@@ -119,7 +119,7 @@ def rules(places: Places, found: Array, wrong: Mask, within: float) -> Iterator[
             return
 
 
-def _constant(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
+def _constant(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     """One position for all tokens, or all beyond one."""
     at = float(np.round(np.median(found[wrong]), 6))
     decode = bool((p.steps[wrong] > 0).all())
@@ -139,7 +139,7 @@ def _constant(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
         yield PositionRule("position_stuck", text, last, {"position": "end of prompt"})
 
 
-def _counted(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
+def _counted(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     """Other counts of the tokens."""
     if (p.in_pass[wrong] > 0).any():
         text = "positions start again at 0 in every step: what is cached is not counted"
@@ -157,7 +157,7 @@ def _counted(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     yield PositionRule("positions_reversed", text, p.from_the_last, {"order": "reversed"})
 
 
-def _functions(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
+def _functions(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     """Functions of the right position: cut off, or rounded."""
     off = (p.position - found)[wrong]
     if (off > 0).all() and (size := float(np.round(off.min()))) > 1:
@@ -179,7 +179,7 @@ def _functions(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
         yield PositionRule("positions_stop", text, at, {"after": last - 1})
 
 
-def _shifted(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
+def _shifted(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     """A number too many or too few, of all tokens or by the padding of their prompts."""
     by = float(np.round(np.median((found - p.position)[wrong]), 6))
     if by:
@@ -193,7 +193,7 @@ def _shifted(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
         yield PositionRule("positions_padded", text, p.position + p.padding, {"padding": "prompt"})
 
 
-def _scaled(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
+def _scaled(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     here, used = p.position[wrong], found[wrong]
     if len(np.unique(here)) < 2:
         return
@@ -205,7 +205,7 @@ def _scaled(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
         yield PositionRule("positions_scaled", f"positions are {words}", p.position * by, {"factor": by})
 
 
-def _drifting(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
+def _drifting(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     """An error that grows with the step."""
     steps = p.steps[wrong]
     if len(np.unique(steps)) < 2:
@@ -215,7 +215,7 @@ def _drifting(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     yield PositionRule("positions_drift", text, p.position + each * p.steps, {"per_step": each})
 
 
-def _of_several(p: Places, found: Array, wrong: Mask) -> Iterator[PositionRule]:
+def _of_several(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:
     """Each sequence shifted by its own number."""
     at, by = p.position.copy(), {}
     for seq in np.unique(p.seq[wrong]).tolist():

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
-from lockstep.workbench.diagnosis.hypotheses.rotation.positions import Places, PositionRule, rules
+from lockstep.workbench.diagnosis.hypotheses.rotation.positions import TokenPlaces, PositionRule, rules
 from lockstep.workbench.diagnosis.operations.expected import heads_of
 from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -76,8 +76,8 @@ class Rotated:
         return bool(not (first & self.wrong).any() and (first & (self.positions > 0)).any())
 
     @cached_property
-    def places(self) -> Places:
-        return Places.of(self.site.rows)
+    def places(self) -> TokenPlaces:
+        return TokenPlaces.of(self.site.rows)
 
     def wrong_part(self, tensor: Array) -> Array:
         """Of [N, heads, …] what is wrong."""
