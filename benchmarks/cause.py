@@ -1,6 +1,6 @@
 """Seconds from the command to the cause: a model of Qwen2.5-0.5B's shape whose q/k/v biases are dropped.
 
-    python -m benchmarks.cause [--command diagnose] [--tp 2] [--dtype float32] [--steps 8] [--rule load_bias=false]
+    python -m benchmarks.cause [--command diagnose] [--tp 2] [--dtype float32] [--steps 8] [--fault load_bias=false]
                                [--layers 24] [--directory DIR] [--json]
 
 The weights are random, the seed fixed, the k-biases as large as those of the published checkpoints. The command runs
@@ -50,7 +50,7 @@ def main() -> None:
     parser.add_argument("--tp", type=int, default=2)
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--steps", type=int, default=8)
-    parser.add_argument("--rule", default="load_bias=false", help="none: a correct engine")
+    parser.add_argument("--fault", default="load_bias=false", help="none: a correct engine")
     parser.add_argument("--layers", type=int, default=24)
     parser.add_argument(
         "--directory", type=Path, help="where the model and the reference are kept between calls"
@@ -64,7 +64,7 @@ def main() -> None:
     model = half_billion(folder, biased=True, **shape)
     command = [
         options.command, str(model), "--tp", str(options.tp), "--dtype", options.dtype, "--steps", str(options.steps),
-        "--json", *([] if options.rule == "none" else ["--rule", options.rule]),
+        "--json", *([] if options.fault == "none" else ["--fault", options.fault]),
     ]  # fmt: skip
     first, last = (_run(command, folder) for _ in range(2))
     told = last | {"with the reference recorded": first["clock"]}

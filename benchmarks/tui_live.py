@@ -79,7 +79,7 @@ _KEYS = ("2", "1", "down", "down", "pagedown", "5", "1", "up", "pageup", "8", "1
 
 async def measure(directory: Path, count: int) -> list[Figure]:
     """Keys and memory during a run of the demo."""
-    words = ["demo", "--tp", "2", "--ids", "5,6,7,8", "--rule", "mask=additive"]
+    words = ["demo", "--tp", "2", "--ids", "5,6,7,8", "--fault", "mask=additive"]
     app = LockstepApp(routes.running([*words, "--session", str(directory / "live.session")], "the demo"))
     async with app.run_test(size=(120, 40)) as pilot:
         await until(

@@ -14,11 +14,13 @@ from torch import Tensor
 from lockstep.engine.batch import Batch
 from lockstep.engine.checkpoint.load import TORCH_DTYPES
 from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.graph import operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers.attention import Attention, StepInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.mlp import MLP
+from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, unnormed
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
@@ -27,22 +29,22 @@ from lockstep.engine.rules import Rules
 
 
 class DecoderLayer:
-    """x + attention(norm(x)), then x + mlp(norm(x))."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). `norms` by tap: those that the model has."""
 
-    def __init__(
-        self, attention: Attention, mlp: MLP, norms: tuple[Tensor, Tensor], eps: float, comm: Comm
-    ) -> None:
-        self.attention, self.mlp, self.comm = attention, mlp, comm
-        self.attn_norm, self.mlp_norm = norms
-        self.eps = eps
+    def __init__(self, attention: Attention, mlp: MLP, norms: Mapping[str, Norm], comm: Comm) -> None:
+        self.attention, self.mlp, self.norms, self.comm = attention, mlp, norms, comm
+        self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm = (
+            norms.get(tap, unnormed) for tap in ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm")
+        )
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
-        self.norm, self.residual = wiring.rules.norm, wiring.rules.residual
-        self.place = wiring.place("attn_norm")
-        self.tap_attn_norm, self.tap_mlp_norm = wiring.tap("attn_norm"), wiring.tap("mlp_norm")
+        self.residual = wiring.rules.residual
+        self.place = wiring.place(operations_of(self.attention.model)[0].tap)
         self.tap_attn_residual = wiring.tap("attn_residual")
         self.tap_mlp_residual = wiring.tap("mlp_residual")
+        for tap, norm in self.norms.items():
+            norm.bind(wiring, tap)
         self.attention.bind(wiring)
         self.mlp.bind(wiring)
 
@@ -50,16 +52,11 @@ class DecoderLayer:
         self, x: Tensor, batch: Batch, angles: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
     ) -> Tensor:
         self.comm.enter(self.place)
-        normed = self.norm(x, self.attn_norm, self.eps)  # [T, H]
-        if self.tap_attn_norm:
-            self.tap_attn_norm(normed)
-        x = self.residual(x, self.attention(normed, batch, angles, inputs, pool))
+        y = self.attention(self.attn_norm(x), batch, angles, inputs, pool)  # [T, H]
+        x = self.residual(x, self.post_attn_norm(y))
         if self.tap_attn_residual:
             self.tap_attn_residual(x)
-        normed = self.norm(x, self.mlp_norm, self.eps)
-        if self.tap_mlp_norm:
-            self.tap_mlp_norm(normed)
-        x = self.residual(x, self.mlp(normed))
+        x = self.residual(x, self.post_mlp_norm(self.mlp(self.mlp_norm(x))))
         if self.tap_mlp_residual:
             self.tap_mlp_residual(x)
         return x
@@ -79,16 +76,11 @@ class Decoder:
             kept=config.weights == "quantised",
             batch_invariant=config.batch_invariant,
         )
-        self._vectors: dict[str, Tensor] = {}  # norm weights by checkpoint name
         self.embed = VocabParallelEmbedding(model, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
-        self.final_norm = self._vector("model.norm.weight", model.hidden_size)
+        self.final_norm = Norm("model.norm", model.hidden_size, model, self._store)
         self.head = VocabParallelHead(self._head_weight(self.embed.span, rules))
         self.head_name = rules.lm_head(model)
-
-    def _vector(self, name: str, size: int) -> Tensor:
-        self._vectors[name] = self._store.vector(size)
-        return self._vectors[name]
 
     def _head_weight(self, vocab: shards.Span, rules: Rules) -> DenseMatrix | KeptMatrix:
         source = rules.lm_head(self.model)
@@ -111,13 +103,7 @@ class Decoder:
         o_proj = RowParallelLinear(
             f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, store
         )
-        norms = None
-        if m.qk_norm:
-            norms = (
-                self._vector(f"{name}.self_attn.q_norm.weight", m.head_dim),
-                self._vector(f"{name}.self_attn.k_norm.weight", m.head_dim),
-            )
-        attention = Attention(i, m, qkv, o_proj, norms, self.config.block_size)
+        attention = Attention(i, m, qkv, o_proj, self._qk_norm(name), self.config.block_size)
         gate_up = MergedColumnParallelLinear(
             [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"],
             [mlp_rows, mlp_rows],
@@ -128,19 +114,29 @@ class Decoder:
         down = RowParallelLinear(
             f"{name}.mlp.down_proj", mlp_rows, m.hidden_size, m.mlp_bias, self.comm, store
         )
-        block_norms = (
-            self._vector(f"{name}.input_layernorm.weight", m.hidden_size),
-            self._vector(f"{name}.post_attention_layernorm.weight", m.hidden_size),
-        )
-        return DecoderLayer(attention, MLP(gate_up, down), block_norms, m.rms_eps, self.comm)
+        norms = {
+            one.tap: Norm(f"{name}.{one.module}", m.hidden_size, m, store)
+            for one in operations_of(m)
+            if one.kind == "norm" and not one.sharded
+        }
+        return DecoderLayer(attention, MLP(gate_up, down), norms, self.comm)
+
+    def _qk_norm(self, layer: str) -> QKNorm | None:
+        m, module = self.model, f"{layer}.self_attn"
+        if not m.qk_norm:
+            return None
+        if m.qk_norm_whole:
+            return WholeQKNorm(module, m, self.comm, self._store)
+        return QKNorm(*(Norm(f"{module}.{one}_norm", m.head_dim, m, self._store) for one in "qk"))
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's shard, sharing memory with the layers."""
-        params: dict[str, Tensor | KeptTensor] = {**self.embed.weight.parts(), **self._vectors}
+        params: dict[str, Tensor | KeptTensor] = {**self.embed.weight.parts(), **self.final_norm.parameters()}
         for layer in self.layers:
-            parts = (layer.attention.qkv, layer.attention.o_proj, layer.mlp.gate_up, layer.mlp.down)
-            for part in parts:
+            for part in (layer.attention.qkv, layer.attention.o_proj, layer.mlp.gate_up, layer.mlp.down):
                 params |= part.parameters()
+            for norm in (*layer.norms.values(), layer.attention.qk_norm):
+                params |= {} if norm is None else norm.parameters()
         if self.head_name not in params and self.head_name is not None:
             params |= self.head.weight.parts()
         return params
@@ -158,11 +154,10 @@ class Decoder:
         self.rules, self.rope_theta = rules, rules.rope_theta(self.model)
         inv_freq, self.rope_factor = rules.rope_frequencies(self.model, self.rope_theta, 0)
         self.inv_freq = inv_freq.to(self.device)
-        self.norm = rules.norm
         self.embed.bind(self.wiring)
         for i, layer in enumerate(self.layers):
             layer.bind(self.wiring.layer(i))
-        self.tap_final_norm = self.wiring.tap("final_norm")
+        self.final_norm.bind(self.wiring, "final_norm")
         self.head.bind(self.wiring)
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
@@ -173,10 +168,7 @@ class Decoder:
         inputs = StepInputs(batch, self.wiring, self.dtype)
         for layer in self.layers:
             x = layer(x, batch, angles, inputs, pool)
-        normed = self.norm(x, self.final_norm, self.model.rms_eps)
-        if self.tap_final_norm:
-            self.tap_final_norm(normed)
-        return self.head(self.rules.head_input(x, normed)[batch.last])
+        return self.head(self.rules.head_input(x, self.final_norm(x))[batch.last])
 
     def _frequencies(self, batch: Batch) -> Tensor:
         """Angle per position of each pair, [D / 2], or [T, 1, D / 2] where each sequence has its own."""
@@ -190,4 +182,4 @@ class Decoder:
 
     def lens(self, rows: Tensor) -> Tensor:
         """This rank's logits [L, V / tp] of residual rows [L, H], each taken for the last layer's. Calls no tap."""
-        return self.head.weight.product(self.norm(rows, self.final_norm, self.model.rms_eps))
+        return self.head.weight.product(self.final_norm.normalised(rows))

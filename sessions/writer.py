@@ -158,8 +158,9 @@ class SessionWriter:
             raise ValueError(f"the session has no branch {branch}; it has {sorted(self._next_step)}")
         return self._next_step[branch]
 
-    def step(self, branch: int, record: StepRecord) -> None:
-        """Record one step, which must be the branch's next. One commit; all of it or nothing is kept."""
+    def step(self, branch: int, record: StepRecord, *, added: bool = False) -> None:
+        """Record one step, which must be the branch's next. One commit; all of it or nothing is kept. `added`: to the
+        tensors that it had while it was in flight, else in place of them."""
         with self._lock:
             if record.step != self.next_step(branch):
                 raise ValueError(
@@ -174,8 +175,9 @@ class SessionWriter:
             ]
             counts = {kind: self._recent.get((branch, kind), 0) + 1 for kind in arrays}
             with self._commit() as db:
-                flight.clear(db)
-                captured = self._insert_tensors(branch, record.step, record.tensors)
+                before = flight.tensors_of(db, branch, record.step) if added else None
+                flight.clear(db, tensors=before is None)
+                captured = (before or 0) + self._insert_tensors(branch, record.step, record.tensors)
                 rows.insert(db, "steps", [write_rows.step_row(branch, record, arrays, captured)])
                 rows.insert(db, "sequences", sequences)
                 for kind, data in arrays.items():

@@ -18,6 +18,8 @@ from transformers import (
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    Olmo2Config,
+    Olmo2ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen3Config,
@@ -29,6 +31,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
     "llama": (LlamaConfig, LlamaForCausalLM),
     "mistral": (MistralConfig, MistralForCausalLM),
+    "olmo2": (Olmo2Config, Olmo2ForCausalLM),
 }
 
 SIZES: dict[str, Any] = {
@@ -51,6 +54,7 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3": {"head_dim": 16, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
     "llama": {"num_key_value_heads": 4},
     "mistral": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8},
+    "olmo2": {"num_key_value_heads": 4},
 }
 
 #: name -> (family, overrides): what "every family and feature" means in the tests.
@@ -90,6 +94,8 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("mistral", {}),
     "mistral-full": ("mistral", {"sliding_window": None}),
+    "olmo2": ("olmo2", {}),
+    "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.workbench.debugger.commands import all as every_command  # noqa: F401 - fills the registry
 from lockstep.workbench.debugger.core.registry import commands
 from lockstep.workbench.tui.keys import keys_of
 from lockstep.workbench.tui.panes import pane_classes

@@ -119,7 +119,7 @@ def catalogue(engines: Engines) -> Iterator[Case]:
         config = engines.open(name).config
         for fault in FAULTS:
             if fault.needs(config, tp) is None:
-                key = f"{fault.rule}={fault.value} {name} tp={tp} {dtype}"
+                key = f"{fault.seam}={fault.value} {name} tp={tp} {dtype}"
                 yield key, partial(_faulty, engines, "catalogue", key, name, tp, dtype, [fault])
 
 
@@ -127,11 +127,11 @@ def pairs(engines: Engines) -> Iterator[Case]:
     """All pairs of a dozen classes."""
     name, tp, dtype = "qwen2-untied", 2, "float32"
     config = engines.open(name).config
-    known = {f"{fault.rule}={fault.value}": fault for fault in FAULTS}
+    known = {f"{fault.seam}={fault.value}": fault for fault in FAULTS}
     dozen = [known[one] for one in CLASSES if one in known and known[one].needs(config, tp) is None]
     for one, other in itertools.combinations(dozen, 2):
-        if one.rule != other.rule:
-            key = f"{one.rule}={one.value} {other.rule}={other.value}"
+        if one.seam != other.seam:
+            key = f"{one.seam}={one.value} {other.seam}={other.value}"
             yield key, partial(_faulty, engines, "pairs", key, name, tp, dtype, [one, other])
 
 
@@ -158,7 +158,7 @@ def _correct(engines: Engines, key: str, name: str, tp: int, dtype: str, batch: 
 def _faulty(
     engines: Engines, part: str, key: str, name: str, tp: int, dtype: str, faults: Sequence[Fault]
 ) -> Row:
-    rules = {fault.rule: fault.value for fault in faults}
+    rules = {fault.seam: fault.value for fault in faults}
     result, runs, seconds = engines.run(name, tp, dtype, rules, seed=0)
     first = result.event.first_divergence
     told = [cause for cause in result.causes if cause.kind != UNNAMED]
@@ -187,4 +187,4 @@ def _faulty(
 
 def _right(cause: Cause, fault: Fault) -> bool:
     """Whether a cause is this fault: by its name in the catalogue, else by its class."""
-    return cause.fault == f"{fault.rule}={fault.value}" or class_of(cause) in _RIGHT[fault.group]
+    return cause.fault == f"{fault.seam}={fault.value}" or class_of(cause) in _RIGHT[fault.group]

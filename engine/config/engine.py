@@ -33,7 +33,7 @@ class EngineConfig:
     chunk_tokens: int | None = None  # prefill at most so many tokens a forward; None: whole
     load: Literal["direct", "rank0"] = "direct"
     weights: Literal["dequantised", "quantised"] = "dequantised"  # a GGUF file's: dense, or in its blocks
-    batch_invariant: bool = False  # float32 on the CPU: the same bits alone and in a batch, but slower
+    batch_invariant: bool = False  # on the CPU: the same bits alone and in a batch, but slower
     timeout_seconds: float = 60.0  # without progress, until a rank counts as hung
     start_timeout_seconds: float = 300.0  # the same while ranks start and load
     threads: int | None = None  # of each rank on the CPU; None: the cores shared evenly

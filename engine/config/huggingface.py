@@ -6,16 +6,16 @@ Each function follows what the family's own config class and model do in transfo
 
 from __future__ import annotations
 
+from lockstep.engine.config.families import FamilyRules
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-#: Context lengths that the config classes assume where config.json is silent.
-MAX_POSITION = {"qwen2": 32768, "qwen3": 32768, "llama": 2048, "mistral": 131072}
 DEFAULT_WINDOW = 4096
-QWEN3_HEAD_DIM = 128
+#: Families whose models see everything in every layer.
+WINDOWLESS = ("llama", "olmo2")
 
 
 def refuse_unsupported(fields: Fields) -> None:
@@ -30,10 +30,9 @@ def refuse_unsupported(fields: Fields) -> None:
         raise fields.error("per_layer_config", "layers of different sizes are not supported")
 
 
-def kv_heads(fields: Fields, family: str, heads: int) -> int:
+def kv_heads(fields: Fields, rules: FamilyRules, heads: int) -> int:
     """Key/value heads; null means as many as query heads."""
-    if family != "llama" and "num_key_value_heads" not in fields.data:
-        # The other config classes assume a number that has nothing to do with this model's heads.
+    if rules.own_kv_heads and "num_key_value_heads" not in fields.data:
         raise ConfigError(
             f"{fields.where}: num_key_value_heads is missing (expected a positive whole number)"
         )
@@ -43,12 +42,12 @@ def kv_heads(fields: Fields, family: str, heads: int) -> int:
     return count
 
 
-def head_dim(fields: Fields, family: str, hidden: int, heads: int) -> int:
-    """Features per head: explicit, or hidden / heads (Qwen3: 128)."""
+def head_dim(fields: Fields, rules: FamilyRules, hidden: int, heads: int) -> int:
+    """Features per head: explicit, or what the family assumes."""
     if "head_dim" in fields:
         size = fields.size("head_dim")
-    elif family == "qwen3":
-        size = QWEN3_HEAD_DIM
+    elif rules.head_dim is not None:
+        size = rules.head_dim
     elif hidden % heads:
         raise fields.error(
             "hidden_size", f"num_attention_heads = {heads} does not divide it, and no head_dim is given"
@@ -63,9 +62,9 @@ def head_dim(fields: Fields, family: str, hidden: int, heads: int) -> int:
 def windows(fields: Fields, family: str, layers: int) -> tuple[int | None, ...]:
     """Each layer's sliding window in tokens, None where it sees everything."""
     types = _layer_types(fields, layers)
-    if family == "llama":
+    if family in WINDOWLESS:
         if "sliding_window" in fields:
-            raise fields.error("sliding_window", "llama has none; qwen2, qwen3 and mistral do")
+            raise fields.error("sliding_window", f"{family} has none")
         window = None
         types = types or [FULL] * layers
     elif family == "mistral":

@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal, get_args
 
 from lockstep.engine.config import huggingface
+from lockstep.engine.config.families import FAMILIES, RULES, Family
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.rope_scaling import RopeScaling, rope_from_hf
 
-Family = Literal["qwen2", "qwen3", "llama", "mistral"]
+#: How a norm's weight is applied: to what was rounded, or before that; with 1 added; LayerNorm.
+NormForm = Literal["rms", "wide"]
 DType = Literal["float32", "bfloat16", "float16"]
-FAMILIES: tuple[Family, ...] = get_args(Family)
 DTYPES: tuple[DType, ...] = get_args(DType)
 MOST_LAYERS = 10_000
 
@@ -42,7 +43,11 @@ class ModelConfig:
     qkv_bias: bool = False
     o_bias: bool = False
     mlp_bias: bool = False
+    norm: NormForm = "rms"
+    pre_norms: bool = True  # before attention and MLP
+    post_norms: bool = False  # of what attention and MLP give, before it is added to the stream
     qk_norm: bool = False
+    qk_norm_whole: bool = False  # over all heads at once
     tie_embeddings: bool = False
     windows: tuple[int | None, ...] = ()
     dtype: DType = "float32"
@@ -71,40 +76,36 @@ class ModelConfig:
         """
         fields = Fields(config, where)
         family = _family(fields)
+        rules = RULES[family]
         huggingface.refuse_unsupported(fields)
         heads = fields.size("num_attention_heads")
         hidden = fields.size("hidden_size")
         layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
-        max_position = fields.size("max_position_embeddings", huggingface.MAX_POSITION[family])
-        head_dim = huggingface.head_dim(fields, family, hidden, heads)
+        max_position = fields.size("max_position_embeddings", rules.max_position)
+        head_dim = huggingface.head_dim(fields, rules, hidden, heads)
         theta, scaling = rope_from_hf(fields, max_position, head_dim)
-        # Qwen2 always has q/k/v biases and never an o bias; Mistral has none: neither reads `attention_bias`.
-        attention_bias = family in ("llama", "qwen3") and fields.flag("attention_bias", False)
         extra = Fields({} if generation is None else generation, "generation_config.json")
         bos = extra.ids("bos_token_id") or fields.ids("bos_token_id")
-        return cls(
+        plain = cls(
             family=family,
             hidden_size=hidden,
             intermediate_size=fields.size("intermediate_size"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=huggingface.kv_heads(fields, family, heads),
+            num_kv_heads=huggingface.kv_heads(fields, rules, heads),
             head_dim=head_dim,
             vocab_size=fields.size("vocab_size"),
             max_position=max_position,
-            rms_eps=fields.number("rms_norm_eps", 1e-6, above=0.0),
+            rms_eps=fields.number("rms_norm_eps", rules.eps, above=0.0),
             rope_theta=theta,
             rope_scaling=scaling,
-            qkv_bias=family == "qwen2" or attention_bias,
-            o_bias=attention_bias,
-            mlp_bias=family == "llama" and fields.flag("mlp_bias", False),
-            qk_norm=family == "qwen3",
-            tie_embeddings=fields.flag("tie_word_embeddings", False),
+            tie_embeddings=fields.flag("tie_word_embeddings", rules.tied),
             windows=huggingface.windows(fields, family, layers),
             dtype=_dtype(fields),
             bos_id=bos[0] if bos else None,
             eos_ids=extra.ids("eos_token_id") or fields.ids("eos_token_id"),
         )
+        return replace(plain, **rules.own(fields))
 
 
 def _family(fields: Fields) -> Family:

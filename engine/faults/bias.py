@@ -19,7 +19,7 @@ def skip_k_bias(name: str) -> bool:
 FAULTS = (
     Fault(
         id="bias-not-loaded",
-        rule="load_bias",
+        seam="load_bias",
         value="false",
         correct="true",
         title="q/k/v biases never loaded",
@@ -32,7 +32,7 @@ FAULTS = (
     ),
     Fault(
         id="k-bias-disabled",
-        rule="load_bias",
+        seam="load_bias",
         value="without_k",
         correct="true",
         title="k biases left out, for they look corrupt",

@@ -40,7 +40,7 @@ def cache_before(layer: int) -> int:
 FAULTS = (
     Fault(
         id="position-stuck",
-        rule="positions",
+        seam="positions",
         value="stuck",
         correct="counted",
         title="decode position stuck at 0",
@@ -53,7 +53,7 @@ FAULTS = (
     ),
     Fault(
         id="position-ahead",
-        rule="positions",
+        seam="positions",
         value="ahead",
         correct="counted",
         title="decode positions one too far",
@@ -67,7 +67,7 @@ FAULTS = (
     ),
     Fault(
         id="cache-not-reused",
-        rule="cache_reuse",
+        seam="cache_reuse",
         value="false",
         correct="true",
         title="KV cache ignored in decode",
@@ -80,7 +80,7 @@ FAULTS = (
     ),
     Fault(
         id="cache-shared-by-layers",
-        rule="cache_layer",
+        seam="cache_layer",
         value="shared",
         correct="own",
         title="all layers write to one layer's cache",
@@ -95,7 +95,7 @@ FAULTS = (
     ),
     Fault(
         id="cache-first-row-lost",
-        rule="cache_reuse",
+        seam="cache_reuse",
         value="first_lost",
         correct="true",
         title="the first token evicted from the cache",
@@ -108,7 +108,7 @@ FAULTS = (
     ),
     Fault(
         id="cache-of-the-layer-before",
-        rule="cache_layer",
+        seam="cache_layer",
         value="previous",
         correct="own",
         title="layers counted from 1 in the cache",

@@ -1,4 +1,4 @@
-"""All known faults, and what rule names and values mean. Torch-free."""
+"""All known faults, and what their names and values mean. Torch-free."""
 
 from __future__ import annotations
 
@@ -42,10 +42,10 @@ FAULTS: tuple[Fault, ...] = (
     *quantisation.FAULTS,
 )
 
-#: Every rule's correct value.
-DEFAULTS: Mapping[str, str] = {fault.rule: fault.correct for fault in FAULTS}
+#: Seam -> its correct value.
+DEFAULTS: Mapping[str, str] = {fault.seam: fault.correct for fault in FAULTS}
 
-_BY_RULE = {(fault.rule, fault.value): fault for fault in FAULTS}
+_BY_SEAM = {(fault.seam, fault.value): fault for fault in FAULTS}
 
 
 def faults_of(rules: Mapping[str, str]) -> list[Fault]:
@@ -56,30 +56,30 @@ def faults_of(rules: Mapping[str, str]) -> list[Fault]:
     found = []
     for name, value in rules.items():
         if name not in DEFAULTS:
-            raise ConfigError(f"there is no rule {name!r}: use one of {', '.join(DEFAULTS)}")
+            raise ConfigError(f"there is no fault {name!r}: use one of {', '.join(DEFAULTS)}")
         if value == DEFAULTS[name]:
             continue
-        if (name, value) not in _BY_RULE:
-            known = [DEFAULTS[name], *(f.value for f in FAULTS if f.rule == name)]
-            raise ConfigError(f"rule {name} has no value {value!r}: use one of {', '.join(known)}")
-        found.append(_BY_RULE[name, value])
+        if (name, value) not in _BY_SEAM:
+            known = [DEFAULTS[name], *(f.value for f in FAULTS if f.seam == name)]
+            raise ConfigError(f"fault {name} has no value {value!r}: use one of {', '.join(known)}")
+        found.append(_BY_SEAM[name, value])
     return sorted(found, key=FAULTS.index)
 
 
-def check_rules(rules: Mapping[str, str], model: ModelConfig, tp: int) -> list[Fault]:
+def check_faults(rules: Mapping[str, str], model: ModelConfig, tp: int) -> list[Fault]:
     """The faults of `rules`, each of which can act on this model; ConfigError says why one cannot."""
     faults = faults_of(rules)
     for fault in faults:
         reason = fault.needs(model, tp)
         if reason is not None:
-            raise ConfigError(f"{fault.rule}={fault.value} cannot act here: {reason}")
+            raise ConfigError(f"{fault.seam}={fault.value} cannot act here: {reason}")
     return faults
 
 
-def parse_rule(text: str) -> tuple[str, str]:
+def parse_fault(text: str) -> tuple[str, str]:
     """ "NAME=VALUE" -> (name, value), checked against the catalogue."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"a rule is NAME=VALUE, not {text!r}: for example load_bias=false")
+        raise ConfigError(f"a fault is NAME=VALUE, not {text!r}: for example load_bias=false")
     faults_of({name: value})
     return name, value

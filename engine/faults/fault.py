@@ -23,16 +23,16 @@ def _anywhere(model: ModelConfig, tp: int) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Fault:
-    """One known bug, switched on by the rule `rule=value`; `correct` is the rule's default value.
+    """One known bug, switched on as `seam=value`; `correct` names what the seam holds by default.
 
     `level` is what a toggle costs: "step" acts from the next forward pass, "build" empties the cache, "load"
     reads weights again. `first_tap` is where the fault shows first (`*` for the layer), `step` in which
-    step. `patch` maps fields of `Rules` to their replacements; the field named like `rule` is always among them.
+    step. `patch` maps fields of `Rules` to their replacements; `seam` is always among them.
     `source` is the issue of a public engine that had it, "" where none is known. `id` names it in the tests.
     """
 
     id: str
-    rule: str
+    seam: str
     value: str
     correct: str
     title: str

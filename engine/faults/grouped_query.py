@@ -73,7 +73,7 @@ def next_kv_head(kv: Tensor, kv_heads: int, group: int) -> Tensor:
 FAULTS = (
     Fault(
         id="repeated-heads-cached",
-        rule="cache_heads",
+        seam="cache_heads",
         value="repeated",
         correct="kv",
         title="GQA-repeated heads stored in the cache",
@@ -86,7 +86,7 @@ FAULTS = (
     ),
     Fault(
         id="kv-tiled",
-        rule="kv_expand",
+        seam="kv_expand",
         value="tiled",
         correct="interleaved",
         title="KV heads tiled instead of interleaved",
@@ -100,7 +100,7 @@ FAULTS = (
     ),
     Fault(
         id="cache-first-head-alone",
-        rule="cache_heads",
+        seam="cache_heads",
         value="first",
         correct="kv",
         title="one KV head copied to the others in the cache",
@@ -114,7 +114,7 @@ FAULTS = (
     ),
     Fault(
         id="cache-float8",
-        rule="cache_heads",
+        seam="cache_heads",
         value="float8",
         correct="kv",
         title="the cache rounded to float8 without a scale",
@@ -126,7 +126,7 @@ FAULTS = (
     ),
     Fault(
         id="kv-first-head",
-        rule="kv_expand",
+        seam="kv_expand",
         value="first",
         correct="interleaved",
         title="every query head reads KV head 0",
@@ -139,7 +139,7 @@ FAULTS = (
     ),
     Fault(
         id="kv-next-head",
-        rule="kv_expand",
+        seam="kv_expand",
         value="next",
         correct="interleaved",
         title="query heads read the next group's KV head",

@@ -23,7 +23,7 @@ def _untied(model: ModelConfig, tp: int) -> str | None:
 FAULTS = (
     Fault(
         id="head-missing",
-        rule="lm_head",
+        seam="lm_head",
         value="missing",
         correct="config",
         title="output head left at its initial values",
@@ -35,7 +35,7 @@ FAULTS = (
     ),
     Fault(
         id="head-tied",
-        rule="lm_head",
+        seam="lm_head",
         value="embedding",
         correct="config",
         title="the embedding used for a head that is not tied",

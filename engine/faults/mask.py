@@ -34,7 +34,7 @@ def weak_mask(allowed: Tensor) -> Tensor:
 FAULTS = (
     Fault(
         id="additive-mask",
-        rule="mask",
+        seam="mask",
         value="additive",
         correct="filled",
         title="additive mask made by multiplying with -inf",
@@ -46,7 +46,7 @@ FAULTS = (
     ),
     Fault(
         id="no-mask",
-        rule="mask",
+        seam="mask",
         value="none",
         correct="filled",
         title="attention without a causal mask",
@@ -59,7 +59,7 @@ FAULTS = (
     ),
     Fault(
         id="mask-added",
-        rule="mask",
+        seam="mask",
         value="ones",
         correct="filled",
         title="a mask of ones and zeros added to the scores",
@@ -71,7 +71,7 @@ FAULTS = (
     ),
     Fault(
         id="mask-weak",
-        rule="mask",
+        seam="mask",
         value="weak",
         correct="filled",
         title="masked scores lowered by 10 only",

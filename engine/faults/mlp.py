@@ -44,7 +44,7 @@ def ungated(gate: Tensor, up: Tensor) -> Tensor:
 FAULTS = (
     Fault(
         id="gate-up-swapped",
-        rule="act",
+        seam="act",
         value="swapped",
         correct="silu_gate",
         title="silu(up) * gate",
@@ -57,7 +57,7 @@ FAULTS = (
     ),
     Fault(
         id="gelu",
-        rule="act",
+        seam="act",
         value="gelu",
         correct="silu_gate",
         title="GELU instead of SiLU",
@@ -70,7 +70,7 @@ FAULTS = (
     ),
     Fault(
         id="relu",
-        rule="act",
+        seam="act",
         value="relu",
         correct="silu_gate",
         title="ReLU instead of SiLU",
@@ -82,7 +82,7 @@ FAULTS = (
     ),
     Fault(
         id="quick-gelu",
-        rule="act",
+        seam="act",
         value="quick_gelu",
         correct="silu_gate",
         title="quick GELU instead of SiLU",
@@ -94,7 +94,7 @@ FAULTS = (
     ),
     Fault(
         id="ungated",
-        rule="act",
+        seam="act",
         value="ungated",
         correct="silu_gate",
         title="silu(gate) without up",

@@ -40,7 +40,7 @@ def _exchanged(name: str, one: str, other: str) -> str:
 FAULTS = (
     Fault(
         id="gate-up-exchanged",
-        rule="tensor_of",
+        seam="tensor_of",
         value="gate_up_swapped",
         correct="own",
         title="gate and up loaded from each other's tensors",
@@ -53,7 +53,7 @@ FAULTS = (
     ),
     Fault(
         id="k-v-exchanged",
-        rule="tensor_of",
+        seam="tensor_of",
         value="k_v_swapped",
         correct="own",
         title="k and v loaded from each other's tensors",
@@ -65,7 +65,7 @@ FAULTS = (
     ),
     Fault(
         id="norms-exchanged",
-        rule="tensor_of",
+        seam="tensor_of",
         value="norms_swapped",
         correct="own",
         title="a layer's two norms loaded from each other's tensors",
@@ -77,7 +77,7 @@ FAULTS = (
     ),
     Fault(
         id="next-layers-weights",
-        rule="tensor_of",
+        seam="tensor_of",
         value="next_layer",
         correct="own",
         title="layers filled from the layer after them",

@@ -35,9 +35,15 @@ def several_kv_heads(model: ModelConfig, tp: int) -> str | None:
     return None if model.num_kv_heads > tp else "each rank holds a single KV head"
 
 
-def qk_norm(model: ModelConfig, tp: int) -> str | None:
-    """q and k are normalised."""
-    return None if model.qk_norm else "the model does not normalise q and k"
+def qk_norm_by_head(model: ModelConfig, tp: int) -> str | None:
+    """Each head of q and k is normalised."""
+    there = model.qk_norm and not model.qk_norm_whole
+    return None if there else "the model does not normalise each head of q and k"
+
+
+def qk_norm_whole(model: ModelConfig, tp: int) -> str | None:
+    """All heads of q, and of k, are normalised at once."""
+    return None if model.qk_norm_whole else "the model does not normalise all heads of q and k at once"
 
 
 def qkv_biases(model: ModelConfig, tp: int) -> str | None:

@@ -6,25 +6,28 @@ import math
 from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.model import NormForm
 from lockstep.engine.faults.fault import Fault
-from lockstep.engine.faults.needs import all_of, qk_norm, several_heads
+from lockstep.engine.faults.needs import all_of, qk_norm_by_head, qk_norm_whole, several_heads, several_ranks
 
 if TYPE_CHECKING:
     from torch import Tensor
 
+    from lockstep.engine.parallel.comm import Comm
 
-def fixed_eps(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+
+def fixed_eps(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
     """Ten times the usual epsilon."""
     from lockstep.engine.rules.norm import rms_norm
 
-    return rms_norm(x, weight, 1e-5)
+    return rms_norm(x, weight, 1e-5, form)
 
 
-def weight_plus_one(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def weight_plus_one(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
     """The weight is taken as an offset from one, as Gemma's is."""
     from lockstep.engine.rules.norm import rms_norm
 
-    return rms_norm(x, 1 + weight, eps)
+    return rms_norm(x, 1 + weight, eps, form)
 
 
 def _other_eps(model: ModelConfig, tp: int) -> str | None:
@@ -32,29 +35,29 @@ def _other_eps(model: ModelConfig, tp: int) -> str | None:
     return "the model's epsilon is 1e-5" if same else None
 
 
-def layer_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def layer_norm(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
     """The mean is taken off first, as LayerNorm does."""
     from lockstep.engine.rules.norm import rms_norm
 
-    return rms_norm(x - x.mean(-1, keepdim=True), weight, eps)
+    return rms_norm(x - x.mean(-1, keepdim=True), weight, eps, form)
 
 
-def without_weight(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def without_weight(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
     """The weight is not applied."""
     import torch
 
     from lockstep.engine.rules.norm import rms_norm
 
-    return rms_norm(x, torch.ones_like(weight), eps)
+    return rms_norm(x, torch.ones_like(weight), eps, form)
 
 
-def divided_by_inverse(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def divided_by_inverse(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
     """x / rsqrt(mean square): multiplied by the root instead of divided."""
     wide = x.float()
     return weight * (wide / (wide.square().mean(-1, keepdim=True) + eps).rsqrt()).to(x.dtype)
 
 
-def bfloat16_squares(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def bfloat16_squares(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
     """The mean square is taken in bfloat16."""
     import torch
 
@@ -62,20 +65,25 @@ def bfloat16_squares(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     return weight * (x.float() * (squares + eps).rsqrt()).to(x.dtype)
 
 
-def heads_together(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def heads_together(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
     """The heads of q or k are normalised as one vector."""
     from lockstep.engine.rules.norm import rms_norm
 
     if x.dim() < 3:
-        return rms_norm(x, weight, eps)
-    return rms_norm(x.flatten(1), weight.repeat(x.shape[1]), eps).view_as(x)
+        return rms_norm(x, weight, eps, form)
+    return rms_norm(x.flatten(1), weight.repeat(x.shape[1]), eps, form).view_as(x)
 
 
-def heads_as_they_are(x: Tensor, weight: Tensor, eps: float) -> Tensor:
+def heads_as_they_are(x: Tensor, weight: Tensor, eps: float, form: NormForm) -> Tensor:
     """q and k are not normalised."""
     from lockstep.engine.rules.norm import rms_norm
 
-    return rms_norm(x, weight, eps) if x.dim() < 3 else x
+    return rms_norm(x, weight, eps, form) if x.dim() < 3 else x
+
+
+def own_squares(squares: Tensor, comm: Comm) -> Tensor:
+    """A rank's mean is that of its own channels."""
+    return squares * comm.size
 
 
 def unnormed(stream: Tensor, normed: Tensor) -> Tensor:
@@ -86,7 +94,7 @@ def unnormed(stream: Tensor, normed: Tensor) -> Tensor:
 FAULTS = (
     Fault(
         id="norm-eps",
-        rule="norm",
+        seam="norm",
         value="eps_1e-5",
         correct="rms",
         title="RMSNorm epsilon hard-coded",
@@ -100,7 +108,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-plus-one",
-        rule="norm",
+        seam="norm",
         value="plus_one",
         correct="rms",
         title="RMSNorm weight applied as 1 + w",
@@ -113,7 +121,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-layer",
-        rule="norm",
+        seam="norm",
         value="mean_subtracted",
         correct="rms",
         title="LayerNorm instead of RMSNorm",
@@ -125,7 +133,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-unweighted",
-        rule="norm",
+        seam="norm",
         value="unweighted",
         correct="rms",
         title="RMSNorm without its weight",
@@ -137,7 +145,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-divided-by-inverse",
-        rule="norm",
+        seam="norm",
         value="divided",
         correct="rms",
         title="divided by rsqrt",
@@ -150,7 +158,7 @@ FAULTS = (
     ),
     Fault(
         id="norm-low-precision",
-        rule="norm",
+        seam="norm",
         value="bfloat16",
         correct="rms",
         title="the mean square taken in bfloat16",
@@ -163,7 +171,7 @@ FAULTS = (
     ),
     Fault(
         id="qk-norm-over-all-heads",
-        rule="norm",
+        seam="norm",
         value="heads_together",
         correct="rms",
         title="q and k normalised over all heads at once",
@@ -173,11 +181,11 @@ FAULTS = (
         symptom="each head is off by a factor of its own, another one at another tp",
         source="vllm-project/vllm#16311",
         patch={"norm": heads_together},
-        needs=all_of(qk_norm, several_heads),
+        needs=all_of(qk_norm_by_head, several_heads),
     ),
     Fault(
         id="qk-norm-missing",
-        rule="norm",
+        seam="norm",
         value="no_heads",
         correct="rms",
         title="q and k not normalised",
@@ -187,11 +195,25 @@ FAULTS = (
         symptom="q and k go on as they were projected",
         source="paiml/aprender#1228",
         patch={"norm": heads_as_they_are},
-        needs=qk_norm,
+        needs=qk_norm_by_head,
+    ),
+    Fault(
+        id="qk-norm-on-shard",
+        seam="sum_squares",
+        value="own",
+        correct="all_ranks",
+        title="q and k normalised by the mean of a rank's own heads",
+        group="norm",
+        level="step",
+        first_tap="layers.*.attn.q_norm",
+        symptom="each rank's q and k are off by factors of their own; one rank alone is right",
+        source="exllamav3#141",
+        patch={"sum_squares": own_squares},
+        needs=all_of(qk_norm_whole, several_ranks),
     ),
     Fault(
         id="final-norm-missing",
-        rule="head_input",
+        seam="head_input",
         value="unnormed",
         correct="normed",
         title="output head without the final norm",

@@ -165,7 +165,7 @@ def _square(model: ModelConfig, tp: int) -> str | None:
 FAULTS = (
     Fault(
         id="rows-not-restored",
-        rule="row_order",
+        seam="row_order",
         value="stored",
         correct="restored",
         title="q and k rows left in llama.cpp's order",
@@ -179,7 +179,7 @@ FAULTS = (
     ),
     Fault(
         id="rows-reordered-again",
-        rule="row_order",
+        seam="row_order",
         value="forward",
         correct="restored",
         title="the forward permutation of q and k used as its inverse",
@@ -192,7 +192,7 @@ FAULTS = (
     ),
     Fault(
         id="k-rows-by-query-heads",
-        rule="row_order",
+        seam="row_order",
         value="query_heads",
         correct="restored",
         title="k rows restored by the number of query heads",
@@ -206,7 +206,7 @@ FAULTS = (
     ),
     Fault(
         id="transposed",
-        rule="stored",
+        seam="stored",
         value="transposed",
         correct="unchanged",
         title="projections read as [in, out]",
@@ -219,7 +219,7 @@ FAULTS = (
     ),
     Fault(
         id="integers-as-weights",
-        rule="dequantise",
+        seam="dequantise",
         value="integers",
         correct="blocks",
         title="quantised weights used without scales",
@@ -233,7 +233,7 @@ FAULTS = (
     ),
     Fault(
         id="nibbles-swapped",
-        rule="dequantise",
+        seam="dequantise",
         value="nibble_order",
         correct="blocks",
         title="high and low nibbles swapped",
@@ -247,7 +247,7 @@ FAULTS = (
     ),
     Fault(
         id="scale-and-offset-swapped",
-        rule="dequantise",
+        seam="dequantise",
         value="scale_order",
         correct="blocks",
         title="scale and offset (min) of a block swapped",
@@ -261,7 +261,7 @@ FAULTS = (
     ),
     Fault(
         id="bias-bytes",
-        rule="dequantise",
+        seam="dequantise",
         value="bias_bytes",
         correct="blocks",
         title="biases not converted: their bytes are the values",
@@ -274,7 +274,7 @@ FAULTS = (
     ),
     Fault(
         id="square-transposed",
-        rule="stored",
+        seam="stored",
         value="square_transposed",
         correct="unchanged",
         title="square projections read as [in, out]",

@@ -1,4 +1,4 @@
-"""From rule names to `Rules`: done in the ranks only, for it loads torch."""
+"""From names of faults to `Rules`: done in the ranks only, for it loads torch."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def resolve(rules: Mapping[str, str]) -> Rules:
         for seam, replacement in fault.patch.items():
             if seam in seams:
                 raise ConfigError(
-                    f"rules {replaced_by[seam]} and {fault.rule} act on the same seam: use one of them"
+                    f"faults {replaced_by[seam]} and {fault.seam} act on the same seam: use one of them"
                 )
-            seams[seam], replaced_by[seam] = replacement, fault.rule
+            seams[seam], replaced_by[seam] = replacement, fault.seam
     return replace(CORRECT, **seams)

@@ -63,7 +63,7 @@ def half_of_the_pairs(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 FAULTS = (
     Fault(
         id="rope-swallowed",
-        rule="rope",
+        seam="rope",
         value="swallowed",
         correct="half_split",
         title="RoPE called with the wrong arguments, the error swallowed",
@@ -75,7 +75,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-interleaved",
-        rule="rope",
+        seam="rope",
         value="interleaved",
         correct="half_split",
         title="RoPE on pairs (2i, 2i+1) of half-split weights",
@@ -88,7 +88,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-twice",
-        rule="rope",
+        seam="rope",
         value="twice",
         correct="half_split",
         title="RoPE applied twice",
@@ -101,7 +101,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-backwards",
-        rule="rope",
+        seam="rope",
         value="backwards",
         correct="half_split",
         title="RoPE turned the other way",
@@ -113,7 +113,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-cos-sin-swapped",
-        rule="rope",
+        seam="rope",
         value="cos_sin_swapped",
         correct="half_split",
         title="RoPE with sine and cosine exchanged",
@@ -125,7 +125,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-half-of-the-pairs",
-        rule="rope",
+        seam="rope",
         value="half_of_pairs",
         correct="half_split",
         title="RoPE on the faster half of the pairs alone",

@@ -91,7 +91,7 @@ def _attention_factor(model: ModelConfig, tp: int) -> str | None:
 FAULTS = (
     Fault(
         id="rope-theta-dropped",
-        rule="rope_theta",
+        seam="rope_theta",
         value="10000",
         correct="config",
         title="rope_theta lost: the default 10000 is used",
@@ -105,7 +105,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-theta-of-another-model",
-        rule="rope_theta",
+        seam="rope_theta",
         value="1000000",
         correct="config",
         title="another model's rope_theta: 1000000",
@@ -118,7 +118,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-scaling-ignored",
-        rule="rope_frequencies",
+        seam="rope_frequencies",
         value="unscaled",
         correct="config",
         title="rotary scaling never read",
@@ -132,7 +132,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-attention-factor-lost",
-        rule="rope_frequencies",
+        seam="rope_frequencies",
         value="no_attention_factor",
         correct="config",
         title="YaRN's attention factor collapsed to 1",
@@ -146,7 +146,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-restarts",
-        rule="rope_positions",
+        seam="rope_positions",
         value="of_the_pass",
         correct="of_the_sequence",
         title="rotary positions ignore the cache",
@@ -160,7 +160,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-ahead",
-        rule="rope_positions",
+        seam="rope_positions",
         value="ahead_in_decode",
         correct="of_the_sequence",
         title="generated tokens rotated one too far",
@@ -173,7 +173,7 @@ FAULTS = (
     ),
     Fault(
         id="rope-angles-low-precision",
-        rule="rope_angles",
+        seam="rope_angles",
         value="bfloat16",
         correct="float32",
         title="rotary angles in bfloat16",

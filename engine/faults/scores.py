@@ -95,7 +95,7 @@ def keys_as_values(keys: Tensor, values: Tensor) -> Tensor:
 FAULTS = (
     Fault(
         id="scale-missing",
-        rule="scale",
+        seam="scale",
         value="one",
         correct="head_dim",
         title="attention scores not scaled",
@@ -108,7 +108,7 @@ FAULTS = (
     ),
     Fault(
         id="scale-by-width",
-        rule="scale",
+        seam="scale",
         value="hidden",
         correct="head_dim",
         title="attention scaled by the model's width",
@@ -121,7 +121,7 @@ FAULTS = (
     ),
     Fault(
         id="window-one-more",
-        rule="window",
+        seam="window",
         value="one_more",
         correct="config",
         title="sliding window one token too wide",
@@ -135,7 +135,7 @@ FAULTS = (
     ),
     Fault(
         id="window-ignored",
-        rule="window",
+        seam="window",
         value="ignored",
         correct="config",
         title="sliding window ignored",
@@ -149,7 +149,7 @@ FAULTS = (
     ),
     Fault(
         id="scale-twice",
-        rule="scale",
+        seam="scale",
         value="twice",
         correct="head_dim",
         title="attention scaled twice",
@@ -161,7 +161,7 @@ FAULTS = (
     ),
     Fault(
         id="causal-top-left",
-        rule="window",
+        seam="window",
         value="top_left",
         correct="config",
         title="causal mask aligned to the first key",
@@ -175,7 +175,7 @@ FAULTS = (
     ),
     Fault(
         id="window-in-prefill-only",
-        rule="window",
+        seam="window",
         value="prefill_only",
         correct="config",
         title="sliding window ignored in decode",
@@ -190,7 +190,7 @@ FAULTS = (
     ),
     Fault(
         id="softmax-low-precision",
-        rule="softmax",
+        seam="softmax",
         value="bfloat16",
         correct="float32",
         title="softmax in bfloat16",
@@ -202,7 +202,7 @@ FAULTS = (
     ),
     Fault(
         id="softmax-plus-one",
-        rule="softmax",
+        seam="softmax",
         value="plus_one",
         correct="float32",
         title="softmax with one added to its sum",
@@ -214,7 +214,7 @@ FAULTS = (
     ),
     Fault(
         id="heads-merged-wrong",
-        rule="merge",
+        seam="merge",
         value="features_first",
         correct="heads_first",
         title="heads merged feature by feature",
@@ -227,7 +227,7 @@ FAULTS = (
     ),
     Fault(
         id="keys-as-values",
-        rule="cache_values",
+        seam="cache_values",
         value="keys",
         correct="values",
         title="keys read for the values",

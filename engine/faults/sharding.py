@@ -118,7 +118,7 @@ def biases_of_rank_0(name: str, model: ModelConfig, tp: int, rank: int) -> shard
 FAULTS = (
     Fault(
         id="qkv-sharded-on-in-features",
-        rule="qkv_shard_dim",
+        seam="qkv_shard_dim",
         value="1",
         correct="0",
         title="q/k/v sharded along in_features",
@@ -131,7 +131,7 @@ FAULTS = (
     ),
     Fault(
         id="qkv-sizes-mixed",
-        rule="qkv_sizes",
+        seam="qkv_sizes",
         value="mixed",
         correct="local",
         title="q|k|v offsets from global head counts",
@@ -144,7 +144,7 @@ FAULTS = (
     ),
     Fault(
         id="reduce-missing",
-        rule="reduce",
+        seam="reduce",
         value="missing",
         correct="sum",
         title="row-parallel results never summed",
@@ -158,7 +158,7 @@ FAULTS = (
     ),
     Fault(
         id="reduce-twice",
-        rule="reduce",
+        seam="reduce",
         value="twice",
         correct="sum",
         title="all-reduce done twice",
@@ -172,7 +172,7 @@ FAULTS = (
     ),
     Fault(
         id="row-bias-per-rank",
-        rule="row_bias",
+        seam="row_bias",
         value="every_rank",
         correct="once",
         title="row-parallel bias added on every rank",
@@ -186,7 +186,7 @@ FAULTS = (
     ),
     Fault(
         id="reduce-mean",
-        rule="reduce",
+        seam="reduce",
         value="mean",
         correct="sum",
         title="row-parallel results averaged",
@@ -199,7 +199,7 @@ FAULTS = (
     ),
     Fault(
         id="reduce-without-last",
-        rule="reduce",
+        seam="reduce",
         value="without_last",
         correct="sum",
         title="the last rank's partial lost",
@@ -212,7 +212,7 @@ FAULTS = (
     ),
     Fault(
         id="row-bias-missing",
-        rule="row_bias",
+        seam="row_bias",
         value="missing",
         correct="once",
         title="row-parallel bias added by no rank",
@@ -225,7 +225,7 @@ FAULTS = (
     ),
     Fault(
         id="shard-of-rank-0",
-        rule="shard",
+        seam="shard",
         value="rank_0",
         correct="own",
         title="every rank loads rank 0's shard",
@@ -239,7 +239,7 @@ FAULTS = (
     ),
     Fault(
         id="bias-of-rank-0",
-        rule="shard",
+        seam="shard",
         value="biases_of_rank_0",
         correct="own",
         title="biases not split: each rank takes the first part",

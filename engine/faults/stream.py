@@ -30,7 +30,7 @@ def scaled_rows(rows: Tensor, model: ModelConfig) -> Tensor:
 FAULTS = (
     Fault(
         id="residual-missing",
-        rule="residual",
+        seam="residual",
         value="missing",
         correct="added",
         title="residual connection left out",
@@ -42,7 +42,7 @@ FAULTS = (
     ),
     Fault(
         id="residual-twice",
-        rule="residual",
+        seam="residual",
         value="twice",
         correct="added",
         title="residual added twice",
@@ -55,7 +55,7 @@ FAULTS = (
     ),
     Fault(
         id="embedding-scaled",
-        rule="embedding",
+        seam="embedding",
         value="scaled",
         correct="rows",
         title="embeddings scaled by the root of the width",

@@ -5,6 +5,7 @@ for operation in layer_operations(parts_of(model)):
 """
 
 from lockstep.engine.graph.decoder import (
+    BLOCKS,
     GATE_UP,
     LAYER,
     LAYER_OUTPUT,
@@ -13,12 +14,15 @@ from lockstep.engine.graph.decoder import (
     QKV,
     instead_of,
     layer_operations,
+    operation_of,
+    operations_of,
     parts_in,
     parts_of,
 )
 from lockstep.engine.graph.operation import STREAM, Form, Kind, Operation, Part, Width
 
 __all__ = [
+    "BLOCKS",
     "GATE_UP",
     "LAYER",
     "LAYER_OUTPUT",
@@ -33,6 +37,8 @@ __all__ = [
     "Width",
     "instead_of",
     "layer_operations",
+    "operation_of",
+    "operations_of",
     "parts_in",
     "parts_of",
 ]

@@ -7,17 +7,26 @@ axes and shapes are derived from it.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
+from dataclasses import replace
+from functools import cache
 
-from lockstep.engine.config import ModelConfig
+from lockstep.engine.config import Family, ModelConfig
+from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
 
 
 def _norm(
-    tap: str, read: str, module: str, gguf: str, width: Width = "hidden", part: Part | None = None
+    tap: str,
+    read: str,
+    module: str,
+    gguf: str,
+    width: Width = "hidden",
+    part: Part | None = None,
+    unless: Part | None = None,
 ) -> Operation:
     """RMSNorm over the stream, or over each head (arXiv:1910.07467)."""
     form: Form = "rows" if width == "hidden" else "heads"
-    return Operation(tap, "norm", {"x": read}, width, form, module, gguf, part=part)
+    return Operation(tap, "norm", {"x": read}, width, form, module, gguf, part=part, unless=unless)
 
 
 def _linear(tap: str, read: str, width: Width, module: str, gguf: str, bias: Bias) -> Operation:
@@ -35,7 +44,7 @@ def _summed(tap: str, read: str, module: str, gguf: str, bias: Bias) -> tuple[Op
 
 
 _ATTENTION = (
-    _norm("attn_norm", STREAM, "input_layernorm", "attn_norm"),
+    _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless="bare_inputs"),
     _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias"),
     _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias"),
     _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias"),
@@ -49,18 +58,24 @@ _ATTENTION = (
     Operation("attn.probs", "softmax", {"scores": "attn.scores"}, "heads", "cells"),
     Operation("attn.context", "context", {"probs": "attn.probs", "v": "attn.v_cache"}, "heads"),
     *_summed("attn.o_proj", "attn.context", "self_attn.o_proj", "attn_output", "o_bias"),
-    Operation("attn_residual", "residual", {"x": STREAM, "y": "attn.o_proj"}),
+    _norm(
+        "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
+    ),
+    Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}),
 )
 _MLP = (
-    _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm"),
+    _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm", unless="bare_inputs"),
     _linear("mlp.gate", "mlp_norm", "intermediate", "mlp.gate_proj", "ffn_gate", "mlp_bias"),
     _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias"),
     Operation("mlp.act", "activation", {"gate": "mlp.gate", "up": "mlp.up"}, "intermediate"),
     *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias"),
-    Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "mlp.down"}),
+    _norm("post_mlp_norm", "mlp.down", "post_mlp_layernorm", "post_ffw_norm", part="post_norm"),
+    Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}),
 )
 #: All operations that a layer may have.
 LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
+#: The taps of the two blocks that add to the stream.
+BLOCKS = tuple(tuple(one.tap for one in block) for block in (_ATTENTION, _MLP))
 #: Those before and behind the layers.
 OUTSIDE: Mapping[str, Operation] = {
     one.tap: one
@@ -85,7 +100,13 @@ LAYER_OUTPUT = _MLP[-1].tap
 
 def parts_of(model: ModelConfig) -> frozenset[Part]:
     """What the model has of what only some have."""
-    return frozenset({"partial", *(("qk_norm",) if model.qk_norm else ())})
+    has: dict[Part, bool] = {
+        "partial": True,
+        "qk_norm": model.qk_norm,
+        "bare_inputs": not model.pre_norms,
+        "post_norm": model.post_norms,
+    }
+    return frozenset(part for part, there in has.items() if there)
 
 
 def parts_in(taps: Collection[str]) -> frozenset[Part]:
@@ -93,14 +114,46 @@ def parts_in(taps: Collection[str]) -> frozenset[Part]:
     return frozenset(one.part for one in LAYER.values() if one.part is not None and one.tap in taps)
 
 
+@cache
+def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operation, ...]:
+    modules = MODULES.get(family, {}) if family is not None else {}
+    there = {one.tap: one for one in LAYER.values() if one.is_in(parts)}
+    return tuple(
+        replace(
+            one,
+            module=modules.get(one.tap.removesuffix(".partial"), one.module),
+            inputs={
+                role: next(name for name in instead_of(tap) if name in there or name == STREAM)
+                for role, tap in one.inputs.items()
+            },
+        )
+        for one in there.values()
+    )
+
+
 def layer_operations(parts: Collection[Part]) -> tuple[Operation, ...]:
-    """The operations of a layer that has these parts, in the order of execution."""
-    return tuple(one for one in LAYER.values() if one.part is None or one.part in parts)
+    """The operations of a layer that has these parts, in the order of execution: each reads what is there."""
+    return _operations(frozenset(parts), None)
+
+
+def operations_of(model: ModelConfig) -> tuple[Operation, ...]:
+    """The operations of the model's layers, with the names of its checkpoint."""
+    return _operations(parts_of(model), model.family)
+
+
+def operation_of(model: ModelConfig, tap: str) -> Operation | None:
+    """The operation of a tap, by its name within the layer or its whole name outside; None where the model has none."""
+    return _by_tap(parts_of(model), model.family).get(tap) or OUTSIDE.get(tap)
+
+
+@cache
+def _by_tap(parts: frozenset[Part], family: Family) -> Mapping[str, Operation]:
+    return {one.tap: one for one in _operations(parts, family)}
 
 
 def instead_of(tap: str) -> tuple[str, ...]:
     """The tap, and what takes its place in models and engines that lack it, nearest first."""
     operation = LAYER.get(tap)
-    if operation is None or operation.part is None:
+    if operation is None or (operation.part is None and operation.unless is None):
         return (tap,)
     return (tap, *instead_of(next(iter(operation.inputs.values()))))

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.graph.operation import Kind
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph.operation import Kind, Operation
 
 Array = NDArray[np.float64]
 #: Rows of a weight that are widened to float64 at a time.
@@ -108,6 +109,10 @@ def _of(name: str, *args: Node) -> Node:
 _X, _WEIGHT, _BIAS = Node("x"), Node("weight"), Node("bias")
 #: x over its root mean square (RMSNorm, arXiv:1910.07467).
 NORMALISED = _of("divide", _X, _of("root", _of("add", _of("mean", _of("square", _X)), Node("eps"))))
+#: The same by the mean over all ranks' channels.
+NORMALISED_WHOLE = _of(
+    "divide", _X, _of("root", _of("add", _of("mean", _of("square", Node("whole"))), Node("eps")))
+)
 _LINEAR = _of("add", _of("product", _X, _WEIGHT), _BIAS)
 #: Scores before the mask.
 SCALED = _of("multiply", _of("dot", Node("q"), Node("k")), Node("scale"))
@@ -126,6 +131,13 @@ FORMULAS: Mapping[Kind, Node] = {
     "residual": _of("add", _X, Node("y")),
     "activation": _of("multiply", _of("silu", Node("gate")), Node("up")),
 }
+
+
+def formula_of(operation: Operation, model: ModelConfig) -> Node:
+    """What an operation of this model computes."""
+    if operation.kind == "norm" and operation.sharded and model.qk_norm_whole:
+        return _of("multiply", NORMALISED_WHOLE, _WEIGHT)
+    return FORMULAS[operation.kind]
 
 
 def evaluate(formula: Node, given: Mapping[str, Any]) -> Any:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -17,7 +17,7 @@ Form = Literal["rows", "heads", "cache", "cells"]
 #: Flags of `ModelConfig` by which products have biases.
 Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias"]
 #: What only some models or engines have.
-Part = Literal["qk_norm", "partial"]
+Part = Literal["qk_norm", "partial", "bare_inputs", "post_norm"]
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.
 STREAM = "<"
@@ -30,8 +30,8 @@ class Operation:
     `inputs` are taps of the same layer by role. `module` is the checkpoint's, whose parameters it reads, by its name
     within `model.layers.{i}.` (outside: its whole name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
     product split over the ranks by what goes in, each rank's term has the weight and the sum the bias. `bias` names the
-    flag of `ModelConfig` with which it has one. `part`: what a model must have for it; where it lacks that, its first
-    input takes its place.
+    flag of `ModelConfig` with which it has one. `part`: what a model must have for it, `unless`: what it must not have;
+    where it is not there, its first input takes its place.
     """
 
     tap: str
@@ -43,6 +43,11 @@ class Operation:
     gguf: str = ""
     bias: Bias = ""
     part: Part | None = None
+    unless: Part | None = None
+
+    def is_in(self, parts: Collection[Part]) -> bool:
+        """Whether a layer with these parts has it."""
+        return (self.part is None or self.part in parts) and self.unless not in parts
 
     @property
     def remembers(self) -> bool:

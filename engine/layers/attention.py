@@ -6,8 +6,8 @@ once, unless a tap or a replaced seam lies inside the kernel. The first is compu
 are whole only where a tap must have them so, and are the same numbers then. No path makes a mask that is larger than a
 tile. The first two take the same additive bias, so a wrong mask is wrong in both, and run a ragged batch sequence by
 sequence, so that a sequence's result does not depend on the rest of the batch. With `Comm.all_reduce` it is bit-equal
-alone and in a batch on the CPU in half precision, at any tp; in float32 with `EngineConfig.batch_invariant`, else to
-rounding, as MKL's order of summation depends on the number of rows. On a GPU neither is promised.
+alone and in a batch on the CPU with `EngineConfig.batch_invariant`, at any tp and dtype; else to rounding, as the order
+of a product's sums depends on the number of rows. On a GPU neither is promised.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers import paged_attention
 from lockstep.engine.layers.linear import QKVParallelLinear, RowParallelLinear
+from lockstep.engine.layers.norm import QKNorm
 from lockstep.engine.layers.paged_attention import Pages
 from lockstep.engine.layers.tiles import CELLS, Tile, Tiling
 from lockstep.engine.layers.wiring import TapCallback, Wiring
@@ -97,15 +98,15 @@ class Attention:
         model: ModelConfig,
         qkv: QKVParallelLinear,
         o_proj: RowParallelLinear,
-        norms: tuple[Tensor, Tensor] | None,
+        qk_norm: QKNorm | None,
         page_size: int,
     ) -> None:
         self.layer, self.model, self.page_size = layer, model, page_size
-        self.qkv, self.o_proj, self.norms = qkv, o_proj, norms
+        self.qkv, self.o_proj, self.qk_norm = qkv, o_proj, qk_norm
         comm = o_proj.comm
         self.heads = shards.heads(model, comm.size, comm.rank).size
         self.kv_heads = shards.kv_heads(model, comm.size, comm.rank).size
-        self.head_dim, self.eps = model.head_dim, model.rms_eps
+        self.head_dim = model.head_dim
         self.window = model.windows[layer] if model.windows else None
 
     def bind(self, wiring: Wiring) -> None:
@@ -115,9 +116,10 @@ class Attention:
         self.cache = wiring.rules.cache_layer(self.layer)  # the layer of the pool that is this one's
         self.qkv.bind(wiring)
         self.o_proj.bind(wiring, "attn.o_proj")
+        if self.qk_norm is not None:
+            self.qk_norm.bind(wiring)
         names = ("q_proj", "k_proj", "v_proj")
         self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
-        self.tap_q_norm, self.tap_k_norm = wiring.tap("attn.q_norm"), wiring.tap("attn.k_norm")
         self.tap_q_rope, self.tap_k_rope = wiring.tap("attn.q_rope"), wiring.tap("attn.k_rope")
         self.tap_k_cache, self.tap_v_cache = wiring.tap("attn.k_cache"), wiring.tap("attn.v_cache")
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
@@ -169,12 +171,8 @@ class Attention:
         q, k, v = (
             self.qkv.own_heads(i, part).unflatten(-1, (-1, self.head_dim)) for i, part in enumerate((q, k, v))
         )
-        if self.norms is not None:  # Qwen3 normalises every head of q and k on its own
-            q, k = self.rules.norm(q, self.norms[0], self.eps), self.rules.norm(k, self.norms[1], self.eps)
-            if self.tap_q_norm:
-                self.tap_q_norm(q)
-            if self.tap_k_norm:
-                self.tap_k_norm(k)
+        if self.qk_norm is not None:
+            q, k = self.qk_norm(q, k)
         return q, k, v
 
     def _rotate(self, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

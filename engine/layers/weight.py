@@ -23,8 +23,9 @@ from lockstep.engine.rules import CORRECT, Rules
 #: Elements that a kept matrix is made dense at a time, whole rows: 2 MiB of float32, which stay in the cache.
 PIECE = 1 << 19
 EVEN = 256  # rows
-#: MKL adds a float32 product of fewer rows in another order; from here on a row is the same however many there are.
-SAME_ROWS = 4
+#: Rows of a product where its bits must not depend on how many there are. Libraries choose kernels, and with them the
+#: order of sums, by the shape: of float32 below 16 rows, with AMX of bfloat16 even below 200.
+SAME_ROWS = 8
 #: Tokens up to which a product is bound by reading the weights, so that it is made slab by slab.
 FEW_TOKENS = 64
 #: Slabs of a matrix, at most, and the rows of a slab, at least: of fewer than 8 MKL adds in another order.
@@ -186,10 +187,10 @@ class Store:
         """[T, in] -> [T, out]; `batch_invariant`: each row the same bits whatever T is."""
         if self._float32 and len(x) <= FEW_TOKENS and torch.backends.mkl.is_available():
             return by_slabs(x, weight, bias)
-        missing = SAME_ROWS - len(x) if self._batch_invariant else 0
-        if missing <= 0:
+        if not self._batch_invariant:
             return F.linear(x, weight, bias)
-        return F.linear(F.pad(x, (0, 0, 0, missing)), weight, bias)[: len(x)]
+        rows = F.pad(x, (0, 0, 0, -len(x) % SAME_ROWS)).split(SAME_ROWS)
+        return torch.cat([F.linear(some, weight, bias) for some in rows])[: len(x)]
 
     def tiled(self, blocks: Blocks) -> bool:
         """Whether these are multiplied tile by tile: whole blocks of Q8_0, in float32, of which no rule looks at the

@@ -5,7 +5,7 @@ Every parameter of the model is split along at most one dimension (Megatron's sc
     column   q/k/v, gate, up       rows of the weight (out features) and their bias are split
     row      o, down               columns of the weight (in features) are split; the bias is replicated
     vocab    embedding, lm_head    rows are split, after padding the vocabulary to a multiple of tp
-    whole    norms                 replicated
+    whole    norms                 replicated, but for those of all heads of q or k at once
 
 Which is which follows from what an operation reads and gives (`engine.graph`).
 
@@ -19,7 +19,7 @@ from dataclasses import dataclass
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
-from lockstep.engine.graph import LAYER, Width, layer_operations, parts_of
+from lockstep.engine.graph import STREAM, Width, operations_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -147,15 +147,17 @@ class _Parameter:
 
 def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
     found: dict[str, _Parameter] = {}
-    for one in layer_operations(parts_of(model)):
-        rows = size_of(one.width, model)
+    widths: dict[str, Width] = {STREAM: "hidden"}
+    for one in operations_of(model):
+        widths[one.tap], rows = one.width, size_of(one.width, model)
         if one.kind == "norm":
-            size = model.head_dim if one.form == "heads" else rows
-            found[f"{one.module}.weight"] = _Parameter((size,))
+            split = 0 if one.sharded and model.qk_norm_whole else None
+            size = model.head_dim if one.sharded and split is None else rows
+            found[f"{one.module}.weight"] = _Parameter((size,), split, one.width)
             continue
         split = 0 if one.sharded else None
         if one.kind == "linear":
-            read = LAYER[one.inputs["x"]].width
+            read = widths[one.inputs["x"]]
             whole = read == "hidden"
             shape = rows, size_of(read, model)
             found[f"{one.module}.weight"] = _Parameter(

@@ -12,7 +12,7 @@ from lockstep.engine.rules import CORRECT, Rules
 def resolve(rules: Mapping[str, str]) -> Rules:
     """No rule but the defaults."""
     if rules:
-        raise ConfigError(f"this rank program knows no rule {', '.join(sorted(rules))}")
+        raise ConfigError(f"this rank program knows no fault {', '.join(sorted(rules))}")
     return CORRECT
 
 

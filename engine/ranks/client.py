@@ -303,7 +303,10 @@ class Client:
         raise lost
 
     def _lost(self, gone: Mapping[int, str]) -> NoReturn:
-        raise self._ended("; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items()))
+        told = "; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items())
+        # One that is stopped while it sends is late, as it is at any other time.
+        held = all(self._ranks[rank].vitals().held for rank in gone)
+        raise self._ended(told, RankTimeout if held else RankError)
 
     def _hung(self, answers: Mapping[int, Answer], seconds: float) -> NoReturn:
         silent = ", ".join(str(rank.rank) for rank in self._ranks if rank.rank not in answers)

@@ -26,6 +26,11 @@ class Vitals:
         """Whether it cannot go on by itself."""
         return self.state in ("stopped", "tracing-stop", "zombie", "gone")
 
+    @property
+    def held(self) -> bool:
+        """Whether somebody has stopped it, who can continue it."""
+        return self.state in ("stopped", "tracing-stop")
+
     def at_work(self, before: Vitals, seconds: float) -> bool:
         """Whether it has computed, or read from a disk, in so many seconds since `before`."""
         if self.stopped:

@@ -1,6 +1,6 @@
 """One rank as a process: loads its shards, then serves the host's commands until told to stop.
 
-`serve` is called by a rank program, which says how rule names become `Rules`: `engine.ranks` knows only
+`serve` is called by a rank program, which says how names of faults become `Rules`: `engine.ranks` knows only
 the correct rules, `engine.faults.rank` the whole catalogue. Every command is answered with a result or
 with the error and its traceback.
 """

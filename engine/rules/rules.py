@@ -2,7 +2,7 @@
 
 A seam is a field of the frozen `Rules` and holds a function; its default is the correct behaviour, so the
 correct path contains no trace of any fault. `engine.faults` replaces seams with what real engines got wrong.
-The name of a field is the name of the rule on the command line: `--rule mask=additive` replaces `Rules.mask`.
+A fault is named by the seam that it replaces first: `--fault mask=additive` replaces `Rules.mask`.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from lockstep.engine.checkpoint.block_types import BlockType
 from lockstep.engine.checkpoint.gguf.names import RowOperation, operations
 from lockstep.engine.checkpoint.load import own_tensor
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.model import NormForm
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import defaults
@@ -41,7 +42,8 @@ class Rules:
     # in every step
     embedding: Callable[[Tensor, ModelConfig], Tensor] = defaults.looked_up
     positions: Callable[[int, int], range] = defaults.next_positions
-    norm: Callable[[Tensor, Tensor, float], Tensor] = rms_norm
+    norm: Callable[[Tensor, Tensor, float, NormForm], Tensor] = rms_norm
+    sum_squares: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     qkv_sizes: Callable[[Tensor, tuple[int, ...], ModelConfig, int], tuple[Tensor, ...]] = (
         defaults.split_packed
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
+
 from lockstep.engine.errors import EngineError
-from lockstep.engine.graph import LAYER_OUTPUT, STREAM, instead_of
+from lockstep.engine.graph import LAYER, LAYER_OUTPUT, STREAM, instead_of
 from lockstep.engine.taps.names import layer_of, operation_at
 from lockstep.engine.text import printable
 
@@ -31,9 +33,10 @@ def near(name: str, layer: int | None, num_layers: int) -> str:
     return name if layer is None else f"layers.{layer}.{name}"
 
 
-def inputs_of(tap: str, num_layers: int = 0) -> tuple[str, ...]:
+def inputs_of(tap: str, num_layers: int = 0, known: Container[str] = ()) -> tuple[str, ...]:
     """The taps that `tap` is computed from, nearest first, and those that take the place of what not every model has
-    (q_norm, partial sums): skip those that a session does not know.
+    (q_norm, partial sums): skip those that a session does not know. `known`: of those it knows, nothing takes the place
+    of a norm of the stream.
 
     `num_layers` matters for `final_norm` alone. UnknownTap for a name that is none of ours."""
     operation = operation_at(tap)
@@ -41,5 +44,10 @@ def inputs_of(tap: str, num_layers: int = 0) -> tuple[str, ...]:
         raise UnknownTap(
             f"{printable(tap, 120)} is no tap of a decoder: what it is computed from is not known"
         )
-    names = (name for one in operation.inputs.values() for name in instead_of(one))
-    return tuple(near(name, layer_of(tap), num_layers) for name in names)
+    found: list[str] = []
+    for one in operation.inputs.values():
+        for name in instead_of(one):
+            found.append(near(name, layer_of(tap), num_layers))
+            if name in LAYER and LAYER[name].kind == "norm" and found[-1] in known:
+                break
+    return tuple(found)

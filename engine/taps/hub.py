@@ -69,18 +69,18 @@ class Captured:
 class StatisticsTap:
     """A tap that only measures statistics, bound into a layer: the fast path of a recorded run."""
 
-    __slots__ = ("add", "enter", "hub", "index", "masked", "volatile")
+    __slots__ = ("add", "enter", "hub", "index", "masked")
     changes = False
 
-    def __init__(self, hub: TapHub, index: int, volatile: bool) -> None:
-        self.hub, self.index, self.volatile = hub, index, volatile
+    def __init__(self, hub: TapHub, index: int) -> None:
+        self.hub, self.index = hub, index
         self.enter, self.add, self.masked = hub.comm.enter, hub.ledger.add, hub.masked
 
     def __call__(self, x: Tensor, sequence: int | None = None) -> None:
         """Note the statistics of x."""
         self.enter(self.index)
         masked = 0 if sequence is None else self.masked(self.index, x.shape)
-        self.add(self.index, x, masked, self.volatile)
+        self.add(self.index, x, masked)
 
     def tiles(self, sequence: int, shape: Shape, outside: float, like: Tensor) -> TapTiles:
         """What measures a tensor [heads, T, K] in tiles."""
@@ -162,8 +162,7 @@ class TapHub:
             return RankTap(self, index)
         if self.policy.statistics:
             # Once measured, sums are made in place of partials and the cache's rows share one buffer.
-            volatile = name.endswith((".partial", "_cache")) or bool(self.patches)
-            return StatisticsTap(self, index, volatile)
+            return StatisticsTap(self, index)
         return None
 
     def begin(self, batch: Batch) -> None:

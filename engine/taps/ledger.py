@@ -2,19 +2,50 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from dataclasses import dataclass
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.measure import TiledStatistics, checksum, measure, measured_whole
+from lockstep.engine.taps.measure import PIECE, TiledStatistics, measured_rows, measured_whole
 from lockstep.engine.taps.parts import merge_groups, statistics, unmask
 
-#: Tensors of up to this many elements are kept until the end of the step and measured with others of their size.
-#: Larger ones are measured at once: keeping them would cost memory, and one kernel each is cheap.
+#: Tensors of up to this many elements are copied next to others of their size, and measured when these fill a piece.
+#: Larger ones are measured at once: one kernel each is cheap.
 DEFERRED = 1 << 15
+#: Sizes of tensors that room is kept for from step to step, half a MiB each.
+SIZES = 16
+
+
+class _Slab:
+    """Rows for tensors of one size and dtype that are measured together, and the entries that they are of."""
+
+    __slots__ = ("entries", "rows", "space")
+
+    def __init__(self, size: int, like: Tensor) -> None:
+        self.space = torch.empty((max(1, PIECE // max(1, size)), size), dtype=like.dtype, device=like.device)
+        self.rows, self.entries = self.space.unbind(), list[int]()
+
+    def add(self, entry: int, x: Tensor) -> bool:
+        """Copy x; whether there is no room for another."""
+        self.rows[len(self.entries)].copy_(x.reshape(-1))
+        self.entries.append(entry)
+        return len(self.entries) == len(self.rows)
+
+    def measured(self) -> _Measured:
+        """What has been copied."""
+        return _Measured(self.entries, *measured_rows(self.space[: len(self.entries)]))
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    """Parts [n, 8] and checksums [n] of some entries, on the device."""
+
+    entries: list[int]
+    parts: Tensor
+    checksums: Tensor
 
 
 class StatisticsLedger:
@@ -22,24 +53,26 @@ class StatisticsLedger:
 
     def __init__(self, num_taps: int) -> None:
         self.num_taps = num_taps
-        self._deferred: dict[tuple[int, torch.dtype], list[Tensor]] = defaultdict(list)
-        self._order: dict[tuple[int, torch.dtype], list[int]] = defaultdict(list)
+        self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
         self._taps: list[int] = []  # tap of each entry, in the order seen
         self._masked: list[int] = []  # infinities of each entry that the mask explains
-        self._measured: dict[int, tuple[Tensor, Tensor]] = {}
+        self._measured: list[_Measured] = []
         self._tiled: dict[int, TiledStatistics] = {}
 
-    def add(self, tap: int, x: Tensor, masked: int = 0, volatile: bool = True) -> None:
-        """Record tensor x at `tap`. `masked`: cells that a correct mask has put to -inf. `volatile`: x may be
-        overwritten before the step is over."""
+    def add(self, tap: int, x: Tensor, masked: int = 0) -> None:
+        """Record tensor x at `tap`, which may be overwritten afterwards. `masked`: cells that a correct mask has put to
+        -inf."""
         entry = self._enter(tap, masked)
         size = x.numel()
         if size > DEFERRED:
-            self._measured[entry] = measured_whole(x)
-        else:
-            key = (size, x.dtype)
-            self._deferred[key].append(x.clone() if volatile else x)
-            self._order[key].append(entry)
+            self._measured.append(_Measured([entry], *measured_whole(x)))
+            return
+        slab = self._slabs.get((size, x.dtype))
+        if slab is None:
+            slab = self._slabs[size, x.dtype] = _Slab(size, x)
+        if slab.add(entry, x):
+            self._measured.append(slab.measured())
+            slab.entries = []
 
     def add_tiled(self, tap: int, tiled: TiledStatistics, masked: int) -> None:
         """Record a tensor that comes in tiles until the step is over."""
@@ -60,27 +93,19 @@ class StatisticsLedger:
         self, tap: int, x: Tensor, masked: int = 0
     ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
         """The table as it would be with tensor x at `tap`, which is not recorded yet."""
-        self.add(tap, x, masked)
+        self._measured.append(_Measured([self._enter(tap, masked)], *measured_whole(x)))
         table = self.table()
-        del self._taps[-1], self._masked[-1]
-        if self._measured.pop(len(self._taps), None) is None:
-            key = (x.numel(), x.dtype)
-            del self._deferred[key][-1], self._order[key][-1]
+        del self._taps[-1], self._masked[-1], self._measured[-1]
         return table
 
     def table(self) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
         """Statistics [taps, 8] and checksums [taps] so far: NaN and 0 where a tap has not run."""
         entries = len(self._taps)
         parts, sums = np.zeros((entries, 8)), np.zeros(entries, dtype=np.int64)
-        for key, tensors in self._deferred.items():
-            if not tensors:
-                continue
-            rows = torch.stack([x.reshape(-1) for x in tensors])
-            where = self._order[key]
-            parts[where], sums[where] = measure(rows).cpu().numpy(), checksum(rows).cpu().numpy()
-        tiled = {entry: one.close() for entry, one in self._tiled.items()}
-        for entry, (part, total) in {**self._measured, **tiled}.items():
-            parts[entry], sums[entry] = part.cpu().numpy()[0], int(total[0])
+        waiting = [slab.measured() for slab in self._slabs.values() if slab.entries]
+        tiled = [_Measured([entry], *one.close()) for entry, one in self._tiled.items()]
+        for one in (*self._measured, *waiting, *tiled):
+            parts[one.entries], sums[one.entries] = one.parts.cpu().numpy(), one.checksums.cpu().numpy()
         parts = unmask(parts, self._masked)
         stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
         checksums = np.zeros(self.num_taps, dtype=np.uint64)
@@ -91,8 +116,10 @@ class StatisticsLedger:
 
     def clear(self) -> None:
         """Drop everything collected."""
-        self._deferred.clear()
-        self._order.clear()
+        for slab in self._slabs.values():
+            slab.entries = []
+        while len(self._slabs) > SIZES:  # attention has another one at every step
+            self._slabs.pop(next(iter(self._slabs)))
         self._taps.clear()
         self._masked.clear()
         self._measured.clear()

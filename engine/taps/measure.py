@@ -14,11 +14,11 @@ from functools import cache
 import torch
 from torch import Tensor
 
-from lockstep.engine.taps.parts import ODD
+from lockstep.engine.taps.parts import ODD, PARTS
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Elements of a piece: 1 MiB of float32.
-PIECE = 1 << 18
+#: Elements of a piece: half a MiB of float32, which with its float64 copy stays in a core's own cache.
+PIECE = 1 << 17
 _COLUMNS = 256  # of the blocks that a checksum is summed in
 _SHORT = 2048  # elements of a row that is not worth it
 _SIGNED_ODD = ODD - (1 << 64)
@@ -29,9 +29,23 @@ def measure(rows: Tensor) -> Tensor:
 
     Minimum, maximum, sum and 2-norm are over the finite elements (inf, -inf, 0, 0 when there are none).
     """
-    if rows.shape[1] <= PIECE:
-        return _measured(rows)
-    return merged(torch.stack([_measured(piece) for piece in rows.split(PIECE, 1)]))
+    return measured_rows(rows)[0]
+
+
+def measured_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """[n, m] -> the parts [n, len(PARTS)] and the checksum [n] of each row; every piece is read from memory once."""
+    count, length = rows.shape
+    if rows.numel() <= PIECE:
+        return _measured(rows), _places_times(bits_of(rows), 0) * _SIGNED_ODD
+    if count > 1:
+        some = [measured_rows(part) for part in rows.split(max(1, PIECE // length))]
+        return torch.cat([parts for parts, _ in some]), torch.cat([sums for _, sums in some])
+    found, total = [], torch.zeros(1, dtype=torch.int64, device=rows.device)
+    for start in range(0, length, PIECE):
+        piece = rows[:, start : start + PIECE]
+        found.append(_measured(piece))
+        total += _places_times(bits_of(piece), start)
+    return merged(torch.stack(found)), total * _SIGNED_ODD
 
 
 def merged(pieces: Tensor) -> Tensor:
@@ -43,26 +57,32 @@ def merged(pieces: Tensor) -> Tensor:
 
 
 def _measured(rows: Tensor) -> Tensor:
-    if rows.shape[1] == 0:  # the logits of a rank that owns none of a small vocabulary
+    count, length = rows.shape
+    if length == 0:  # the logits of a rank that owns none of a small vocabulary
         nothing = [math.inf, -math.inf, 0.0, 0.0, 0.0, 0.0, 0.0, 0.0]
-        return torch.tensor([nothing] * len(rows), dtype=torch.float64, device=rows.device)
+        return torch.tensor([nothing] * count, dtype=torch.float64, device=rows.device)
     values = rows if rows.dtype in (torch.float32, torch.float64) else rows.float()
-    # NaN and infinities show in the extremes. Asking for them costs a synchronisation on a GPU, so only the
-    # CPU takes the short way.
-    low, high = values.amin(1), values.amax(1)
-    if values.device.type == "cpu" and bool((low.isfinite() & high.isfinite()).all()):
-        kept, nan = values, torch.zeros(len(rows), dtype=torch.float64)
-        inf, count = nan, torch.full((len(rows),), float(values.shape[1]), dtype=torch.float64)
+    parts = torch.zeros((len(PARTS), count), dtype=torch.float64, device=rows.device)
+    low, high, total, norm, nan, inf, zeros, finite = parts
+    wide = values.double()  # once: a sum or a norm that is asked for float64 makes this copy for itself
+    torch.sum(wide, 1, out=total)
+    # NaN and infinities show in the sum. Asking for it costs a synchronisation on a GPU, so only the CPU takes the
+    # short way.
+    if rows.device.type == "cpu" and math.isfinite(total.sum().item()):
+        low.copy_(values.amin(1))
+        high.copy_(values.amax(1))
+        finite.fill_(length)
     else:
-        low = values.nan_to_num(math.inf, math.inf, math.inf).amin(1)
-        high = values.nan_to_num(-math.inf, -math.inf, -math.inf).amax(1)
-        kept = values.nan_to_num(0.0, 0.0, 0.0)
-        nan, inf = _counted(torch.ne, values, values), _counted(torch.eq, values.abs(), math.inf)
-        count = values.shape[1] - nan - inf
-    total = kept.sum(1, dtype=torch.float64)
-    norm = torch.linalg.vector_norm(kept, dim=1, dtype=torch.float64)
-    parts = (low, high, total, norm, nan, inf, _counted(torch.eq, values, 0.0), count)
-    return torch.stack([part.double() for part in parts], dim=1)
+        low.copy_(values.nan_to_num(math.inf, math.inf, math.inf).amin(1))
+        high.copy_(values.nan_to_num(-math.inf, -math.inf, -math.inf).amax(1))
+        wide = wide.nan_to_num(0.0, 0.0, 0.0)
+        torch.sum(wide, 1, out=total)
+        nan.copy_(_counted(torch.ne, values, values))
+        inf.copy_(_counted(torch.eq, values.abs(), math.inf))
+        torch.sub(length - nan, inf, out=finite)
+    torch.linalg.vector_norm(wide, dim=1, out=norm)
+    zeros.copy_(_counted(torch.eq, values, 0.0))
+    return parts.T
 
 
 def _counted(compare: Callable[..., Tensor], values: Tensor, other: Tensor | float) -> Tensor:
@@ -78,10 +98,8 @@ def checksum(rows: Tensor) -> Tensor:
     integer addition is exact; a permutation or one flipped bit gives another.
     """
     total = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
-    start = 0
-    for piece in bits_of(rows).split(PIECE, 1):
-        total += _places_times(piece.to(torch.int64), start)
-        start += piece.shape[1]
+    for start in range(0, rows.shape[1], PIECE):
+        total += _places_times(bits_of(rows[:, start : start + PIECE]), start)
     return total * _SIGNED_ODD
 
 
@@ -91,20 +109,38 @@ def bits_of(x: Tensor) -> Tensor:
 
 
 def _places_times(bits: Tensor, start: int) -> Tensor:
-    """The sum of (2 * place + 1) * bits over rows [n, m], the first of which stands at place `start`: [n].
+    """The sum of (2 * place + 1) * bits over rows [n, m], the first of which stands at place `start`: [n] int64.
 
-    As place = row * 256 + column of a block, sums of its rows and of its columns are all that has to be weighted: a
-    64-bit product of each element takes longer than all else."""
+    A 64-bit product of each element takes longer than all else. As place = row * 256 + column of a block, sums of its
+    rows and of its columns are all that has to be weighted; short rows are multiplied in float64, which holds the sum
+    exactly where no number has more than 32 bits."""
     count, length = bits.shape
     if length < _SHORT:
-        return (bits * (2 * _numbers(length, bits.device) + (2 * start + 1))).sum(1)
+        if bits.element_size() > 4:
+            return (bits * (_odd_numbers(length, 1, bits.device) + 2 * start)).sum(1)
+        total, weighted = (bits.double() @ _exact(length, bits.device)).to(torch.int64).unbind(1)
+        return weighted + 2 * start * total
     heights = length // _COLUMNS
-    block = bits[:, : heights * _COLUMNS].view(count, heights, _COLUMNS)
-    firsts = 2 * _COLUMNS * _numbers(heights, bits.device) + (2 * start + 1)
-    total = (block.sum(2) * firsts).sum(1) + 2 * (block.sum(1) * _numbers(_COLUMNS, bits.device)).sum(1)
+    block = bits[:, : heights * _COLUMNS].to(torch.int64).view(count, heights, _COLUMNS)
+    by_row = block.sum(2)
+    total = (by_row * (_odd_numbers(heights, _COLUMNS, bits.device) + 2 * start)).sum(1)
+    total += (block.sum(1) * (_odd_numbers(_COLUMNS, 1, bits.device) - 1)).sum(1)
     if rest := length - heights * _COLUMNS:
         total += _places_times(bits[:, -rest:], start + length - rest)
     return total
+
+
+@cache
+def _odd_numbers(count: int, apart: int, device: torch.device) -> Tensor:
+    """2 * place + 1 of so many places, `apart` from each other."""
+    return 2 * apart * _numbers(count, device) + 1
+
+
+@cache
+def _exact(length: int, device: torch.device) -> Tensor:
+    """What float64 rows are multiplied by for their sum and that of (2 * place + 1) times each: [length, 2]."""
+    odd = _odd_numbers(length, 1, device).double()
+    return torch.stack((torch.ones_like(odd), odd), 1)
 
 
 def _numbers(count: int, device: torch.device) -> Tensor:
@@ -120,14 +156,13 @@ def _all_numbers(bits: int, device: torch.device) -> Tensor:
 def measured_whole(x: Tensor) -> tuple[Tensor, Tensor]:
     """Parts [1, len(PARTS)] and checksum [1] of one tensor of any shape. One that is not contiguous is copied piece by
     piece, along its first dimension."""
-    if x.is_contiguous():
-        row = x.reshape(1, -1)
-        return measure(row), checksum(row)
+    if x.is_contiguous() or x.numel() <= PIECE:
+        return measured_rows(x.reshape(1, -1))
     found, total, start = [], torch.zeros(1, dtype=torch.int64, device=x.device), 0
     for part in x.split(max(1, PIECE * len(x) // x.numel())):
         row = part.reshape(1, -1)
         found.append(measure(row))
-        total += _places_times(bits_of(row).to(torch.int64), start)
+        total += _places_times(bits_of(row), start)
         start += row.shape[1]
     return merged(torch.stack(found)), total * _SIGNED_ODD
 
@@ -146,7 +181,16 @@ class TiledStatistics:
         self._cells, self._places = 0, 0  # of the tiles: how many, and the sum of 2 * place + 1
 
     def add(self, x: Tensor, head: int, row: int, key: int) -> None:
-        """A tile [h, t, k], whose first element stands at those indices."""
+        """A tile [h, t, k], whose first element stands at those indices. Of a masked tensor the last t columns, where
+        its infinities are, are measured apart: all else takes the short way."""
+        _, rows, keys = x.shape
+        if self.outside and keys > 4 * rows > 4:
+            self._cut(x[..., :-rows], head, row, key)
+            self._cut(x[..., -rows:], head, row, key + keys - rows)
+        else:
+            self._cut(x, head, row, key)
+
+    def _cut(self, x: Tensor, head: int, row: int, key: int) -> None:
         heads, rows, keys = x.shape
         if x.numel() <= PIECE:
             self._add(x, head, row, key)
@@ -158,6 +202,7 @@ class TiledStatistics:
 
     def _add(self, block: Tensor, head: int, row: int, key: int) -> None:
         """Cells [h, t, k] that a processor's cache holds."""
+        block = block.contiguous()
         heads, rows, keys = block.shape
         _, all_rows, stride = self.shape
         apart, base = (
@@ -205,4 +250,4 @@ def _signed(number: int) -> int:
 
 def tensor_checksum(x: Tensor) -> int:
     """Checksum of one whole tensor as an unsigned 64-bit number."""
-    return int(measured_whole(x)[1][0]) % (1 << 64)
+    return int(checksum(x.reshape(1, -1))[0]) % (1 << 64)

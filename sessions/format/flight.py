@@ -22,9 +22,9 @@ from lockstep.sessions.records import SequenceStep, StepInFlight
 _Told = list[tuple[int, list[int], list[int]]]  # (sequence, ids, positions) each
 
 
-def clear(db: sqlite3.Connection) -> None:
-    """Forget the step in flight. Inside a transaction."""
-    for branch, step, *_ in rows.several(db, "in_flight", ""):
+def clear(db: sqlite3.Connection, *, tensors: bool = True) -> None:
+    """Forget the step in flight, and its `tensors`. Inside a transaction."""
+    for branch, step, *_ in rows.several(db, "in_flight", "") if tensors else ():
         db.execute("DELETE FROM tensors WHERE branch = ? AND step = ?", (branch, step))
     db.execute("DELETE FROM in_flight")
 

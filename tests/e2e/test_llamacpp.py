@@ -36,7 +36,7 @@ def test_generated_text_is_that_of_llamacpp_sampled_alike(model: Path) -> None:
 
 @needs_llamacpp
 def test_a_bug_parts_the_texts(model: Path) -> None:
-    words = [str(model), "--ids", "5,6,7", "--max-tokens", "6", "--rule", "load_bias=false", "--json"]
+    words = [str(model), "--ids", "5,6,7", "--max-tokens", "6", "--fault", "load_bias=false", "--json"]
     result = CliRunner().invoke(generate.app, [*words, "--compare", "llama.cpp"])
     assert result.exit_code == 1, result.output
     (parting,) = json.loads(result.stdout)["compared"]["partings"]

@@ -34,7 +34,7 @@ def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Termin
     here = terminals()
     before = here.line_discipline()
     here.start("lockstep tui demo --tp 2 --save story.session")
-    here.wait("● stopped", "step 0/0", "rules  all correct")
+    here.wait("● stopped", "step 0/0", "faults  none")
     here.enter(":next 60")  # to the end of the text
     here.wait("end of the text", _HAIKU)
 
@@ -47,13 +47,13 @@ def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Termin
         here.press("Down")
     here.wait("shows first at layers.*.attn.q_proj")
     here.press("Enter")
-    here.wait("rules  load_bias=false", "differs from correct", "branch load_bias=false")
+    here.wait("faults  load_bias=false", "switched on", "branch load_bias=false")
     here.wait(re.compile(r"differs from main at step 2: “⏎” instead of “ on”"), re.compile(r"step 2/\d\d"))
     _wait_for_rows(here, main=_HAIKU[:20], load_bias_is_false=_BROKEN)
 
     # Undone: the right text again, beside the broken one.
     here.enter(":toggle load_bias true")
-    here.wait("rules  all correct", "back on branch 0 (main)", "branch main")
+    here.wait("faults  none", "back on branch 0 (main)", "branch main")
     _wait_for_rows(here, main=_HAIKU[:20], load_bias_is_false=_BROKEN)
     # Any size: what was there is there again.
     here.resize(80, 24)
@@ -70,7 +70,7 @@ def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Termin
     here.enter(":goto 0")
     here.wait("step 0/")
     here.enter(":toggle mask additive")
-    here.wait("rules  mask=additive", "differs from main at step")
+    here.wait("faults  mask=additive", "differs from main at step")
     here.type("n")  # nobody asked for it: `catch nan` is set from the beginning
     here.wait(re.compile(r"catch 1, nan: step \d+, at layers\.0\.attn\.scores"))
     here.wait(re.compile(r"NaN first at layers\.0\.attn\.scores, rank 0 1, step \d+: 0 × -inf in the mask"))
@@ -130,13 +130,13 @@ def _the_recording_shows_the_same(here: Terminal) -> None:
     here.wait("replay  branch main", "8 Journal")
     assert not here.of("lockstep.workbench.cli.host"), "nothing runs behind a replay"
     here.enter(":branch load_bias=false")
-    here.wait("rules  load_bias=false", "first difference at step")
+    here.wait("faults  load_bias=false", "first difference at step")
     here.enter(":goto 0")
     _wait_for_rows(here, main=_HAIKU[:20], load_bias_is_false=_BROKEN)
     here.enter(":goto 12")
     here.wait("step 12/")
     here.enter(":branch mask=additive")
-    here.wait("rules  mask=additive", "NaN")
+    here.wait("faults  mask=additive", "NaN")
     here.type("o")
     here.wait(re.compile(r"layers\.0\.attn\.scores at step \d+ is the first"))
     here.type("8")

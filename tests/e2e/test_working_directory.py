@@ -153,7 +153,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "diagnose": (".", "--ids", "1,5,9", "--steps", "1"),
     "export": ("saved.session", "--html", "o.html", "--svg", "o.svg", "--png", "o.png", "--csv", "o.csv"),
     "inspect": (".",),
-    "toggles": (),
+    "faults": (),
     "doctor": (),
     "bench": (".", "--quick", "--tp", "2"),
     "tap": ("--write", "written"),
@@ -167,7 +167,7 @@ CODES = {"regress": Exit.INCONCLUSIVE}
 CLEAN = {"attach": {"PYTHONPATH": str(ROOT)}, "regress": {"PYTHONPATH": str(ROOT)}}
 #: Subcommands that run on until they are ended: each has a test of its own below.
 LASTING = ("tui", "web", "rank")
-QUICK = ("diff", "toggles")
+QUICK = ("diff", "faults")
 
 
 def test_every_subcommand_is_tried() -> None:

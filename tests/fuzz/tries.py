@@ -34,7 +34,7 @@ def check_model(seed: int, directory: Path) -> None:
     tp, dtype = random_degree(chance, model), chance.choice(DTYPES)
     asked = ModelToCheck.of(
         str(path), texts=None, ids=[",".join(map(str, ids)) for ids in prompts], chat=False, steps=STEPS,
-        rules=None, tp=tp, device="cpu", dtype=dtype,
+        faults=None, tp=tp, device="cpu", dtype=dtype,
     )  # fmt: skip
     status = Status()
     with asked.engine(status) as inferior:

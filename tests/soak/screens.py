@@ -28,6 +28,8 @@ _RECORDER, _HOST, _SCREENS = (
 )
 #: Seconds that anything on the screens may take with twenty processes on two cores.
 _BUSY = 240.0
+#: The status of ranks that wait for a command: after a `restart` they stand before the first step.
+_AT_REST = re.compile("● (stopped|before step 0)")
 #: What a long session is made of, as commands: motions, branches, and files.
 _LONG = (
     "next 40",
@@ -119,7 +121,7 @@ def long_session(
         while time.monotonic() < end and made < steps:
             for line in _LONG:
                 _command(here, line.format(turn=turn))
-                here.wait("● stopped", seconds=_BUSY)
+                here.wait(_AT_REST, seconds=_BUSY)
             with Session.open(place / _SESSION) as session:
                 made = sum(len(session.steps(branch.id)) for branch in session.branches())
             turn += 1

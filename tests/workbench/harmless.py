@@ -14,7 +14,6 @@ from lockstep.sessions.verify import verify
 from lockstep.workbench.debugger.errors import DebuggerError, InternalError
 from lockstep.workbench.debugger.failures import explain
 from lockstep.workbench.debugger.host.replay import open_replay
-from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 from lockstep.workbench.export.session_files import NothingToExport, SessionFiles
 from lockstep.workbench.views.request import Request
 

@@ -65,7 +65,7 @@ def check(
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=0, help="Decode steps after the prefill.")
     ] = 8,
-    rule: options.Rules = None,
+    fault: options.Faults = None,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     invariants: Annotated[
@@ -143,7 +143,7 @@ def check(
         )
     if invariants:
         asked = ModelToCheck.of(
-            target, texts=prompt, ids=ids, chat=chat, steps=steps, rules=rule, tp=tp, device=device, dtype=dtype,
+            target, texts=prompt, ids=ids, chat=chat, steps=steps, faults=fault, tp=tp, device=device, dtype=dtype,
             load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk, timeout=timeout,
             start_timeout=start_timeout, listen=listen,
         )  # fmt: skip
@@ -151,7 +151,7 @@ def check(
     with ScratchFolder.make("check") as scratch:
         with Status() as status:
             found = judging.check(
-                target, prompt=prompt, ids=ids, chat=chat, tp=tp, steps=steps, rules=rule, device=device, dtype=dtype,
+                target, prompt=prompt, ids=ids, chat=chat, tp=tp, steps=steps, faults=fault, device=device, dtype=dtype,
                 floor=floor, reference=reference, load=load, weights=weights, batch_invariant=batch_invariant,
                 chunk=chunk, model=model, golden=golden, branch=branch, save=save, spare=scratch.path / "check.session",
                 timeout=timeout, start_timeout=start_timeout, listen=listen, progress=status,

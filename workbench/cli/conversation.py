@@ -10,7 +10,6 @@ from lockstep.workbench.cli.console import Console, Line
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.language.scripts import read_script, script_lines
 from lockstep.workbench.exit_codes import Exit
-from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
 
 def commands_of(scripts: Sequence[Path], words: Sequence[str]) -> list[Line]:

@@ -62,7 +62,7 @@ def diagnose(
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=0, help="Of a model: decode steps after the prefill.")
     ] = 8,
-    rule: options.Rules = None,
+    fault: options.Faults = None,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     chunk: options.Chunk = None,
@@ -91,7 +91,7 @@ def diagnose(
     with Status() as status:
         found = judging.diagnose(
             target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
-            tp=tp, steps=steps, rules=rule, device=device, dtype=dtype, chunk=chunk, save=save, timeout=timeout,
+            tp=tp, steps=steps, faults=fault, device=device, dtype=dtype, chunk=chunk, save=save, timeout=timeout,
             start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
         )  # fmt: skip
     if as_json:

@@ -54,7 +54,7 @@ def generate(
     weights: options.Weights = "dequantised",
     batch_invariant: options.BatchInvariant = False,
     chunk: options.Chunk = None,
-    rule: options.Rules = None,
+    fault: options.Faults = None,
     save: options.Save = None,
     capture: Annotated[
         list[str] | None,
@@ -105,7 +105,7 @@ def generate(
     )
     captured = requests.capture_of(capture, opened, tp) if save else NOTHING
     config = requests.plan(opened, config, prompts, max_tokens, captured)
-    rules = requests.rules_of(rule, opened, tp)
+    rules = requests.faults_of(fault, opened, tp)
     sampling = Sampling(temperature, top_k, top_p, seed)
     target = may_write(save) if save else None
     lost: list[RecordingLost] = []

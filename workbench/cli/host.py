@@ -2,7 +2,7 @@
 
     python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] MODEL
         [--ids 1,2,3]… [--prompt TEXT]… [--chat] [--tp N] [--device D] [--dtype D] [--weights W]
-        [--reference R] [--rule NAME=VALUE]… [--capture WHAT]…
+        [--reference R] [--fault NAME=VALUE]… [--capture WHAT]…
         [--seed N --temperature X --top-k N --top-p X] [--timeout S] [--start-timeout S] [--listen HOST:PORT]
         [--session FILE]
     python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] --replay FILE
@@ -35,7 +35,6 @@ def main() -> int:
     from lockstep.workbench.debugger.host.endpoint import accept
     from lockstep.workbench.debugger.host.options import parse_options, start_debugger
     from lockstep.workbench.debugger.host.server import Host
-    from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 
     options = parse_options(sys.argv[1:])
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl+c is the client's to send as an interrupt

@@ -54,7 +54,7 @@ BatchInvariant = Annotated[
     bool,
     typer.Option(
         "--batch-invariant",
-        help="In float32 on the CPU: the same bits alone and in a batch, at two to four times the time of a step.",
+        help="On the CPU: the same bits alone and in a batch, at two to four times the time of a step.",
     ),
 ]
 Chunk = Annotated[
@@ -67,12 +67,13 @@ Chunk = Annotated[
         show_default=False,
     ),
 ]
-Rules = Annotated[
+Faults = Annotated[
     list[str] | None,
     typer.Option(
+        "--fault",
         "--rule",
         metavar="NAME=VALUE",
-        help="Switch a known bug on; `lockstep toggles` lists them.",
+        help="Switch a known bug on; `lockstep faults` lists them. (--rule is its former name.)",
         show_default=False,
     ),
 ]

@@ -147,7 +147,7 @@ def _arguments(debugger: Debugger, spec: registry.Command, before: list[str]) ->
         yield from _values(before[0])
     elif argument.choices:
         yield from ((choice, "") for choice in argument.choices)
-    elif argument.kind == "rule":
+    elif argument.kind == "fault":
         yield from ((rule, f"correct: {value}") for rule, value in DEFAULTS.items())
     elif argument.kind == "branch":
         yield from ((str(line.id), line.name) for line in debugger.timeline.lines.values())
@@ -162,4 +162,4 @@ def _arguments(debugger: Debugger, spec: registry.Command, before: list[str]) ->
 def _values(rule: str) -> Iterable[tuple[str, str]]:
     if rule in DEFAULTS:
         yield DEFAULTS[rule], "correct"
-    yield from ((fault.value, fault.title) for fault in FAULTS if fault.rule == rule)
+    yield from ((fault.value, fault.title) for fault in FAULTS if fault.seam == rule)

@@ -13,7 +13,7 @@ from typer.core import TyperCommand, TyperGroup
 
 import lockstep
 from lockstep.workbench.cli.screens import open_home
-from lockstep.workbench.cli.subcommands import COMMANDS
+from lockstep.workbench.cli.subcommands import COMMANDS, FORMER
 from lockstep.workbench.cli.terminal import no_screens
 from lockstep.workbench.exit_codes import Exit
 
@@ -52,7 +52,7 @@ class _Commands(TyperGroup):
 
     def resolve_command(self, ctx: Any, args: list[str]) -> tuple[str | None, Any, list[str]]:
         """The real command in place of the one that help shows."""
-        name, shown, rest = super().resolve_command(ctx, args)
+        name, shown, rest = super().resolve_command(ctx, [FORMER.get(args[0], args[0]), *args[1:]])
         if name is None:
             return name, shown, rest
         _readable(command := load(name), ctx)

@@ -57,7 +57,7 @@ def run(
     dtype: options.DType = "auto",
     weights: options.Weights = "dequantised",
     chunk: options.Chunk = None,
-    rule: options.Rules = None,
+    fault: options.Faults = None,
     seed: Annotated[int, typer.Option("--seed")] = 0,
     temperature: Annotated[float, typer.Option("--temperature", help="0 is greedy.")] = 0.0,
     top_k: Annotated[int, typer.Option("--top-k")] = 0,
@@ -89,7 +89,7 @@ def run(
     if not lines and not sys.stdin.isatty():
         lines = piped_commands()
     launch = Launch(
-        model, prompt or (), ids or (), chat, tp, device, dtype, rule or (), capture or (),
+        model, prompt or (), ids or (), chat, tp, device, dtype, fault or (), capture or (),
         Sampling(temperature, top_k, top_p, seed), timeout, save, listen,
         start_timeout=start_timeout, weights=weights, chunk=chunk,
     )  # fmt: skip

@@ -60,7 +60,7 @@ def list_sessions(as_json: Json = False) -> None:
 
 @app.command()
 def show(session: Named, as_json: Json = False) -> None:
-    """What sessions hold: model, rules, branches, notes, what was judged."""
+    """What sessions hold: model, faults, branches, notes, what was judged."""
     for name in session:
         with Session.open(find_session(name), session_limits()) as opened, opened.view():
             told = _describe(opened)
@@ -129,7 +129,7 @@ def rm(
 
 
 _UNPROTECTED = "not protected: rows of this format have no checksums (`lockstep sessions pack` converts it)"
-_COLUMNS = ["name", "state", "model", "tp", "rules", "branches", "steps", "bytes", "when"]
+_COLUMNS = ["name", "state", "model", "tp", "faults", "branches", "steps", "bytes", "when"]
 
 
 def _row(path: Path, found: os.stat_result) -> list[Any]:
@@ -144,9 +144,7 @@ def _row(path: Path, found: os.stat_result) -> list[Any]:
         why = str(error).removeprefix(f"{path} ").replace(f" {path}", "")  # what it is, in few words
         return [path.stem, "unreadable", clean(why, limit=60), *[None] * 4, _size(path, found), when]
     steps = sum(branch["steps"] - branch["fork_step"] for branch in told["branches"])
-    rules = (
-        " ".join(f"{name}={value}" for name, value in told["rules"].items()) or told["engine"] or "correct"
-    )
+    rules = " ".join(f"{name}={value}" for name, value in told["faults"].items()) or told["engine"] or "none"
     return [
         path.stem,
         told["state"],
@@ -171,7 +169,7 @@ def _describe(session: Session) -> dict[str, Any]:
         "engine": engine_name(session),
         "dtype": clean(meta.config.dtype or "?"),
         "tp": session.ranks,
-        "rules": {clean(name): clean(value) for name, value in meta.rules.items()},
+        "faults": {clean(name): clean(value) for name, value in meta.rules.items()},
         "taps": len(session.taps),
         "state": state_of(session),
         "losses": session.losses,
@@ -179,7 +177,7 @@ def _describe(session: Session) -> dict[str, Any]:
         "protected": session.protected,
         "branches": [
             {"id": b.id, "name": clean(b.name), "parent": b.parent, "fork_step": b.fork_step,
-             "steps": session.steps(b.id).stop, "rules": dict(b.rules)}
+             "steps": session.steps(b.id).stop, "faults": dict(b.rules)}
             for b in session.branches()
         ],
         "verdicts": verdicts,
@@ -190,14 +188,14 @@ def _describe(session: Session) -> dict[str, Any]:
 
 
 def _text(told: dict[str, Any]) -> str:
-    rules = " ".join(f"{name}={value}" for name, value in told["rules"].items()) or "correct"
-    origin = f"recorded from {told['engine']}" if told["engine"] else f"rules {rules}"
+    faults = " ".join(f"{name}={value}" for name, value in told["faults"].items()) or "none"
+    origin = f"recorded from {told['engine']}" if told["engine"] else f"faults {faults}"
     rows = [
         [b["id"], clean(b["name"], limit=60), b["parent"], b["fork_step"], b["steps"],
-         clean(" ".join(f"{k}={v}" for k, v in b["rules"].items()), limit=200) or told["engine"] or "correct"]
+         clean(" ".join(f"{k}={v}" for k, v in b["faults"].items()), limit=200) or told["engine"] or "none"]
         for b in told["branches"]
     ]  # fmt: skip
-    table = TableResult("", ["branch", "name", "parent", "fork", "steps", "rules"], rows)
+    table = TableResult("", ["branch", "name", "parent", "fork", "steps", "faults"], rows)
     verdicts = (
         ", ".join(f"{count} {clean(verdict, limit=40)}" for verdict, count in told["verdicts"].items())
         or "none"

@@ -67,7 +67,7 @@ class Chapter:
     def to_json(self) -> dict[str, object]:
         """Plain values."""
         return {
-            "rules": dict(self.rules),
+            "faults": dict(self.rules),
             "text": self.text,
             "right": self.right,
             "check": self.result.to_json(),

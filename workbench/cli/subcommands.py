@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+#: Former name -> name, for one release.
+FORMER = {"toggles": "faults"}
 #: name -> (module, help line), in the order in which a newcomer needs them.
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("lockstep.workbench.cli.demo", "A bug, found and fixed before your eyes, in about a minute."),
@@ -38,7 +40,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     ),
     "web": ("lockstep.workbench.cli.web", "The screens in a browser of this machine."),
     "inspect": ("lockstep.workbench.cli.inspect", "What a checkpoint holds, and which rank gets what of it."),
-    "toggles": ("lockstep.workbench.cli.toggles", "List the known bugs that --rule switches on."),
+    "faults": ("lockstep.workbench.cli.faults", "List the known bugs that --fault switches on."),
     "bench": ("lockstep.workbench.cli.bench", "How fast a model runs here, beside other libraries."),
     "rank": ("lockstep.workbench.cli.rank", "One rank that torchrun starts, for a host that listens."),
     "doctor": ("lockstep.workbench.cli.doctor", "Check that this machine has what is needed."),

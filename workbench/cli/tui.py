@@ -33,7 +33,7 @@ def tui(
     dtype: options.DType = "auto",
     weights: options.Weights = "dequantised",
     chunk: options.Chunk = None,
-    rule: options.Rules = None,
+    fault: options.Faults = None,
     listen: options.Listen = "",
     seed: Annotated[int, typer.Option("--seed")] = 0,
     capture: Annotated[
@@ -56,7 +56,7 @@ def tui(
 
     code = run_model(
         target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
-        weights=weights, rules=rule or (), capture=capture or (), seed=seed, session=save, listen=listen,
+        weights=weights, rules=fault or (), capture=capture or (), seed=seed, session=save, listen=listen,
         timeout=timeout, start_timeout=start_timeout, chunk=chunk,
     )  # fmt: skip
     raise typer.Exit(code)

@@ -16,6 +16,7 @@ from lockstep.workbench.diagnosis.hypotheses.rowwise import (
     row_free_maps,
     row_maps,
 )
+from lockstep.workbench.diagnosis.hypotheses.variant import Bank
 from lockstep.workbench.diagnosis.variants import embedding, head, logits, vocab_parallel
 from lockstep.workbench.diagnosis.variants.activation_cuts import wrapped_index
 from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
@@ -64,7 +65,6 @@ from lockstep.workbench.diagnosis.variants.low_precision import coarse_inputs, c
 from lockstep.workbench.diagnosis.variants.moved_tokens import token_moved
 from lockstep.workbench.diagnosis.variants.overflow import not_finite, overflows
 from lockstep.workbench.diagnosis.variants.table_rows import other_numbers
-from lockstep.workbench.diagnosis.variants.variant import Bank
 
 #: Operation -> banks that are always tried.
 BANKS: Mapping[str, tuple[Bank, ...]] = {

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 from lockstep.engine.taps.names import count_layers, layer_of, local_name
 from lockstep.workbench.diagnosis.confidence import confidences
 from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
+from lockstep.workbench.diagnosis.hypotheses.words import sentence_of
 from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, SequencePass
 from lockstep.workbench.views.causes import UNNAMED, Cause, numbers_in_words
@@ -73,7 +74,7 @@ def _consequence(group: FindingGroup, extent: Extent) -> str:
     if not group.chosen:
         return f"{place_of(group.findings, extent)}: {group.first.shape or f'off by {_size(group.first)}'}"
     chosen = group.chosen[group.findings.index(group.first)]
-    return f"{place_of(group.findings, extent)}: {_text(chosen.text, group.findings)}"
+    return f"{place_of(group.findings, extent)}: {_sentence(group, chosen)}"
 
 
 def _cause(
@@ -242,6 +243,10 @@ def _joined(kinds: Sequence[str]) -> str:
 def _sentence(group: FindingGroup, one: Hypothesis) -> str:
     """What it is at all findings. Where each rank has another one's shard, or each module another one's weights, that
     is said of each."""
+    if one in group.chosen:
+        places = [(chosen.setting, chosen.edits) for chosen in group.chosen if chosen.setting is not None]
+        if len(places) == len(group.chosen):
+            return sentence_of(places)
     by_source: dict[object, list[tuple[WrongOperation, Hypothesis]]] = {}
     for finding, chosen in zip(group.findings, group.chosen, strict=True):
         own = local_name(finding.tap).rsplit(".", 1)[-1]

@@ -30,20 +30,21 @@ class TapComparison:
 
 
 def compare(
-    engine: Recording, tap: str, step: int, seq: int, right: NDArray[Any], golden_dtype: str
+    engine: Recording, tap: str, step: int, seq: int, right: NDArray[Any], golden_dtype: str, part: str = ""
 ) -> TapComparison:
-    """The engine's tensor, rebuilt from its ranks, against the golden one, `right`."""
+    """The engine's tensor, rebuilt from its ranks, against the golden one, `right`, which is that `part` of the whole.
+    Of a tensor of which both have some rows those are compared that both have."""
     if not engine.has_tap(tap):
         return TapComparison(None, "the engine has no such tap")
     try:
         ours = engine.session.rebuilt(tap, step=step, seq=seq, branch=engine.branch)
         if ours.array is None:
             return TapComparison(None, ours.note or "not captured")
-        if ours.slice:
-            right = slices.apply(right, ours.slice)
+        left = ours.array if ours.slice == part else slices.apply(ours.array, part)
+        right = right if ours.slice == part else slices.apply(right, ours.slice)
     except LayoutError as error:
         return TapComparison(_NOTHING, broken=str(error))
-    found = metrics(ours.array, right, coarser(engine.dtype, golden_dtype))
+    found = metrics(left, right, coarser(engine.dtype, golden_dtype))
     odd = ours.note if ours.disagreeing_ranks else ""  # a rank that left nothing is not wrong
     return TapComparison(found, broken=_broken(found) or odd, odd_ranks=ours.disagreeing_ranks)
 

@@ -14,6 +14,7 @@ from functools import cache
 
 import numpy as np
 
+from lockstep.engine.graph import BLOCKS
 from lockstep.engine.taps.flow import inputs_of, near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.findings import WrongOperation
@@ -32,13 +33,7 @@ VANISHED, MADE_UP = 0.01, 0.05
 GROSS = 0.1
 
 #: What is computed between two places of the residual stream.
-_BLOCKS = (
-    ("attn_norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.q_norm", "attn.k_norm", "attn.q_rope",
-     "attn.k_rope", "attn.k_cache", "attn.v_cache", "attn.scores", "attn.probs", "attn.context",
-     "attn.o_proj.partial", "attn.o_proj", "attn_residual"),
-    ("mlp_norm", "mlp.gate", "mlp.up", "mlp.act", "mlp.down.partial", "mlp.down", "mlp_residual"),
-    ("final_norm", "logits"),
-)  # fmt: skip
+_BLOCKS = (*BLOCKS, ("final_norm", "logits"))
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,13 +15,14 @@ import numpy as np
 from lockstep.engine.taps.flow import is_known
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.variant import Fit
+from lockstep.workbench.diagnosis.hypotheses.words import Setting
 from lockstep.workbench.diagnosis.operations.deviation import Deviation
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.search import Search
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.diagnosis.variants.variant import Fit
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,13 +42,14 @@ class Hypothesis:
     accepted: bool
     everywhere: bool
     edits: tuple[Edit, ...] = ()
+    setting: Setting | None = None
 
     @classmethod
-    def of(cls, found: Fit, elements: int) -> Hypothesis:
+    def of(cls, found: Fit, elements: int, site: Site) -> Hypothesis:
         one = found.variant
         return cls(
             one.name, one.kind, one.text, dict(one.fitted), one.parameters, elements, found.residual, found.ratio,
-            found.accepted, found.everywhere, one.edits,
+            found.accepted, found.everywhere, one.edits, Setting.of(site) if one.edits else None,
         )  # fmt: skip
 
 
@@ -139,7 +141,7 @@ def _finding(site: Site, deviation: Deviation, order: int, search: Search) -> Wr
         positions=tuple(sorted({row.position for row in deviation.rows})),
         every_row=deviation.every_row,
         example=example,
-        hypotheses=tuple(Hypothesis.of(one, elements) for one in found),
+        hypotheses=tuple(Hypothesis.of(one, elements, site) for one in found),
         tried=tuple(tried),
         shape=deviation.shape,
     )

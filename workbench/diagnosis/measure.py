@@ -83,7 +83,7 @@ def _measure_tap(sides: Recordings, tap: str, step: int, seq: int) -> MeasuredTa
         sides._known[step, seq, tap] = _measure_reference(sides, tap, step, seq, golden)
     noise, largest = sides._known[step, seq, tap]
     assert golden.array is not None, "what the reference was measured by"
-    engine = compare(sides.engine, tap, step, seq, golden.array, sides.golden.dtype)
+    engine = compare(sides.engine, tap, step, seq, golden.array, sides.golden.dtype, golden.slice)
     return MeasuredTap(step, seq, tap, engine, noise, largest)
 
 
@@ -96,14 +96,14 @@ def _measure_reference(
         wrong = "is missing" if right is None else "holds NaN"
         raise DiagnosisError(f"the golden {tap} {wrong} at step {step}: no reference to judge by")
     if golden.slice and step <= 1:  # what was cut must stand for the whole
-        itself = compare(sides.golden, tap, step, seq, right, sides.golden.dtype).metrics
+        itself = compare(sides.golden, tap, step, seq, right, sides.golden.dtype, golden.slice).metrics
         if itself is None or not itself.equal:
             raise DiagnosisError(
                 f"the golden {tap} differs from itself at step {step}: no reference to judge by"
             )
     noise = None
     if sides.floor is not None:
-        noise = compare(sides.floor, tap, step, seq, right, sides.golden.dtype).metrics
+        noise = compare(sides.floor, tap, step, seq, right, sides.golden.dtype, golden.slice).metrics
     return noise, float(np.max(np.abs(right), initial=0.0, where=np.isfinite(right)))
 
 

@@ -12,6 +12,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from lockstep.engine.graph import LAYER
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
 from lockstep.workbench.diagnosis.hypotheses import operands
@@ -32,7 +33,7 @@ _FAMILIES: tuple[tuple[str, ...], ...] = (
     ("attn.q_norm", "attn.k_norm"),
     ("attn.q_rope", "attn.k_rope"),
     ("attn.k_cache", "attn.v_cache"),
-    ("attn_norm", "mlp_norm", "final_norm"),
+    (*(one.tap for one in LAYER.values() if one.kind == "norm" and one.width == "hidden"), "final_norm"),
     ("mlp.gate", "mlp.up"),
     ("attn.o_proj.partial", "mlp.down.partial"),
     ("attn.o_proj", "mlp.down"),
@@ -40,7 +41,7 @@ _FAMILIES: tuple[tuple[str, ...], ...] = (
 )
 _FAMILY: Mapping[str, tuple[str, ...]] = {kind: family for family in _FAMILIES for kind in family}
 _PLACE = re.compile(
-    r"layers\.\d+\.|(?:q|k|v|o|gate|up|down)_proj|\b(?:input|post_attention)_layernorm|\b[qk]_norm|(?<=model\.)norm\b"
+    r"layers\.\d+\.|(?:q|k|v|o|gate|up|down)_proj|\b\w+_layernorm|\b[qk]_norm|(?<=model\.)norm\b"
 )
 
 

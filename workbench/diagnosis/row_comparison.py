@@ -103,7 +103,7 @@ class _Unequal:
             return ()
         fused = ("attn.q_rope", "attn.k_rope", "attn.v_proj") if local_name(tap) in _REMEMBERS else ()
         prefix = f"layers.{layer_of(tap)}."
-        return (*inputs_of(tap, self.layers), *(prefix + name for name in fused))
+        return (*inputs_of(tap, self.layers, self.taps), *(prefix + name for name in fused))
 
     def _after_unequal(self, tap: str, places: Sequence[Place]) -> set[Place]:
         """Rows after one whose keys or values differ."""

@@ -11,10 +11,10 @@ from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.banks import stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
+from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
 from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, Variant, fit, preference
 
 
 @dataclass(slots=True)
@@ -77,12 +77,14 @@ def _rounds(
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
-    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of
-    such a bank those that it had before."""
+    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer, nor
+    where a model has a form of the operation that a bank does not know: of such a bank those that it had before."""
     for bank in banks:
         try:
             with np.errstate(all="ignore"):
                 yield from bank(site)
         except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
-            if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
+            if site.plain and all(
+                np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts
+            ):
                 raise

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import local_name
+from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, named, resolution, simple
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.operations.sites import sites_of
-from lockstep.workbench.diagnosis.variants.fits import factor_of, named, resolution, simple
 
 #: What is added to the stream, by the kind of tap at which the sum stands.
 _ADDED = {

@@ -18,6 +18,7 @@ class Upstream:
     )  # (sequence, tap) of this step, what inherits too
     cached: set[tuple[int, str]] = field(default_factory=set)  # failed cache taps of earlier steps
     ratios: dict[tuple[int, str], float] = field(default_factory=dict)  # of this step
+    known: set[str] = field(default_factory=set)
     step: int = -1
 
     def enter(self, step: int) -> None:
@@ -38,10 +39,11 @@ class Upstream:
         """Remember a tap's verdict. A tap without a counterpart hands on what it was given."""
         if inherited or verdict.verdict == "fail":
             self.failed.add((verdict.seq, verdict.tap))
+        self.known.add(verdict.tap)
         known = verdict.verdict != "absent"
         self.ratios[verdict.seq, verdict.tap] = (
             verdict.ratio if known else self.ratio(verdict.seq, verdict.tap)
         )
 
     def _inputs(self, tap: str) -> tuple[str, ...]:
-        return inputs_of(tap, self.num_layers) if is_known(tap) else ()
+        return inputs_of(tap, self.num_layers, self.known) if is_known(tap) else ()

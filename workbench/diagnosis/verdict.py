@@ -188,9 +188,9 @@ def _divergence(sides: Recordings, first: TapVerdict) -> Divergence:
     place = (first.tap, first.step, first.seq)
     ranks = wrong_ranks(sides.engine, sides.golden, *place, FAIL * first.floor)
     if not ranks:  # each is right within noise: then it is the replicas that disagree
-        right = sides.golden.session.rebuilt(first.tap, step=first.step, seq=first.seq).array
-        assert right is not None, "what was judged has a golden tensor"
-        ranks = compare(sides.engine, *place, right, sides.golden.dtype).odd_ranks
+        right = sides.golden.session.rebuilt(first.tap, step=first.step, seq=first.seq)
+        assert right.array is not None, "what was judged has a golden tensor"
+        ranks = compare(sides.engine, *place, right.array, sides.golden.dtype, right.slice).odd_ranks
     everyone = len(ranks) in (0, sides.engine.ranks)
     return Divergence(
         first.tap,

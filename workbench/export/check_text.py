@@ -22,8 +22,8 @@ HEADS: Mapping[str, str] = {
     "attn_norm": "n1", "attn.q_proj": "q", "attn.k_proj": "k", "attn.v_proj": "v", "attn.q_norm": "qn",
     "attn.k_norm": "kn", "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.k_cache": "kc", "attn.v_cache": "vc",
     "attn.scores": "sc", "attn.probs": "pr", "attn.context": "cx", "attn.o_proj.partial": "o+", "attn.o_proj": "o",
-    "attn_residual": "r1", "mlp_norm": "n2", "mlp.gate": "g", "mlp.up": "u", "mlp.act": "a",
-    "mlp.down.partial": "d+", "mlp.down": "d", "mlp_residual": "r2",
+    "post_attn_norm": "on", "attn_residual": "r1", "mlp_norm": "n2", "mlp.gate": "g", "mlp.up": "u", "mlp.act": "a",
+    "mlp.down.partial": "d+", "mlp.down": "d", "post_mlp_norm": "dn", "mlp_residual": "r2",
 }  # fmt: skip
 
 #: What a cell shows of the worst judgement in it.

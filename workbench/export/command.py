@@ -1,4 +1,4 @@
-"""The debugger's `export` command. Programs that assemble a debugger import this module, which registers it."""
+"""The debugger's `export` command."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def _branch(one: BranchLine) -> dict[str, object]:
         "parent": one.parent_name,
         "fork_step": one.fork_step,
         "steps": one.steps,
-        "rules": list(one.rule_texts),
+        "faults": list(one.rule_texts),
     }
 
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import RankError, RequestError
-from lockstep.engine.faults.catalogue import check_rules
+from lockstep.engine.faults.catalogue import check_faults
 from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.messages import (
     AbandonStep,
@@ -59,7 +59,7 @@ class Inferior:
     ) -> None:
         self.path, self.model, self.config = path, model, config
         self.rules = dict(rules or {})
-        self.faults = check_rules(self.rules, model, config.tp)
+        self.faults = check_faults(self.rules, model, config.tp)
         self.capture = capture
         self.specs: tuple[TapSpec, ...] = model_taps(model, config.tp)
         self.sequences: dict[int, SequenceState] = {}
@@ -187,7 +187,7 @@ class Inferior:
 
     def set_rules(self, rules: Mapping[str, str]) -> None:
         """Put other rules in force, from an empty cache: every sequence is back at its prompt."""
-        faults = check_rules(rules, self.model, self.config.tp)
+        faults = check_faults(rules, self.model, self.config.tp)
         reload = any(
             fault.level == "load" for fault in {*faults, *self.faults} - ({*faults} & {*self.faults})
         )
@@ -204,12 +204,12 @@ class Inferior:
 
         RequestError for a rule that changes the cache's own shape.
         """
-        faults = check_rules(rules, self.model, self.config.tp)
+        faults = check_faults(rules, self.model, self.config.tp)
         changed = {*faults} ^ {*self.faults}
         for fault in changed:
             if fault.level == "build":
                 raise RequestError(
-                    f"{fault.rule} changes the cache's shape: it cannot be kept (leave out --keep-cache)"
+                    f"{fault.seam} changes the cache's shape: it cannot be kept (leave out --keep-cache)"
                 )
         reload = any(fault.level == "load" for fault in changed)
         self.client.call(RebindRules(dict(rules), reload), timeout=None)

@@ -29,13 +29,13 @@ DEFAULT_IDS = 16
 
 @dataclass(frozen=True, slots=True)
 class ModelToCheck:
-    """What is run, on which prompts, for how many decode steps, under which rules."""
+    """What is run, on which prompts, for how many decode steps, with which faults."""
 
     opened: OpenedModel
     prompts: Sequence[Sequence[int]]
     steps: int
     config: EngineConfig
-    rules: dict[str, str]
+    faults: dict[str, str]
 
     @classmethod
     def of(
@@ -46,7 +46,7 @@ class ModelToCheck:
         ids: Sequence[str] | None,
         chat: bool,
         steps: int,
-        rules: Sequence[str] | None,
+        faults: Sequence[str] | None,
         tp: int,
         device: str,
         dtype: str,
@@ -68,7 +68,7 @@ class ModelToCheck:
         )  # fmt: skip
         config = requests.plan(opened, config, prompts, steps + 1, FULL)
         check_fits(prompts, steps, opened.config.context)
-        return cls(opened, prompts, steps, config, requests.rules_of(rules, opened, tp))
+        return cls(opened, prompts, steps, config, requests.faults_of(faults, opened, tp))
 
     def reference(
         self, listener: Listener, library: ReferenceName = "transformers", floor: bool = True
@@ -83,11 +83,11 @@ class ModelToCheck:
 
     @contextmanager
     def engine(self, listener: Listener) -> Iterator[Inferior]:
-        """The engine, under the rules."""
+        """The engine, with its faults."""
         tp = self.config.tp
         listener.say(f"starting {tp} rank{'s' * (tp > 1)}")
         with Inferior(
-            self.opened.path, self.opened.config, self.config, self.rules, on_warning=listener.warn
+            self.opened.path, self.opened.config, self.config, self.faults, on_warning=listener.warn
         ) as inferior:
             yield inferior
 
@@ -99,7 +99,7 @@ class ModelToCheck:
             inferior,
             reference,
             target,
-            rules=self.rules,
+            rules=self.faults,
             model=self.opened,
             progress=listener.count,
             spare=spare,
@@ -108,7 +108,7 @@ class ModelToCheck:
     def suite(self, listener: Listener) -> Suite:
         """Runs of the first prompt that must agree with each other."""
         opened, told = self.opened, listener.say
-        return Suite(opened.path, opened.config, self.config, self.rules, self.prompts[0], self.steps, told)
+        return Suite(opened.path, opened.config, self.config, self.faults, self.prompts[0], self.steps, told)
 
     def in_words(self) -> str:
         """ "demo, tp=2, float32: 12 prompt tokens, 8 decode steps"."""

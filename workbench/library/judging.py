@@ -30,8 +30,8 @@ UNNAMED_BYTES = 2 << 30
 #: Texts, and token ids: of one prompt, or of several.
 Texts = str | Sequence[str]
 Ids = Sequence[int] | Sequence[Sequence[int]] | Sequence[str]
-#: Rules of the engine that are not the right ones: {"load_bias": "false"}, or ["load_bias=false"].
-RuleWords = Mapping[str, str] | Sequence[str]
+#: Known bugs that are switched on: {"load_bias": "false"}, or ["load_bias=false"].
+FaultWords = Mapping[str, str] | Sequence[str]
 
 
 def check(
@@ -42,7 +42,7 @@ def check(
     chat: bool = False,
     tp: int = 1,
     steps: int = 8,
-    rules: RuleWords | None = None,
+    faults: FaultWords | None = None,
     device: str = "cpu",
     dtype: str = "auto",
     floor: str = "auto",
@@ -74,7 +74,7 @@ def check(
     EngineError, SessionError, DiagnosisError and UsageError say what could not be done.
     """
     heard = Warned(progress)
-    words = {"prompt": prompt, "ids": ids, "rules": rules}
+    words = {"prompt": prompt, "ids": ids, "faults": faults}
     if (recording := session_of(str(target))) is not None:
         _refuse(
             words
@@ -95,7 +95,7 @@ def check(
         raise UsageError(f"floor is auto or fixed, not {floor!r}")
     library = reference_of(reference, "reference")
     asked = ModelToCheck.of(
-        str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, rules=rules_of(rules), tp=tp,
+        str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, faults=words_of(faults), tp=tp,
         device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk,
         timeout=timeout, start_timeout=start_timeout, listen=listen,
     )  # fmt: skip
@@ -120,7 +120,7 @@ def diagnose(
     chat: bool = False,
     tp: int = 1,
     steps: int = 8,
-    rules: RuleWords | None = None,
+    faults: FaultWords | None = None,
     device: str = "cpu",
     dtype: str = "auto",
     chunk: int | None = None,
@@ -134,21 +134,21 @@ def diagnose(
 
     Of a recording: `model`, `golden` and `branch` as in `check`; without `reference` none is recorded, and operations
     are judged on their own inputs alone; the search for causes takes `search_seconds` at most. A model is run as by
-    `check`, and what the evidence names is confirmed by running again: with rules switched off, on one rank, in chunks,
-    in a batch.
+    `check`, and what the evidence names is confirmed by running again: with faults switched off, on one rank,
+    in chunks, in a batch.
 
     EngineError, SessionError, DiagnosisError and UsageError say what could not be done.
     """
     heard = Warned(progress)
     if (recording := session_of(str(target))) is not None:
-        _refuse({"prompt": prompt, "ids": ids, "rules": rules, "chunk": chunk})
+        _refuse({"prompt": prompt, "ids": ids, "faults": faults, "chunk": chunk})
         result = judged_recording(
             recording, _word(model), _path(golden), reference, branch, device, heard, search_seconds
         )
         return Verdict(result, warnings=tuple(heard.warnings))
     _refuse_recording(model, golden)
     asked = ModelToCheck.of(
-        str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, rules=rules_of(rules), tp=tp,
+        str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, faults=words_of(faults), tp=tp,
         device=device, dtype=dtype, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
     )  # fmt: skip
 
@@ -226,11 +226,13 @@ def ids_of(ids: Ids | None) -> list[str] | None:
     return [row if isinstance(row, str) else ",".join(map(str, row)) for row in rows]  # type: ignore[arg-type]
 
 
-def rules_of(rules: RuleWords | None) -> list[str] | None:
-    """Rules as the command line has them: "NAME=VALUE"."""
-    if rules is None:
+def words_of(faults: FaultWords | None) -> list[str] | None:
+    """Faults as the command line has them: "NAME=VALUE"."""
+    if faults is None:
         return None
-    return [f"{name}={value}" for name, value in rules.items()] if isinstance(rules, Mapping) else list(rules)
+    return (
+        [f"{name}={value}" for name, value in faults.items()] if isinstance(faults, Mapping) else list(faults)
+    )
 
 
 def _word(model: str | Path | None) -> str | None:

@@ -186,7 +186,7 @@ class RecordedRun:
         meta = self.session.meta
         rules = next(one.rules for one in self.session.branches() if one.id == self.branch)
         told = [("recorded by", meta.source)]
-        told += [("rules", ", ".join(f"{name}={value}" for name, value in rules.items()))] if rules else []
+        told += [("faults", ", ".join(f"{name}={value}" for name, value in rules.items()))] if rules else []
         told += [(f"sequence {seq}", self.tokens(seq).text) for seq in self.sequences[:8]]
         told += [("tensors of", plural(len(self.captured), "tap"))]
         told += [("damaged", one) for one in self.session.losses]

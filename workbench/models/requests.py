@@ -1,4 +1,4 @@
-"""What a user's words mean to the engine: prompts as ids, rules, a capture, an EngineConfig (torch-free)."""
+"""What a user's words mean to the engine: prompts as ids, faults, a capture, an EngineConfig (torch-free)."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import cast
 
 from lockstep.engine.config import DType, EngineConfig, ModelConfig, check_fit
 from lockstep.engine.errors import ConfigError, RequestError
-from lockstep.engine.faults.catalogue import check_rules, parse_rule
+from lockstep.engine.faults.catalogue import check_faults, parse_fault
 from lockstep.engine.run.estimates import check_room
 from lockstep.engine.run.memory import check_loadable
 from lockstep.engine.run.prompts import check_prompt
@@ -45,17 +45,17 @@ def prompt_ids(
     return [*(_encoded(model, text, chat) for text in texts), *map(_numbers, ids or ())]
 
 
-def rules_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> dict[str, str]:
-    """The rules given as NAME=VALUE that differ from correct.
+def faults_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> dict[str, str]:
+    """The faults given as NAME=VALUE that are switched on.
 
     ConfigError for one that does not exist, cannot act on this model, or is given two values.
     """
-    rules: dict[str, str] = {}
-    for name, value in map(parse_rule, words or ()):
-        if rules.setdefault(name, value) != value:
-            raise ConfigError(f"rule {name} is given as {rules[name]} and as {value}: choose one")
-    wrong = {fault.rule for fault in check_rules(rules, model.config, tp)}
-    return {name: value for name, value in rules.items() if name in wrong}
+    faults: dict[str, str] = {}
+    for name, value in map(parse_fault, words or ()):
+        if faults.setdefault(name, value) != value:
+            raise ConfigError(f"fault {name} is given as {faults[name]} and as {value}: choose one")
+    wrong = {fault.seam for fault in check_faults(faults, model.config, tp)}
+    return {name: value for name, value in faults.items() if name in wrong}
 
 
 def engine_config(

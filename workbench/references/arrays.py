@@ -1,7 +1,8 @@
-"""Torch tensors as the arrays and statistics that a session holds."""
+"""Torch tensors as the arrays and parts of statistics that a session holds."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -9,7 +10,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.sessions.records import STATISTICS
+from lockstep.engine.taps.measure import measured_whole
+from lockstep.engine.taps.parts import unmask
+
+
+@dataclass(frozen=True, slots=True)
+class NewestRows:
+    """The newest `rows` [heads, n, K] of a tensor that was never held whole, [heads, `of`, K], and the parts [1, 8] of
+    the whole (`engine.taps.parts`), the infinities of the mask not counted."""
+
+    rows: Tensor
+    of: int
+    parts: Tensor
+
+
+#: A tensor at a tap, or what is left of it.
+Seen = Tensor | NewestRows
 
 
 def array(tensor: Tensor) -> NDArray[Any]:
@@ -25,19 +41,7 @@ def dtype_name(tensor: Tensor) -> str:
     return str(tensor.dtype).removeprefix("torch.")
 
 
-def statistics(tensors: list[Tensor], *, masked: bool = False) -> NDArray[np.float32]:
-    """The row `STATISTICS` over all elements of `tensors`. `masked`: their -inf are the mask's, not counted."""
-    x = torch.cat([tensor.detach().flatten() for tensor in tensors]).double()
-    finite = x[x.isfinite()]
-    infinities = int((x == torch.inf).sum() if masked else x.isinf().sum())
-    row = dict.fromkeys(STATISTICS, float("nan"))
-    row |= {"nan": int(x.isnan().sum()), "inf": infinities, "zeros": int((x == 0).sum())}
-    if finite.numel():
-        row |= {
-            "min": finite.min().item(),
-            "max": finite.max().item(),
-            "mean": finite.mean().item(),
-            "rms": finite.square().mean().sqrt().item(),
-            "absmax": finite.abs().max().item(),
-        }
-    return np.array([row[name] for name in STATISTICS], dtype=np.float32)
+def measured_parts(tensor: Tensor, *, masked: bool = False) -> NDArray[np.float64]:
+    """The parts [1, 8] (`engine.taps.parts`) of a tensor. `masked`: its -inf are the mask's, not counted."""
+    parts = measured_whole(tensor)[0].cpu().numpy()
+    return unmask(parts, [int((tensor == -torch.inf).sum())]) if masked else parts

@@ -2,10 +2,9 @@
 
 | tap | where in transformers |
 | --- | --- |
-| `embed`, `final_norm`, `logits` | outputs of `embed_tokens`, `norm`, `lm_head` |
-| `attn_norm`, `mlp_norm` | outputs of `input_layernorm`, `post_attention_layernorm` |
-| `attn_residual` | what goes into `post_attention_layernorm` |
-| `q_proj` … `k_norm`, `o_proj`, `gate`, `up`, `down` | outputs of the modules of that name |
+| `embed`, `logits` | what goes into the first layer, what the model gives |
+| `attn_norm` … `k_norm`, `o_proj`, `gate`, `up`, `down`, `final_norm` | outputs of the modules of that name |
+| `attn_residual` | what goes into the module that reads it |
 | `q_rope` … `context` | the attention interface (`attention.py`) |
 | `act` | what goes into `down_proj` |
 | `mlp_residual` | the output of the decoder layer |
@@ -13,23 +12,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
+from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import (
     LAYER,
     LAYER_OUTPUT,
     MULTIPLIED,
     OUTSIDE,
-    STREAM,
     Operation,
-    Part,
-    layer_operations,
+    operations_of,
 )
-from lockstep.engine.taps.names import TapSpec, tap_specs
+from lockstep.engine.taps.names import TapSpec, model_taps
+from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
 
 #: Taps with no counterpart, and why.
@@ -41,18 +40,22 @@ ABSENT = {
 #: Operations that no module gives: they are what goes into the next one.
 _BEFORE = ("residual", "activation")
 
-See = Callable[[str, Tensor], None]
+See = Callable[[str, Seen], None]
+Shaped = Callable[[Tensor], Tensor]
+
+
+def _same(x: Tensor) -> Tensor:
+    return x
 
 
 def golden_taps(model: Any) -> tuple[TapSpec, ...]:
     """The taps of DESIGN §2 for this model at tp = 1, in execution order."""
-    return tap_specs(model.config.num_hidden_layers, _parts(model))
+    return model_taps(model_config(model), 1)
 
 
-def _parts(model: Any) -> frozenset[Part]:
-    """What the model has of what only some have."""
-    names = {name for name, _ in model.model.layers[0].named_modules()}
-    return frozenset(one.part for one in LAYER.values() if one.part is not None and one.module in names)
+def model_config(model: Any) -> ModelConfig:
+    """What the transformers model is. ConfigError for what the engine would compute differently."""
+    return ModelConfig.from_hf(model.config.to_dict() | {"dtype": "float32"})  # its own may be float64
 
 
 def absent_taps(model: Any) -> dict[str, str]:
@@ -70,9 +73,9 @@ def tapped(model: Any, see: See) -> Iterator[None]:
     decoder = model.model
     with ExitStack() as stack:
 
-        def after(module: nn.Module, tap: str) -> None:
+        def after(module: nn.Module, tap: str, shaped: Shaped = _same) -> None:
             def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-                see(tap, output[0])
+                see(tap, shaped(output[0]))
 
             stack.callback(module.register_forward_hook(hook).remove)
 
@@ -82,15 +85,19 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 
             stack.callback(module.register_forward_pre_hook(hook).remove)
 
-        for operation in OUTSIDE.values():
-            after(model.get_submodule(operation.module), operation.tap)
+        before(decoder.layers[0], "embed")
+        after(model.get_submodule(OUTSIDE["final_norm"].module), "final_norm")
         for i, layer in enumerate(decoder.layers):
-            _tap_layer(layer, f"layers.{i}", _parts(model), after, before)
+            _tap_layer(layer, f"layers.{i}", model_config(model), after, before)
 
-        def on_attention(layer: int, seen: dict[str, Tensor]) -> None:
+        def on_attention(layer: int, seen: dict[str, Seen]) -> None:
             for name, tensor in seen.items():
                 see(f"layers.{layer}.attn.{name}", tensor)
 
+        def on_logits(_module: nn.Module, _args: Any, output: Any) -> None:
+            see("logits", output.logits[0])
+
+        stack.callback(model.register_forward_hook(on_logits).remove)
         stack.enter_context(listening([layer.self_attn for layer in decoder.layers], on_attention))
         yield
 
@@ -98,19 +105,28 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 def _tap_layer(
     layer: Any,
     name: str,
-    parts: Collection[Part],
-    after: Callable[[nn.Module, str], None],
+    model: ModelConfig,
+    after: Callable[[nn.Module, str, Shaped], None],
     before: Callable[[nn.Module, str], None],
 ) -> None:
-    for operation in layer_operations(parts):
+    seen: set[str] = set()
+    for operation in operations_of(model):
         if operation.part == "partial" or not operation.module:
             continue
         module = layer.get_submodule(operation.module)
-        after(module, f"{name}.{operation.tap}")
+        after(module, f"{name}.{operation.tap}", _shaped(operation, model))
         for read in _multiplied(operation):
-            if read != STREAM and LAYER[read].kind in _BEFORE:
+            if read in LAYER and LAYER[read].kind in _BEFORE and read not in seen:
                 before(module, f"{name}.{read}")
-    after(layer, f"{name}.{LAYER_OUTPUT}")
+                seen.add(read)
+    after(layer, f"{name}.{LAYER_OUTPUT}", _same)
+
+
+def _shaped(operation: Operation, model: ModelConfig) -> Shaped:
+    """From what the module of an operation gives to the tap's tensor."""
+    if operation.form == "heads":
+        return lambda x: x.reshape(len(x), -1, model.head_dim)
+    return _same
 
 
 def _multiplied(operation: Operation) -> Iterable[str]:

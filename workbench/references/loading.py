@@ -10,13 +10,13 @@ import torch
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
+from lockstep.engine.config import FAMILIES
 from lockstep.engine.text import printable
 from lockstep.workbench.references.attention import register
 from lockstep.workbench.references.doubles import widen_rotary
 from lockstep.workbench.references.gguf_loading import fill_from_gguf, gguf_config, scale_rotary
 from lockstep.workbench.references.request import DType, ReferenceFailure
 
-FAMILIES = ("qwen2", "qwen3", "llama", "mistral")
 TORCH_DTYPES: dict[DType, torch.dtype] = {
     "float64": torch.float64,
     "float32": torch.float32,

@@ -7,19 +7,23 @@ numbers; the steps of all sequences are merged into the records of one session.
 from __future__ import annotations
 
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Protocol
 
 import numpy as np
 from msgspec.structs import replace
+from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.engine.taps.parts import merge, statistics
 from lockstep.sessions.meta import SequenceMeta, SessionMeta
-from lockstep.sessions.records import STATISTICS, SequenceStep, StepRecord, Tap, TensorRecord
+from lockstep.sessions.records import STATISTICS, SequenceStep, StepInFlight, StepRecord, Tap, TensorRecord
 from lockstep.sessions.writer import SessionWriter
-from lockstep.workbench.references.arrays import array, dtype_name, statistics
+from lockstep.workbench.references.arrays import NewestRows, Seen, array, dtype_name, measured_parts
 from lockstep.workbench.references.request import (
     GoldenRequest,
     GoldenSequence,
@@ -29,9 +33,11 @@ from lockstep.workbench.references.request import (
 
 #: How many of the largest logits a step keeps by themselves.
 TOP_K = 20
+#: Bytes of a step's tensors that wait to be written.
+WAITING = 64 << 20
 
 #: Called with a tap and its tensor, which it copies: the model may overwrite its own later in the pass.
-See = Callable[[str, Tensor], None]
+See = Callable[[str, Seen], None]
 
 
 class GoldenModel(Protocol):
@@ -93,43 +99,67 @@ def record_steps(
     }
     meta = replace(model.meta(), sequences=sequences)
     with SessionWriter.create(path, taps=list(model.taps), ranks=1, meta=meta) as writer:
-        for step in _steps(model, request):
-            writer.step(0, step)
+        for step in _steps(model, request, writer):
+            writer.step(0, step, added=True)
             if progress:
                 progress()
 
 
-def _steps(model: GoldenModel, request: GoldenRequest) -> Iterator[StepRecord]:
+def _steps(model: GoldenModel, request: GoldenRequest, writer: SessionWriter) -> Iterator[StepRecord]:
     """The prefill, whole or in chunks, then the decode steps of one token a sequence."""
     runs = [_SequenceRun(seq, plan, plan.prompt, request.chunk) for seq, plan in enumerate(request.sequences)]
     for step in range(request.steps + 1):
         active = [run for run in runs if run.plan.runs(run.emitted)]
         if not active:
             return
-        yield _step(model, active, step)
+        yield _step(model, active, _Passing(step, model.taps, writer))
 
 
-def _step(model: GoldenModel, runs: Sequence[_SequenceRun], step: int) -> StepRecord:
+@dataclass(slots=True)
+class _Passing:
+    """What passes the taps in a step: measured, and its tensors written whenever many wait."""
+
+    step: int
+    taps: Sequence[Tap]
+    writer: SessionWriter
+    parts: dict[str, list[NDArray[np.float64]]] = field(default_factory=lambda: defaultdict(list))
+    tensors: list[TensorRecord] = field(default_factory=list)
+    dropped: list[str] = field(default_factory=list)
+
+    def see(self, tap: str, seen: Seen, seq: int) -> None:
+        """One sequence's tensor."""
+        if isinstance(seen, NewestRows):
+            kept = seen.rows.shape[1]
+            self.parts[tap].append(seen.parts.cpu().numpy())
+            self.tensors.append(
+                TensorRecord(tap, 0, seq, array(seen.rows), dtype_name(seen.rows), f":,-{kept}:")
+            )
+            line = f"attention of sequence {seq}: the rows of the last {kept} of {seen.of} tokens"
+            self.dropped += [] if line in self.dropped else [line]
+        else:
+            self.parts[tap].append(measured_parts(seen, masked=tap.endswith(".scores")))
+            self.tensors.append(TensorRecord(tap, 0, seq, array(seen), dtype_name(seen)))
+        if sum(one.array.nbytes for one in self.tensors) > WAITING:
+            self.writer.in_flight(0, StepInFlight(self.step, 0, (), tensors=self.tensors))
+            self.tensors = []
+
+    def statistics(self) -> NDArray[np.float32]:
+        """[taps, 1, statistics]; NaN of a tap that nothing passed."""
+        stats = np.full((len(self.taps), 1, len(STATISTICS)), np.nan, dtype=np.float32)
+        for tap in self.taps:
+            if found := self.parts.get(tap.name):
+                stats[tap.index] = statistics(merge(np.concatenate(found))[None])
+        return stats
+
+
+def _step(model: GoldenModel, runs: Sequence[_SequenceRun], passing: _Passing) -> StepRecord:
     started = time.perf_counter()
-    decoding = all(run.emitted for run in runs)
-    tensors: list[TensorRecord] = []
-    done: list[SequenceStep] = []
-    seen: dict[str, list[Tensor]] = {tap.name: [] for tap in model.taps}
-    for run in runs:
-
-        def see(tap: str, tensor: Tensor, seq: int = run.seq) -> None:
-            tensor = tensor.detach().clone()
-            seen[tap].append(tensor)
-            tensors.append(TensorRecord(tap, 0, seq, array(tensor), dtype_name(tensor)))
-
-        done.append(_forward(model, run, see))
+    phase = "decode" if all(run.emitted for run in runs) else "prefill"
+    done = [_forward(model, run, partial(passing.see, seq=run.seq)) for run in runs]
     elapsed = time.perf_counter() - started
-    stats = np.full((len(model.taps), 1, len(STATISTICS)), np.nan, dtype=np.float32)
-    for tap in model.taps:
-        if seen[tap.name]:
-            stats[tap.index, 0] = statistics(seen[tap.name], masked=tap.name.endswith(".scores"))
-    phase = "decode" if decoding else "prefill"
-    return StepRecord(step, phase, done, elapsed, stats=stats, tensors=tensors)
+    return StepRecord(
+        passing.step, phase, done, elapsed, stats=passing.statistics(), tensors=passing.tensors, dropped=passing.dropped
+    )  # fmt: skip
 
 
 def _forward(model: GoldenModel, run: _SequenceRun, see: See) -> SequenceStep:

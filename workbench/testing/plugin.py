@@ -29,7 +29,7 @@ class CheckOptions(TypedDict, total=False):
     ids: Sequence[int]
     chat: bool
     steps: int
-    rules: Mapping[str, str]
+    faults: Mapping[str, str]
     device: str
     dtype: str
     weights: str

@@ -56,7 +56,7 @@ def run_model(
     better of the settings'."""
     words = [model, "--tp", str(tp), "--device", device, "--dtype", dtype, "--weights", weights]
     words += ["--seed", str(seed)]
-    for option, values in (("--prompt", prompts), ("--ids", ids), ("--rule", rules), ("--capture", capture)):
+    for option, values in (("--prompt", prompts), ("--ids", ids), ("--fault", rules), ("--capture", capture)):
         words += [word for value in values for word in (option, value)]
     words += ["--chat"] if chat else []
     words += ["--session", str(session)] if session is not None else []

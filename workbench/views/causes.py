@@ -82,7 +82,7 @@ def cause_lines(cause: Cause) -> Iterator[tuple[str, str]]:
     if remedy.issues:
         yield "seen in", ", ".join(remedy.issues)
     if cause.fault is not None:
-        yield "catalogue", f"{cause.fault} (`lockstep toggles`)"
+        yield "catalogue", f"{cause.fault} (`lockstep faults`)"
 
 
 def _value(value: JSON) -> str:

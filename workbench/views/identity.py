@@ -1,4 +1,4 @@
-"""What ran: the model, how it was split, the rules that differ from correct, what a reader needs to run it again."""
+"""What ran: the model, how it was split, the faults that are switched on, what a reader needs to run it again."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from lockstep.workbench.views.plain_text import plural, said
 from lockstep.workbench.views.trail import Trail
 
 
-class KnownRule(Protocol):
-    """What the catalogue of faults says of a value that a rule may have. (Views do not import the faults.)"""
+class CatalogueEntry(Protocol):
+    """What the catalogue of faults says of a value that a seam may have. (Views do not import the faults.)"""
 
     @property
-    def rule(self) -> str:
-        """Its name."""
+    def seam(self) -> str:
+        """Where it acts: its name."""
 
     @property
     def value(self) -> str:
@@ -38,8 +38,8 @@ class KnownRule(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class DifferingRule:
-    """A rule that differs from correct: its correct value, and what the catalogue says of it ("" if unknown)."""
+class SwitchedFault:
+    """A fault that is switched on: the correct value, and what the catalogue says of it ("" if unknown)."""
 
     name: str
     value: str
@@ -59,11 +59,11 @@ class Identity:
     dtype: str
     steps: int
     state: State
-    rules: tuple[DifferingRule, ...]
+    faults: tuple[SwitchedFault, ...]
     facts: tuple[tuple[str, str], ...]
 
 
-def identify(session: Session, trail: Trail, known: Iterable[KnownRule]) -> Identity:
+def identify(session: Session, trail: Trail, known: Iterable[CatalogueEntry]) -> Identity:
     """Read from what the session says of itself. `known` is the catalogue of faults."""
     lines = branch_lines(session)
     return Identity(
@@ -74,7 +74,7 @@ def identify(session: Session, trail: Trail, known: Iterable[KnownRule]) -> Iden
         dtype=dtype_name(session),
         steps=max((line.steps for line in lines), default=0),
         state=state_of(session),
-        rules=_rules(lines, known),
+        faults=_faults(lines, known),
         facts=tuple(_facts(session.meta, trail)),
     )
 
@@ -111,16 +111,16 @@ def _parts(path: str) -> list[str]:
     return path.replace("\\", "/").split("/")
 
 
-def _rules(lines: Iterable[BranchLine], known: Iterable[KnownRule]) -> tuple[DifferingRule, ...]:
-    """A branch lists its rules that differ from correct, and no others."""
-    catalogue = {(one.rule, one.value): one for one in known}
-    correct = {one.rule: one.correct for one in catalogue.values()}
+def _faults(lines: Iterable[BranchLine], known: Iterable[CatalogueEntry]) -> tuple[SwitchedFault, ...]:
+    """A branch lists the faults that are switched on, and nothing else."""
+    catalogue = {(one.seam, one.value): one for one in known}
+    correct = {one.seam: one.correct for one in catalogue.values()}
     found: dict[tuple[str, str], list[str]] = {}
     for line in lines:
-        for rule in line.rules:
-            found.setdefault(rule, []).append(line.name)
+        for fault in line.rules:
+            found.setdefault(fault, []).append(line.name)
     return tuple(
-        DifferingRule(
+        SwitchedFault(
             *(name, value, correct.get(name, "")),
             catalogue[name, value].title if (name, value) in catalogue else "",
             tuple(on),

@@ -1,14 +1,14 @@
 """Which causes are faults of the engine's catalogue: by the cause's name, and by a fitted value or the kinds of taps
 where these decide.
 
-A plain table, so that diagnosis can name a fault without knowing any: `lockstep toggles` lists them.
+A plain table, so that diagnosis can name a fault without knowing any: `lockstep faults` lists them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-#: Cause, cause:value of its transform, or cause@kinds of the taps that are wrong -> the fault, as `--rule` takes it.
+#: Cause, cause:value of its transform, or cause@kinds of the taps that are wrong -> the fault, as `--fault` takes it.
 KNOWN_FAULTS: Mapping[str, str] = {
     "mask_zero_times_inf": "mask=additive",
     "mask_missing": "mask=none",
@@ -58,30 +58,31 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "rank_missing": "reduce=without_last",
     "reduce_repeated": "reduce=twice",
     "reduce_averaged": "reduce=mean",
-    "norm_epsilon:1e-05": "norm=eps_1e-5",
-    "norm_weight_missing": "norm=unweighted",
-    "norm_plus_one": "norm=plus_one",
-    "norm_centred": "norm=mean_subtracted",
-    "norm_inverted": "norm=divided",
+    "norm_number:1e-05": "norm=eps_1e-5",
+    "norm_left_out:x / sqrt(mean(x²) + eps)": "norm=unweighted",
+    "norm_applied:x / sqrt(mean(x²) + eps) * (1 + w)": "norm=plus_one",
+    "norm_applied:(x - mean(x)) / sqrt(mean((x - mean(x))²) + eps) * w": "norm=mean_subtracted",
+    "norm_function:x * sqrt(mean(x²) + eps) * w": "norm=divided",
     "norm_precision": "norm=bfloat16",
-    "norm_over_heads": "norm=heads_together",
+    "norm_function:x / sqrt(mean_over_heads(x²) + eps) * w": "norm=heads_together",
+    "norm_operand:x / sqrt(mean(x²) + eps) * w": "sum_squares=own",
     "norm_skipped": "norm=no_heads",
     "head_untrained": "lm_head=missing",
     "head_unnormed": "head_input=unnormed",
     "head_from_embedding": "lm_head=embedding",
-    "other_activation:silu(up) * gate": "act=swapped",
-    "other_activation:gelu(gate) * up": "act=gelu",
-    "other_activation:gelu_tanh(gate) * up": "act=gelu",
-    "other_activation:relu(gate) * up": "act=relu",
-    "other_activation:quick_gelu(gate) * up": "act=quick_gelu",
-    "other_activation:silu(gate)": "act=ungated",
-    "residual_missing": "residual=missing",
-    "residual_repeated": "residual=twice",
+    "activation_exchanged:silu(up) * gate": "act=swapped",
+    "activation_function:gelu(gate) * up": "act=gelu",
+    "activation_function:gelu_tanh(gate) * up": "act=gelu",
+    "activation_function:relu(gate) * up": "act=relu",
+    "activation_function:quick_gelu(gate) * up": "act=quick_gelu",
+    "activation_left_out:silu(gate)": "act=ungated",
+    "residual_left_out:branch": "residual=missing",
+    "residual_repeated:stream + stream + branch": "residual=twice",
     "weight_of_sibling@mlp.gate,mlp.up": "tensor_of=gate_up_swapped",
     "weight_of_sibling@attn.k_proj,attn.v_proj": "tensor_of=k_v_swapped",
     "weight_of_another:the next layer": "tensor_of=next_layer",
-    "norm_weight_of_other:the next layer": "tensor_of=next_layer",
-    "norm_weight_of_other:the same layer": "tensor_of=norms_swapped",
+    "norm_operand:the next layer": "tensor_of=next_layer",
+    "norm_operand:the same layer": "tensor_of=norms_swapped",
     "embedding_scaled": "embedding=scaled",
     "transposed@attn.q_proj": "stored=square_transposed",
     "transposed": "stored=transposed",

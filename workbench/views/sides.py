@@ -69,7 +69,7 @@ def other_sides(source: SessionSource, branch: int) -> tuple[OtherSide, ...]:
 
 
 def _of_branch(line: BranchLine) -> OtherSide:
-    rules = line.told("all rules correct")
+    rules = line.told("no fault")
     parent = f", from {line.parent_name} at step {line.fork_step}" if line.parent is not None else ""
     return OtherSide(line.id, line.name, f"{plural(line.steps, 'step')}{parent}: {rules}")
 

@@ -11,7 +11,7 @@ from lockstep.workbench.views.attention import LayerAttention, attention
 from lockstep.workbench.views.biases import Bias, biases
 from lockstep.workbench.views.branch_sentinel import BranchSentinel, left_golden
 from lockstep.workbench.views.branches import BranchLine, branch_lines
-from lockstep.workbench.views.identity import Identity, KnownRule, file_name, identify
+from lockstep.workbench.views.identity import CatalogueEntry, Identity, file_name, identify
 from lockstep.workbench.views.journal import JournalEntry, journal_entries
 from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.request import Request
@@ -46,7 +46,7 @@ class Story:
     cut: tuple[str, ...]
 
 
-def tell(session: Session, request: Request, known: Sequence[KnownRule] = ()) -> Story:
+def tell(session: Session, request: Request, known: Sequence[CatalogueEntry] = ()) -> Story:
     """Read the session. `known` is the catalogue of faults, for the rules' titles. RequestError where the request
     names a branch or step that the session does not have."""
     return _Teller(session, request).story(known)
@@ -77,7 +77,7 @@ class _Teller:
         if left is not None:
             self.looked.append(left)
 
-    def story(self, known: Sequence[KnownRule]) -> Story:
+    def story(self, known: Sequence[CatalogueEntry]) -> Story:
         """All of it."""
         step = self._focus()
         journal, gap = self._journal()

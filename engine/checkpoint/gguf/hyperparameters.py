@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import get_args
 
 from lockstep.engine.checkpoint.gguf.header import GgufTensor
 from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar
@@ -25,7 +24,7 @@ Tensors = Mapping[str, GgufTensor]
 Floats = Callable[[str], tuple[float, ...]]
 
 #: GGUF architecture -> family. Mistral's files say `llama`.
-ARCHITECTURES: dict[str, Family] = {family: family for family in get_args(Family) if family != "mistral"}
+ARCHITECTURES: dict[str, Family] = {"qwen2": "qwen2", "qwen3": "qwen3", "llama": "llama"}
 ROPE_FACTORS = "rope_freqs.weight"
 #: Keys (after the architecture) that change the numbers in a way that the engine does not know, and the value that
 #: changes nothing.

@@ -18,7 +18,7 @@ from lockstep.engine.checkpoint.block_types import TYPES
 from lockstep.engine.checkpoint.dequantise.encodings import ENCODINGS
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
-from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS, check_rules, faults_of, parse_rule
+from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS, check_faults, faults_of, parse_fault
 from lockstep.engine.faults.fault import Fault
 from lockstep.engine.faults.quantisation import WITH_NIBBLES, WITH_OFFSET
 from lockstep.engine.faults.resolve import resolve
@@ -41,6 +41,7 @@ MODELS = {
     "biased": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "normed": ("qwen3", {"num_key_value_heads": 4, "rope_parameters": {
         "rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_position_embeddings": 32}}),
+    "post-normed": ("olmo2", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 
@@ -62,14 +63,14 @@ def models(paths: dict[str, Path]) -> dict[str, ModelConfig]:
 
 def test_the_catalogue_is_consistent() -> None:
     assert len({fault.id for fault in FAULTS}) == len(FAULTS)
-    assert len({(fault.rule, fault.value) for fault in FAULTS}) == len(FAULTS)
-    assert len({(fault.rule, fault.correct) for fault in FAULTS}) == len(DEFAULTS)
+    assert len({(fault.seam, fault.value) for fault in FAULTS}) == len(FAULTS)
+    assert len({(fault.seam, fault.correct) for fault in FAULTS}) == len(DEFAULTS)
     assert not [fault for fault in FAULTS if fault.value == fault.correct]
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_rule_is_named_after_the_seam_that_its_faults_replace(fault: Fault) -> None:
-    assert fault.rule in fault.patch
+    assert fault.seam in fault.patch
     assert set(fault.patch) <= {field.name for field in fields(Rules)}
 
 
@@ -79,23 +80,23 @@ def test_defaults_are_the_correct_rules() -> None:
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_rule_replaces_its_seams_and_no_other(fault: Fault) -> None:
-    rules = resolve({fault.rule: fault.value})
+    rules = resolve({fault.seam: fault.value})
     seams = [field.name for field in fields(Rules)]
     changed = {seam for seam in seams if getattr(rules, seam) != getattr(CORRECT, seam)}
     assert changed == set(fault.patch)
-    assert faults_of({fault.rule: fault.value}) == [fault]
-    assert parse_rule(f"{fault.rule}={fault.value}") == (fault.rule, fault.value)
+    assert faults_of({fault.seam: fault.value}) == [fault]
+    assert parse_fault(f"{fault.seam}={fault.value}") == (fault.seam, fault.value)
 
 
 def test_what_the_catalogue_does_not_know_is_refused_with_what_it_knows() -> None:
-    with pytest.raises(ConfigError, match=r"there is no rule 'nonsense'.*load_bias"):
+    with pytest.raises(ConfigError, match=r"there is no fault 'nonsense'.*load_bias"):
         faults_of({"nonsense": "1"})
     with pytest.raises(
-        ConfigError, match=r"rule rope has no value 'sideways': use one of half_split, swallowed"
+        ConfigError, match=r"fault rope has no value 'sideways': use one of half_split, swallowed"
     ):
         faults_of({"rope": "sideways"})
     with pytest.raises(ConfigError, match="NAME=VALUE"):
-        parse_rule("rope")
+        parse_fault("rope")
     with pytest.raises(ConfigError, match=r"cache_heads and kv_expand act on the same seam"):
         resolve({"cache_heads": "repeated", "kv_expand": "tiled"})
 
@@ -142,7 +143,7 @@ def test_a_fault_shows_first_where_the_catalogue_says(
     able = [name for name, model in models.items() if fault.needs(model, 2) is None]
     assert able, "no model of this test lets the fault act"
     golden = use(engine, paths[able[0]], correct)
-    found = run_engine(engine, {fault.rule: fault.value}, reload=fault.level == "load")
+    found = run_engine(engine, {fault.seam: fault.value}, reload=fault.level == "load")
     steps, _, taps = (found != golden).nonzero()
     assert len(steps), "the fault changes nothing"
     first = min(zip(steps, taps, strict=True))
@@ -166,7 +167,7 @@ def test_a_fault_of_level_step_acts_from_the_next_step_on_the_cache_as_it_is(
     engine.rules({})
     engine.add(PROMPT)
     before = engine.step({0: FORCED[0]}).checksums
-    engine.client.call(RebindRules({fault.rule: fault.value}))
+    engine.client.call(RebindRules({fault.seam: fault.value}))
     after = engine.step({0: FORCED[1]}).checksums
     assert (before == golden[0]).all()
     assert (after != golden[1]).any()
@@ -184,12 +185,12 @@ def check_alone(path: Path, faults: Sequence[Fault]) -> None:
     """With one rank each of `faults` acts if and only if it says that it can."""
     model, golden = model_config(path), run_alone(path, {})
     for fault in faults:
-        rule = {fault.rule: fault.value}
+        rule = {fault.seam: fault.value}
         acts = bool((run_alone(path, rule) != golden).any())
         assert acts == (fault.needs(model, 1) is None), fault.id
         if not acts:
-            with pytest.raises(ConfigError, match=f"{fault.rule}={fault.value} cannot act here: "):
-                check_rules(rule, model, 1)
+            with pytest.raises(ConfigError, match=f"{fault.seam}={fault.value} cannot act here: "):
+                check_faults(rule, model, 1)
 
 
 def test_where_a_toggle_says_that_it_cannot_act_it_does_nothing(

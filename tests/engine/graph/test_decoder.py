@@ -15,9 +15,10 @@ from lockstep.engine.graph import (
     OUTSIDE,
     QKV,
     STREAM,
+    Part,
     instead_of,
     layer_operations,
-    parts_of,
+    operations_of,
 )
 from lockstep.engine.parallel import shards
 from tests.checkpoints import tiny_variant
@@ -41,9 +42,8 @@ def test_a_layer_reads_what_came_before_in_it(checkpoint: Path) -> None:
     config, source = open_checkpoint(checkpoint)
     source.close()
     there = {STREAM}
-    for operation in layer_operations(parts_of(config)):
-        for tap in operation.inputs.values():
-            assert there.intersection(instead_of(tap)), f"{operation.tap} reads {tap}"
+    for operation in operations_of(config):
+        assert there.issuperset(operation.inputs.values()), operation
         there.add(operation.tap)
 
 
@@ -61,3 +61,15 @@ def test_what_lacks_is_stood_in_for_by_what_it_reads() -> None:
     assert instead_of("attn.o_proj.partial") == ("attn.o_proj.partial", "attn.context")
     assert instead_of("attn.q_rope") == ("attn.q_rope",)
     assert instead_of(STREAM) == (STREAM,)
+
+
+def test_norms_stand_before_the_blocks_or_behind_them() -> None:
+    def reads(tap: str, *parts: Part) -> list[str]:
+        return next(list(one.inputs.values()) for one in layer_operations(parts) if one.tap == tap)
+
+    assert reads("attn_residual") == [STREAM, "attn.o_proj"]
+    assert reads("attn_residual", "post_norm") == [STREAM, "post_attn_norm"]
+    assert reads("mlp_residual", "post_norm", "partial") == ["attn_residual", "post_mlp_norm"]
+    assert reads("attn.q_proj", "post_norm") == ["attn_norm"]
+    assert reads("attn.q_proj", "bare_inputs") == [STREAM]
+    assert reads("mlp.up", "bare_inputs", "post_norm") == ["attn_residual"]

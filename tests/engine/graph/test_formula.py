@@ -14,16 +14,13 @@ from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.rope_frequencies import frequencies
 from lockstep.engine.graph import (
-    LAYER,
     LAYER_OUTPUT,
     OUTSIDE,
     STREAM,
     Operation,
-    instead_of,
-    layer_operations,
-    parts_of,
+    operations_of,
 )  # fmt: skip
-from lockstep.engine.graph.formula import FORMULAS, Node, evaluate
+from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23]  # longer than the windows
@@ -50,11 +47,8 @@ class Told:
         module = operation.module if layer is None else f"model.layers.{layer}.{operation.module}"
         if operation.kind == "head" and model.tie_embeddings:
             module = OUTSIDE["embed"].module
-        reads = {
-            role: self.tap(next(name for name in instead_of(tap) if self.has(name)), layer)
-            for role, tap in operation.inputs.items()
-        }
-        if operation.form in ("heads", "cache"):
+        reads = {role: self.tap(tap, layer) for role, tap in operation.inputs.items()}
+        if operation.form in ("heads", "cache") and not (operation.kind == "norm" and model.qk_norm_whole):
             reads = {role: x.reshape(len(x), -1, model.head_dim) for role, x in reads.items()}
         if operation.kind == "context":
             reads["v"] = reads["v"].reshape(len(PROMPT), -1, model.head_dim)
@@ -65,12 +59,8 @@ class Told:
             "scale": 1 / math.sqrt(model.head_dim), "allowed": (apart >= 0) & (apart < window),
             "weight": self.weights.get(f"{module}.weight"),
             "bias": self.weights.get(f"{module}.bias", 0.0) if operation.bias else 0.0,
-            **reads,
+            **reads, "whole": reads.get("x"),
         }  # fmt: skip
-
-    def has(self, name: str) -> bool:
-        operation = LAYER.get(name)
-        return operation is None or operation in layer_operations(parts_of(self.model))
 
 
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn"])
@@ -88,8 +78,8 @@ def test_the_engine_computes_the_formulas(
     (found,) = engine.generate([PROMPT], 1)
     told = Told(found, model, weights)
     for layer in (None, *range(model.num_layers)):
-        for operation in OUTSIDE.values() if layer is None else layer_operations(parts_of(model)):
-            ours = evaluate(FORMULAS[operation.kind], told.given(operation, layer))
+        for operation in OUTSIDE.values() if layer is None else operations_of(model):
+            ours = evaluate(formula_of(operation, model), told.given(operation, layer))
             theirs = told.tap(operation.tap, layer)
             if operation.kind == "head":
                 ours = ours[-1:]

@@ -151,3 +151,17 @@ def test_bits_of_a_product_depend_on_no_slab_and_no_shard(monkeypatch, tokens):
 
 def test_nothing_is_made_of_no_token():
     assert weight.by_slabs(torch.empty(0, 64), torch.randn(512, 64)).shape == (0, 512)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> None:
+    """Where that is asked for; of shapes of which libraries take other kernels for few rows."""
+    store = Store(dtype, torch.device("cpu"), CORRECT, kept=False, batch_invariant=True)
+    x, matrix = (
+        torch.randn(size, generator=torch.Generator().manual_seed(0)) for size in ((37, 896), (128, 896))
+    )
+    x, matrix = x.to(dtype), matrix.to(dtype)
+    whole = store.linear(x, matrix, None)
+    for count in (1, 2, 7, 8, 9, 16, 33):
+        assert torch.equal(store.linear(x[-count:], matrix, None), whole[-count:]), count
+    assert store.linear(x[:0], matrix, None).shape == (0, 128)

@@ -236,6 +236,23 @@ def test_a_hung_rank_ends_the_command_with_its_name(engine: Callable[..., Client
     assert not any(rank.is_running() for rank in ranks)
 
 
+def test_a_rank_stopped_while_it_sends_is_late_not_dead(
+    engine: Callable[..., Client], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Half a message is there and the rest does not come."""
+    client = engine()
+    settle(client)
+    os.kill(client.pids[1], signal.SIGSTOP)
+
+    def stall(answers: object, seconds: float) -> dict[int, str]:
+        return {1: client._ranks[1].epitaph()}
+
+    monkeypatch.setattr(client, "_receive", stall)
+    with pytest.raises(RankTimeout, match=r"^rank 1 is lost: .* is stopped \(state T"):
+        client.call(RunStep())
+    assert not client.alive
+
+
 def test_a_stopped_rank_is_reported_before_the_patience_is_over(
     variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:

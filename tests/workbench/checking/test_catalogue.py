@@ -54,7 +54,7 @@ def cases() -> Iterator[tuple[str, str]]:
     """(fault, model), model by model, of all faults that can act on one of them."""
     found: dict[str, str] = {}
     for fault in FAULTS:
-        key = f"{fault.rule}={fault.value}"
+        key = f"{fault.seam}={fault.value}"
         able = [name for name in MODELS if fault.needs(config(name), TP) is None]
         if able:
             found[key] = ELSEWHERE.get(key, able[0])
@@ -96,4 +96,4 @@ def test_a_fault_is_named(fault: str, model: str, diagnosed: Callable[[str, str]
 
 
 def test_all_of_the_catalogue_is_tried() -> None:
-    assert {fault for fault, _ in cases()} == {f"{one.rule}={one.value}" for one in FAULTS}
+    assert {fault for fault, _ in cases()} == {f"{one.seam}={one.value}" for one in FAULTS}

@@ -61,7 +61,7 @@ def test_a_match_as_json(model: Path, capsys: Any, tmp_path: Path) -> None:
 
 def test_a_divergence_in_every_form(model: Path, capsys: Any, tmp_path: Path) -> None:
     junit, table = tmp_path / "report.xml", tmp_path / "report.csv"
-    fault = ["--rule", "mask=additive", "--tp", "2"]
+    fault = ["--fault", "mask=additive", "--tp", "2"]
     assert run(words(model, *fault, "--json", "--junit", str(junit), "--csv", str(table))) == 1
     told = strictly(capsys.readouterr().out)  # NaN everywhere, and still JSON
     first = told["first_divergence"]
@@ -128,7 +128,7 @@ def test_an_overflow_in_the_reference_too_reads_as_such(capsys: Any) -> None:
 
 
 def test_a_divergence_reads_at_80_columns(model: Path, capsys: Any) -> None:
-    assert run(words(model, "--rule", "act=swapped")) == 1
+    assert run(words(model, "--fault", "act=swapped")) == 1
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
     told = {line[:12].strip(): line[12:] for line in lines}
@@ -150,7 +150,7 @@ def test_a_divergence_reads_at_80_columns(model: Path, capsys: Any) -> None:
         (["--steps", "300"], 2, "exceed the context of 256"),
         (["--floor", "none"], 2, "auto or fixed"),
         (["--tp", "3"], 2, "tp=3"),
-        (["--rule", "load_bias=false"], 2, "no q/k/v biases"),
+        (["--fault", "load_bias=false"], 2, "no q/k/v biases"),
         (["--steps", "-1"], 2, "--steps"),
     ],
 )
@@ -191,7 +191,7 @@ class FullDisk:
 # A run of nothing but NaN compresses to so little that only its verdicts find no room.
 @pytest.mark.parametrize(
     ("rules", "code", "lost"),
-    [((), 3, "the run from step 0 on"), (("--rule", "mask=additive"), 1, "the verdicts")],
+    [((), 3, "the run from step 0 on"), (("--fault", "mask=additive"), 1, "the verdicts")],
 )
 def test_a_full_disk_costs_the_recording_not_the_verdict(
     model: Path, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rules: tuple[str, ...],
@@ -239,7 +239,7 @@ def test_a_run_in_chunks_is_judged_and_recorded_as_one(model: Path, capsys: Any,
         assert [len(session.step(step).sequences[0].ids) for step in session.steps()] == [3, 3, 1, 1, 1]
     assert run(["check", str(saved), "--model", str(model), "--json"]) == 0  # the same passes as a reference
     assert strictly(capsys.readouterr().out)["verdict"] == "match"
-    assert run([*long, "--rule", "positions=stuck"]) == 1
+    assert run([*long, "--fault", "positions=stuck"]) == 1
     assert "prefill (step 1)" in capsys.readouterr().out
 
 

@@ -83,7 +83,7 @@ def test_what_the_recording_does_not_carry_is_inconclusive(case: Case, tmp_path:
 
 @pytest.mark.parametrize(
     ("more", "said"),
-    [(("--rule", "mask=none"), "a recording is read as it is"), (("--model", "nowhere"), "nowhere")],
+    [(("--fault", "mask=none"), "a recording is read as it is"), (("--model", "nowhere"), "nowhere")],
 )
 def test_what_does_not_go_with_a_recording_is_said(
     case: Case, tmp_path: Path, capsys: Any, more: tuple[str, str], said: str

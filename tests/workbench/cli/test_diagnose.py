@@ -12,8 +12,7 @@ import torch
 
 from lockstep.sessions import Session, limits
 from lockstep.workbench.cli.main import run
-from lockstep.workbench.diagnosis import search_time
-from lockstep.workbench.diagnosis.variants import search
+from lockstep.workbench.diagnosis import search, search_time
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recorded, Recordings
@@ -118,7 +117,7 @@ def test_what_has_no_effect_is_a_note_and_accuses_nobody(strangers: Strangers, c
     ("words", "said"),
     [
         ((), "session --model MODEL"),
-        (("--rule", "mask=none"), "a recording is read as it is"),
+        (("--fault", "mask=none"), "a recording is read as it is"),
     ],
 )
 def test_what_is_missing_is_said(
@@ -147,7 +146,7 @@ def test_the_text_says_place_fix_and_verdict(strangers: Strangers, capsys: Any) 
 def test_a_model_on_our_engine_is_confirmed_by_switching_the_rule_off(
     strangers: Strangers, capsys: Any
 ) -> None:
-    words = (str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "1", "--rule", "act=swapped")
+    words = (str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "1", "--fault", "act=swapped")
     found = told(capsys, *words, code=1)
     (cause,) = found["causes"]
     assert (cause["fault"], cause["class"]) == ("act=swapped", "activation")
@@ -163,7 +162,7 @@ def test_a_model_on_our_engine_is_confirmed_by_switching_the_rule_off(
 def test_a_missing_sum_over_ranks_is_one_that_a_single_rank_has_not(
     strangers: Strangers, capsys: Any
 ) -> None:
-    words = (str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "1", "--tp", "2", "--rule",
+    words = (str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "1", "--tp", "2", "--fault",
              "reduce=twice")  # fmt: skip
     found = told(capsys, *words, code=1)
     assert found["causes"][0]["fault"] == "reduce=twice"

@@ -125,7 +125,7 @@ def test_the_outermost_net_holds_where_the_log_cannot_be_written(
 
 
 @pytest.mark.parametrize("lacking", ["typer", "numpy", "platformdirs", "msgspec"])
-@pytest.mark.parametrize("words", [["toggles"], ["sessions", "show", "none.session"]], ids=" ".join)
+@pytest.mark.parametrize("words", [["faults"], ["sessions", "show", "none.session"]], ids=" ".join)
 def test_an_installation_without_a_library_is_one_line(
     lacking: str, words: list[str], tmp_path: Path
 ) -> None:

@@ -146,7 +146,7 @@ RECORDED = ROOT / "sessions" / "recorded" / "load_bias-false.session"
 
 @pytest.mark.parametrize(
     "words",
-    [["toggles"], ["toggles", "--json"], ["inspect", "demo"], ["sessions", "show", str(RECORDED)],
+    [["faults"], ["faults", "--json"], ["inspect", "demo"], ["sessions", "show", str(RECORDED)],
      ["diff", str(RECORDED), str(RECORDED)], ["generate", "demo", "--max-tokens", "1"], ["--version"]],
     ids=" ".join,
 )  # fmt: skip
@@ -182,7 +182,7 @@ def test_what_no_engine_can_take_is_a_usage_error(words: list[str], said: str, c
 
 
 @pytest.mark.parametrize(
-    "words", [["replay", str(RECORDED), "--batch", "--ex", "help"], ["toggles"]], ids=" ".join
+    "words", [["replay", str(RECORDED), "--batch", "--ex", "help"], ["faults"]], ids=" ".join
 )
 def test_a_reader_that_leaves_early_is_told_nothing(words: list[str]) -> None:
     """`lockstep … | true`: the program ends as `yes | true` does."""

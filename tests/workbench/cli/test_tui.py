@@ -69,7 +69,7 @@ def test_every_option_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(launch, "_run", lambda route: 0)
     words = [
         "m.gguf", "--prompt", "a b", "--ids", "1,2", "--chat", "--tp", "2", "--device", "cuda", "--dtype", "bfloat16",
-        "--weights", "quantised", "--rule", "mask=additive", "--listen", "h:1", "--seed", "7", "--capture", "full",
+        "--weights", "quantised", "--fault", "mask=additive", "--listen", "h:1", "--seed", "7", "--capture", "full",
         "--timeout", "9", "--start-timeout", "8",
     ]  # fmt: skip
     result = CliRunner().invoke(tui.app, words)

@@ -18,7 +18,6 @@ from lockstep.workbench.debugger.core.executor import Executor
 from lockstep.workbench.debugger.core.timeline import Timeline
 from lockstep.workbench.debugger.host.launch import DebugTarget, start
 from lockstep.workbench.debugger.stops.locations import Places
-from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.session import create_session
 from lockstep.workbench.models.capture import STATS

@@ -11,8 +11,9 @@ from lockstep.workbench.diagnosis.causes import Extent, causes_of, place_of, tap
 from lockstep.workbench.diagnosis.confidence import confidences
 from lockstep.workbench.diagnosis.consequences import folded, misshapen_by_input
 from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.operands import READER
 from lockstep.workbench.diagnosis.merging import groups
-from lockstep.workbench.diagnosis.variants.residual import READER
 from lockstep.workbench.views.causes import cause_lines
 
 EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), decode=frozenset({1, 2}), seqs=(0, 1))
@@ -201,10 +202,12 @@ def test_what_has_the_shape_of_a_cause_in_other_layers_is_told_with_it() -> None
 
 
 def test_a_norm_that_has_written_into_its_input_is_not_told_to_be_skipped() -> None:
-    sums = [wrong(f"layers.{i}.{kind}_residual", hypothesis("residual_of_other", {"how": READER}), order=i)
+    over = replace(hypothesis("residual_operand", {}), edits=(Edit((), "operand", (READER,)),))
+    skipped = replace(hypothesis("norm_skipped", {}), edits=(Edit((), "skipped", ("x",)),))
+    sums = [wrong(f"layers.{i}.{kind}_residual", over, order=i)
             for i in range(2) for kind in ("attn", "mlp")]  # fmt: skip
     norms = [
-        wrong(tap, hypothesis("norm_skipped", {}), order=10)
+        wrong(tap, skipped, order=10)
         for tap in ("layers.0.mlp_norm", "layers.1.attn_norm", "layers.1.mlp_norm")
     ]
     ((head, after),) = folded(groups([*sums, *norms]), (), 3)
@@ -212,7 +215,7 @@ def test_a_norm_that_has_written_into_its_input_is_not_told_to_be_skipped() -> N
     (cause,) = causes_of(head, Survey({}, (), ()), EXTENT, after)
     assert cause.place == "layers.{0,1}.{attn,mlp}_residual"
     # What reads another stream, or is off by something else, or at another step, is a cause of its own.
-    first = wrong("layers.0.attn_norm", hypothesis("norm_skipped", {}), order=10)
+    first = wrong("layers.0.attn_norm", skipped, order=10)
     scaled = wrong("layers.1.attn_norm", hypothesis("norm_scaled", {}), order=10)
     for other in (first, scaled):
         assert len(folded(groups([*sums, other]), (), 3)) == 2

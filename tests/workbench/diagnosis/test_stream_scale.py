@@ -74,7 +74,7 @@ def test_one_that_was_not_scaled_along_is_a_cause(recordings: Recordings) -> Non
 def test_an_epsilon_that_was_left_as_it_was_is_a_cause(recordings: Recordings) -> None:
     found = diagnosed(recordings, "epsilon", lambda p: scaled(p, lambda layer: 1 / 4, epsilon=False))
     assert found.event.verdict == "diverged"
-    assert [cause.name for cause in found.causes] == ["norm_epsilon"]
+    assert [cause.name for cause in found.causes] == ["norm_number"]
 
 
 def test_an_embedding_alone_is_a_cause(recordings: Recordings) -> None:

@@ -16,7 +16,6 @@ from lockstep.sessions import Session
 from lockstep.workbench.cli.main import run
 from lockstep.workbench.debugger.errors import CommandError, DebuggerError
 from lockstep.workbench.debugger.host.replay import open_replay
-from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 from tests.workbench.export import made
 
 

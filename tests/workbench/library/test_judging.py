@@ -13,7 +13,7 @@ import pytest
 import lockstep
 from lockstep.engine.errors import CheckpointError, ConfigError, RequestError
 from lockstep.workbench.cli.main import run
-from lockstep.workbench.library.judging import ids_of, rules_of
+from lockstep.workbench.library.judging import ids_of, words_of
 from lockstep.workbench.views.causes import Cause
 from lockstep.workbench.views.golden_event import Faulty
 from tests.checkpoints import tiny_checkpoint
@@ -48,7 +48,7 @@ def wrong(model: Path, heard: Heard, tmp_path_factory: pytest.TempPathFactory) -
     """The verdict on an engine that does not add the q/k/v biases."""
     saved = tmp_path_factory.mktemp("saved") / "run.session"
     return lockstep.check(
-        model, ids=[5, 6, 7], steps=1, rules={"load_bias": "false"}, save=saved, progress=heard
+        model, ids=[5, 6, 7], steps=1, faults={"load_bias": "false"}, save=saved, progress=heard
     )
 
 
@@ -86,7 +86,7 @@ def test_a_failed_assertion_names_the_operation_and_the_fix(wrong: lockstep.Verd
 
 
 def test_the_command_prints_the_same(wrong: lockstep.Verdict, model: Path, capsys: Any) -> None:
-    words = ["check", str(model), "--ids", "5,6,7", "--steps", "1", "--rule", "load_bias=false"]
+    words = ["check", str(model), "--ids", "5,6,7", "--steps", "1", "--fault", "load_bias=false"]
     assert run([*words, "--save", str(wrong.session), "--json"]) == 1
     assert json.loads(capsys.readouterr().out) == json.loads(json.dumps(wrong.to_json()))
 
@@ -148,7 +148,7 @@ def test_a_recording_is_diagnosed(wrong: lockstep.Verdict, model: Path, tmp_path
             lockstep.UsageError,
             "reference is transformers",
         ),
-        (lambda model, run: lockstep.check(model, rules={"mask": "x"}), ConfigError, "mask"),
+        (lambda model, run: lockstep.check(model, faults={"mask": "x"}), ConfigError, "mask"),
         (lambda model, run: lockstep.check(model, ids=[5000]), RequestError, "5000"),
         (lambda model, run: lockstep.check(model, ids=[5], tp=3), ConfigError, "3"),
         (lambda model, run: lockstep.check(model.parent / "no"), CheckpointError, "no"),
@@ -190,4 +190,4 @@ def test_words_and_values_mean_the_same() -> None:
     assert ids_of([1, 2]) == ids_of([[1, 2]]) == ids_of(["1,2"]) == ["1,2"]
     assert ids_of([[1], [2, 3]]) == ["1", "2,3"]
     assert ids_of([]) is ids_of(None) is None
-    assert rules_of({"mask": "additive"}) == rules_of(["mask=additive"]) == ["mask=additive"]
+    assert words_of({"mask": "additive"}) == words_of(["mask=additive"]) == ["mask=additive"]

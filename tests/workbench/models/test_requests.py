@@ -38,8 +38,8 @@ def test_a_model_of_the_users_is_asked_nothing_by_itself(demo: OpenedModel) -> N
     [
         (lambda model: requests.prompt_ids(model, [], ["1,x"], False), "whole numbers"),
         (lambda model: requests.prompt_ids(model, [""], [], False), "empty"),
-        (lambda model: requests.rules_of(["mask=none", "mask=additive"], model, 1), "choose one"),
-        (lambda model: requests.rules_of(["reduce=twice"], model, 1), "two ranks"),
+        (lambda model: requests.faults_of(["mask=none", "mask=additive"], model, 1), "choose one"),
+        (lambda model: requests.faults_of(["reduce=twice"], model, 1), "two ranks"),
         (lambda model: requests.engine_config(model, tp=1, device="tpu", dtype="auto"), "tpu"),
         (lambda model: requests.engine_config(model, tp=1, device="cpu", dtype="auto", load="no"), "rank0"),
         (lambda model: requests.capture_of(["layers.99.*"], model, 1), "no tap"),
@@ -53,7 +53,7 @@ def test_what_cannot_be_meant_is_refused(
 
 
 def test_the_same_rule_twice_is_one_rule(demo: OpenedModel) -> None:
-    assert requests.rules_of(["mask=none", "mask=none"], demo, 1) == {"mask": "none"}
+    assert requests.faults_of(["mask=none", "mask=none"], demo, 1) == {"mask": "none"}
     assert requests.capture_of(None, demo, 1) == STATS
 
 
@@ -67,4 +67,4 @@ def test_a_debugger_is_started_on_what_generate_would_run(demo: OpenedModel) -> 
 
 def test_a_rule_given_its_correct_value_does_not_differ(demo: OpenedModel) -> None:
     """It was recorded, and the screen said of it that it differs from correct."""
-    assert requests.rules_of(["rope=half_split", "load_bias=false"], demo, 1) == {"load_bias": "false"}
+    assert requests.faults_of(["rope=half_split", "load_bias=false"], demo, 1) == {"load_bias": "false"}

@@ -25,7 +25,7 @@ def test_port(lockstep_check):
 """
 FAULTY = """
 def test_port(lockstep_check):
-    lockstep_check({model!r}, tp=2, ids=[5, 6, 7], steps=1, rules={{"load_bias": "false"}})
+    lockstep_check({model!r}, tp=2, ids=[5, 6, 7], steps=1, faults={{"load_bias": "false"}})
     raise RuntimeError("not reached")
 """
 
@@ -100,7 +100,7 @@ def test_what_cannot_be_checked_is_one_line(project: pytest.Pytester) -> None:
 def test_an_engines_own_recording(project: pytest.Pytester, model: Path) -> None:
     words = ["check", str(model), "--ids", "5,6,7", "--steps", "1"]
     assert main.run([*words, "--save", "right.session"]) == 0
-    assert main.run([*words, "--rule", "load_bias=false", "--save", "wrong.session"]) == 1
+    assert main.run([*words, "--fault", "load_bias=false", "--save", "wrong.session"]) == 1
     project.makepyfile(
         f"""
         import pytest

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 from textual import events
 
-from lockstep.workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
 from lockstep.workbench.debugger.core.registry import Command, commands, parse_line
 from lockstep.workbench.tui import keys, settings
 from lockstep.workbench.tui.app import LockstepApp

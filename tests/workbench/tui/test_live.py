@@ -86,7 +86,7 @@ async def test_step_toggle_and_compare(model: Path, tmp_path: Path) -> None:
         await enter(pilot, "colon", "toggle load_bias false")
         assert _screen(pilot).where.branch == 1
         lines = text_of(pilot)
-        assert any("rules  load_bias=false" in line for line in lines)
+        assert any("faults  load_bias=false" in line for line in lines)
         assert any(line.startswith(" main ") for line in lines), "the old branch stays beside the new"
         await press(pilot, "2", "3", "4", "5", "6", "7", "8")
         assert any("toggle load_bias false" in line for line in text_of(pilot))
@@ -119,7 +119,7 @@ async def test_a_toggle_is_a_before_and_after(model: Path, tmp_path: Path) -> No
             f"back on branch 0 (main): differs from load_bias=false at step {step}" in line for line in lines
         )
         assert "branch main" in lines[0]
-        assert any("rules  all correct" in line for line in lines)
+        assert any("faults  none" in line for line in lines)
         assert [line.split()[0] for line in lines[2:4]] == ["main", "load_bias=false"], (
             "what was left stays beside"
         )

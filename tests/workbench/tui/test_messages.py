@@ -15,7 +15,6 @@ from textual.widgets import Static
 
 import lockstep.workbench.tui
 from lockstep.engine.faults.catalogue import FAULTS
-from lockstep.workbench.debugger.commands import all as _all  # noqa: F401 - fills the registry
 from lockstep.workbench.debugger.core.registry import commands
 from lockstep.workbench.tui.panes.titles import TITLES
 from lockstep.workbench.tui.screens.output import OutputScreen

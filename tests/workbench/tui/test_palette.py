@@ -7,7 +7,6 @@ from textual.pilot import Pilot
 from textual.widgets import Input
 
 from lockstep.engine.faults.catalogue import FAULTS
-from lockstep.workbench.debugger.commands import all as _all  # noqa: F401  fills the registry
 from lockstep.workbench.debugger.core.registry import commands
 from lockstep.workbench.tui.palette import PaletteEntries
 from lockstep.workbench.tui.widgets.command_line import CommandLine

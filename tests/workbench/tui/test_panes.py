@@ -147,7 +147,7 @@ async def test_journal_goes_to_a_branch(bench: Bench) -> None:
         await press(pilot, "8", "down", "enter")
         assert _screen(pilot).where.branch == 1
         lines = text_of(pilot)
-        assert any("rules  load_bias=false" in line for line in lines)
+        assert any("faults  load_bias=false" in line for line in lines)
         assert any("[bold]really[/bold]" in line for line in lines), "markup in a note is text"
 
 

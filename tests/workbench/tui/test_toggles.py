@@ -29,7 +29,7 @@ def test_a_filter_keeps_what_has_every_word_under_its_group(words: str) -> None:
             assert after.fault is not None, "a heading stands over something"
             assert after.fault.group == row.heading
     told = [
-        f"{row.fault.title} {row.fault.symptom} {row.fault.rule}" for row in rows if row.fault is not None
+        f"{row.fault.title} {row.fault.symptom} {row.fault.seam}" for row in rows if row.fault is not None
     ]
     assert bool(told) == (words != "gibberish no fault has")
     titles = [fault for fault in FAULTS if all(word in fault.title.lower() for word in words.lower().split())]

@@ -4,19 +4,19 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.engine.faults.catalogue import FAULTS, parse_rule
+from lockstep.engine.faults.catalogue import FAULTS, parse_fault
 from lockstep.workbench.views.known_faults import KNOWN_FAULTS, KNOWN_POSITIONS, fault_of
 
 
 @pytest.mark.parametrize("fault", sorted(set(KNOWN_FAULTS.values())))
 def test_every_fault_named_is_in_the_catalogue(fault: str) -> None:
-    assert "=".join(parse_rule(fault)) == fault
+    assert "=".join(parse_fault(fault)) == fault
 
 
 def test_every_fault_of_the_catalogue_is_the_name_of_some_cause() -> None:
     positions = {fault for pair in KNOWN_POSITIONS.values() for fault in pair}
     width = fault_of("window_width", {"width": 9, "window": 8})
-    assert {f"{one.rule}={one.value}" for one in FAULTS} <= {*KNOWN_FAULTS.values(), *positions, width}
+    assert {f"{one.seam}={one.value}" for one in FAULTS} <= {*KNOWN_FAULTS.values(), *positions, width}
 
 
 def test_how_a_loader_misreads_a_file_decides_which_fault_it_is() -> None:
@@ -28,9 +28,9 @@ def test_how_a_loader_misreads_a_file_decides_which_fault_it_is() -> None:
 
 
 def test_a_fitted_value_decides_where_the_name_alone_does_not() -> None:
-    assert fault_of("other_activation", {"is": "gelu(gate) * up"}) == "act=gelu"
-    assert fault_of("other_activation", {"is": "another"}) is None
-    assert fault_of("norm_epsilon", {"epsilon": 1e-5, "expected": 1e-6}) == "norm=eps_1e-5"
+    assert fault_of("activation_function", {"formula": "gelu(gate) * up"}) == "act=gelu"
+    assert fault_of("activation_function", {"formula": "another"}) is None
+    assert fault_of("norm_number", {"formula": "", "numbers": [1e-5]}) == "norm=eps_1e-5"
     assert (
         fault_of("scores_scale", {"scale": 0.1, "meanings": ["by 1/sqrt of hidden_size"]}) == "scale=hidden"
     )

@@ -120,20 +120,20 @@ def test_what_ran(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     assert seen.name == identity.file == document["file"]
 
 
-def test_the_rules_that_differ(told: Told) -> None:
+def test_the_faults(told: Told) -> None:
     told.debugger.execute("goto -1")
-    differing = {(rule.name, rule.value): rule for rule in told.stories[0].identity.rules}
-    document = {(rule["name"], rule["value"]) for rule in told.json(0)["identity"]["rules"]}
+    differing = {(fault.name, fault.value): fault for fault in told.stories[0].identity.faults}
+    document = {(fault["name"], fault["value"]) for fault in told.json(0)["identity"]["faults"]}
     seen = overview(told.source)
-    assert {rule for line in seen.branches for rule in line.rules} == set(differing) == document
+    assert {fault for line in seen.branches for fault in line.rules} == set(differing) == document
     for line, node in zip(seen.branches, journal(told.source, Where()).branches, strict=True):
         assert line == node.line
         assert dict(line.rules) == told.debugger.timeline.line(line.id).rules
         told.debugger.execute(f"branch {line.id}")
         where = told.debugger.execute("where").to_json()
-        assert dict(line.rules) == where["data"]["rules"]
-    for rule in differing.values():
-        assert f"{rule.name}={rule.value} instead of {rule.correct}: {rule.title}" in told.page(0)
+        assert dict(line.rules) == where["data"]["faults"]
+    for fault in differing.values():
+        assert f"{fault.name}={fault.value} instead of {fault.correct}: {fault.title}" in told.page(0)
 
 
 def test_the_owner_of_each_step(told: Told) -> None:

@@ -38,7 +38,7 @@ def test_a_healthy_session_fires_nothing(tmp_path: Path) -> None:
     assert {one.name for one in story.sentinels} == {
         "NaN", "Inf", "rank desync", "KV length ≠ position", "repetition",
     }  # fmt: skip
-    assert (story.step, story.branch.id, story.cut, story.identity.rules) == (4, 0, (), ())
+    assert (story.step, story.branch.id, story.cut, story.identity.faults) == (4, 0, (), ())
 
 
 @pytest.mark.parametrize(("statistic", "name"), [("nan", "NaN"), ("inf", "Inf")])
@@ -89,7 +89,7 @@ def test_a_branch_is_looked_at_where_it_left_its_parent(tmp_path: Path) -> None:
     assert [choice.own for choice in tokens.lines[1].choices if choice is not None] == [
         False, False, *[True] * 12,
     ]  # fmt: skip
-    (rule,) = story.identity.rules
+    (rule,) = story.identity.faults
     assert (rule.name, rule.value, rule.correct, rule.branches) == (
         "load_bias", "false", "true", ("load_bias=false",),
     )  # fmt: skip

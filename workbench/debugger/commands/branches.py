@@ -52,17 +52,17 @@ def extend(debugger: Debugger, name: str, count: int) -> Message:
     return Message(f"{why}branch {line.id} ({clean(line.name)}) {told}", {"branch": line.id, "step": last})
 
 
-@command("branches", group="changing", help="every branch: where it forked, its rules, how far it went")
+@command("branches", group="changing", help="every branch: where it forked, its faults, how far it went")
 def branches(debugger: Debugger) -> Result:
     """The tree as a table."""
-    engine = engine_name(debugger.session) or "correct"
+    engine = engine_name(debugger.session) or "none"
     rows = [
         [("→ " if line.id == debugger.position.branch else "") + str(line.id), clean(line.name), line.parent,
          line.fork_step if line.forked_at is None else line.forked_at, line.steps,
          " ".join(f"{k}={v}" for k, v in line.rules.items()) or engine]
         for line in debugger.timeline.lines.values()
     ]  # fmt: skip
-    return TableResult("", ["branch", "name", "parent", "forked at", "steps", "rules"], rows)
+    return TableResult("", ["branch", "name", "parent", "forked at", "steps", "faults"], rows)
 
 
 @command(

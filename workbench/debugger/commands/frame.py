@@ -24,7 +24,7 @@ from lockstep.workbench.views.sequences import of_all
 
 @command("where", "bt", "backtrace", group="looking", help="where the debugger stands")
 def where(debugger: Debugger) -> Result:
-    """Position, tokens, rules."""
+    """Position, tokens, faults."""
     at, timeline = debugger.position, debugger.timeline
     line, last = timeline.line(at.branch), timeline.last(at.branch)
     stop = debugger.stop("", "")
@@ -42,17 +42,17 @@ def where(debugger: Debugger) -> Result:
         tokens = "no token yet" if at.step < 0 else batch.why_absent(debugger.sequence, at.step)
     if stop.token is not None:
         tokens += f', emits "{stop.token}"'
-    rules = clean(" ".join(f"{name}={value}" for name, value in line.rules.items())) or "correct"
+    faults = clean(" ".join(f"{name}={value}" for name, value in line.rules.items())) or "none"
     engine = engine_name(debugger.session)
     mode = "live" if debugger.live else "replay" if debugger.executor is None else "engine lost"
     text = [
         f"{state}{f', at {clean(stop.tap)}' if stop.tap else ''}, branch {line.id} ({clean(line.name)})",
         tokens,
-        f"{f'recorded from {engine}' if engine else f'rules {rules}'}; {mode}",
+        f"{f'recorded from {engine}' if engine else f'faults {faults}'}; {mode}",
     ]
     return Message("\n".join(text), {
         "branch": at.branch, "step": at.step, "sequence": debugger.sequence, "tap": stop.tap or None, "last": last,
-        "position": stop.position, "reads": read, "token": stop.token, "rules": dict(line.rules),
+        "position": stop.position, "reads": read, "token": stop.token, "faults": dict(line.rules),
         "live": debugger.live,
     })  # fmt: skip
 

@@ -132,15 +132,15 @@ def taps(debugger: Debugger, glob: str) -> TableResult:
 
 
 def toggles(debugger: Debugger) -> TableResult:
-    """Every rule, what it is now, what it could be, what that costs."""
+    """Every fault, what is now, what it could be, what that costs."""
     rules = debugger.timeline.line(debugger.position.branch).rules
     inferior = debugger.executor.inferior if debugger.executor is not None else None
     rows = []
     for fault in FAULTS:
         reason = fault.needs(inferior.model, inferior.config.tp) if inferior else registry.REPLAY_REASON
-        now = rules.get(fault.rule, DEFAULTS[fault.rule])
-        rows.append([fault.rule, fault.value, now, now == fault.value, fault.level, fault.title, reason])
-    return TableResult("", ["rule", "value", "now", "on", "level", "what it does", "greyed"], rows)
+        now = rules.get(fault.seam, DEFAULTS[fault.seam])
+        rows.append([fault.seam, fault.value, now, now == fault.value, fault.level, fault.title, reason])
+    return TableResult("", ["fault", "value", "now", "on", "level", "what it does", "greyed"], rows)
 
 
 def breakpoints(debugger: Debugger) -> TableResult:

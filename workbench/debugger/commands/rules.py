@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from msgspec import structs
 
-from lockstep.engine.faults.catalogue import DEFAULTS, check_rules, faults_of
+from lockstep.engine.faults.catalogue import DEFAULTS, check_faults, faults_of
 from lockstep.sessions.text import clean
 from lockstep.workbench.debugger.answers import Position, Result
 from lockstep.workbench.debugger.core.backwards import backward_to
@@ -34,33 +34,33 @@ from lockstep.workbench.inferior.patches import Bounds, Patch, cut
 
 @command(
     "toggle", "t", arguments=(
-        Argument("rule", "rule", required=True), Argument("value", "word", required=True),
-        Argument("keep_cache", "flag", help="leave the KV cache as the old rules made it"),
+        Argument("fault", "fault", required=True), Argument("value", "word", required=True),
+        Argument("keep_cache", "flag", help="leave the KV cache as it was made before"),
         Argument("stay", "flag", help="stay where the debugger stands: run neither branch ahead"),
     ),
     group="changing", changes=True, engine=True,
     key=Key("x", "toggles: known bugs, on and off", footer="toggles"),
-    help="change a rule, on a new branch from here, and show what it changes",
-    details="By default the steps up to here are run again under the new rules, on the same tokens, so that the KV"
+    help="switch a fault on or off, on a new branch from here, and show what it changes",
+    details="By default the steps up to here are run again with the fault switched, on the same tokens, so that the KV"
     " cache is consistent; --keep-cache leaves it as it is. Then the old branch and the new one run ahead to the same"
     " length, 8 steps or as far as the old one went, and the debugger stops at the first different token (inside a"
     " step it stays at its operation); --stay leaves that out. Switched back, the debugger returns to the branch from"
-    " which the rule was switched. `info toggles` lists the rules.",
+    " which the fault was switched. `info toggles` lists the faults.",
 )  # fmt: skip
-def toggle(debugger: Debugger, rule: str, value: str, keep_cache: bool, stay: bool) -> Result:
-    """Another rule."""
-    name = f"{rule}={value}"
+def toggle(debugger: Debugger, fault: str, value: str, keep_cache: bool, stay: bool) -> Result:
+    """Another value of a seam."""
+    name = f"{fault}={value}"
     line = debugger.timeline.line(debugger.position.branch)
     rules = {
         known: chosen
-        for known, chosen in {**line.rules, rule: value}.items()
+        for known, chosen in {**line.rules, fault: value}.items()
         if DEFAULTS.get(known) != chosen
     }
     replayed = debugger.executor is None
     if not replayed:
-        faults_of({rule: value})
-        faults = check_rules(rules, debugger.engine.inferior.model, debugger.engine.inferior.config.tp)
-    switched = None if keep_cache else switched_at(debugger.timeline, line, rule, value)
+        faults_of({fault: value})
+        switched_on = check_faults(rules, debugger.engine.inferior.model, debugger.engine.inferior.config.tp)
+    switched = None if keep_cache else switched_at(debugger.timeline, line, fault, value)
     if switched is not None and not (replayed and recorded_branch(debugger, name)):
         origin = debugger.timeline.line(switched.origin)
         if origin.rules == rules:
@@ -71,10 +71,10 @@ def toggle(debugger: Debugger, rule: str, value: str, keep_cache: bool, stay: bo
         stop = recorded_fork(debugger, name)
         return stop if stay else compared(debugger, at)
     if keep_cache:
-        for fault in {*faults} ^ {*faults_of(line.rules)}:
-            if fault.level == "build":
+        for changed in {*switched_on} ^ {*faults_of(line.rules)}:
+            if changed.level == "build":
                 raise CommandError(
-                    f"{fault.rule} changes the cache's shape: it cannot be kept (leave out --keep-cache)"
+                    f"{changed.seam} changes the cache's shape: it cannot be kept (leave out --keep-cache)"
                 )
     fork = partial(fork_here if keep_cache else fork_from_start, debugger, name, rules)
     return fork() if stay else before_and_after(debugger, name, fork)

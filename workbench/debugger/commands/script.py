@@ -117,7 +117,7 @@ def run_line(meta: SessionMeta) -> str:
     ):
         if value:
             words += [f"--{option}", str(value)]
-    words += [word for name, value in meta.rules.items() for word in ("--rule", f"{name}={value}")]
+    words += [word for name, value in meta.rules.items() for word in ("--fault", f"{name}={value}")]
     sequences = [told for _, told in sorted(meta.sequences.items())]
     for told in sequences:
         words += ["--ids", ",".join(map(str, told.prompt_ids))]

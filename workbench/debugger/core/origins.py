@@ -99,7 +99,7 @@ class _Search:
     def inputs(self, tap: str) -> list[str]:
         """The taps of this model that a tap is computed from."""
         try:
-            return [name for name in inputs_of(tap, self.layers) if name in self.places]
+            return [name for name in inputs_of(tap, self.layers, self.places) if name in self.places]
         except UnknownTap as error:
             raise DebuggerError(str(error)) from error
 

@@ -12,6 +12,8 @@ from __future__ import annotations
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from typing import TYPE_CHECKING, Literal, get_args
 
 from lockstep.sessions.text import clean
@@ -21,7 +23,7 @@ if TYPE_CHECKING:
     from lockstep.workbench.debugger.answers import Result
 
 #: What an argument is: decides how it is read, and what completion offers. "text" takes the rest of the line.
-Kind = Literal["int", "word", "tap", "location", "rule", "branch", "breakpoint", "file", "text", "flag"]
+Kind = Literal["int", "word", "tap", "location", "fault", "branch", "breakpoint", "file", "text", "flag"]
 Group = Literal["running", "reversing", "breaking", "looking", "changing", "checking", "session"]
 #: In the order of the manual.
 GROUPS: tuple[Group, ...] = get_args(Group)
@@ -84,6 +86,15 @@ class Command:
         return " ".join([self.name, *(argument.usage() for argument in self.arguments)])
 
 
+_DEBUGGER = "lockstep.workbench.debugger.commands"
+#: The modules that have commands, in the order of the manual. They are imported when a command is first asked for.
+MODULES = (
+    *(f"{_DEBUGGER}.{name}" for name in (
+        "branches", "breakpoints", "capture", "diagnose", "diff", "frame", "golden", "help", "info", "lens", "print",
+        "record", "reverse", "rules", "run", "script", "sequence", "split",
+    )),
+    "lockstep.workbench.export.command",
+)  # fmt: skip
 _COMMANDS: dict[str, Command] = {}
 _FUNCTIONS: dict[str, Callable[..., Result]] = {}
 _ALIASES: dict[str, str] = {}
@@ -116,9 +127,17 @@ def command(
     return register
 
 
+@cache
+def _complete() -> Mapping[str, Command]:
+    """Every command by name, once all modules are there."""
+    for module in MODULES:
+        import_module(module)
+    return _COMMANDS
+
+
 def commands() -> Mapping[str, Command]:
     """Every command by name, in the order of the manual."""
-    return dict(sorted(_COMMANDS.items(), key=lambda one: GROUPS.index(one[1].group)))
+    return dict(sorted(_complete().items(), key=lambda one: GROUPS.index(one[1].group)))
 
 
 def function_of(spec: Command) -> Callable[..., Result]:
@@ -128,11 +147,12 @@ def function_of(spec: Command) -> Callable[..., Result]:
 
 def find(word: str) -> Command:
     """The command that a word means: its name, an alias, or the beginning of only one name."""
+    known_commands = _complete()
     name = _ALIASES.get(word, word)
-    if name in _COMMANDS:
-        return _COMMANDS[name]
+    if name in known_commands:
+        return known_commands[name]
     shown = clean(word, limit=40)
-    beginnings = [known for known in _COMMANDS if known.startswith(word)] if word else []
+    beginnings = [known for known in known_commands if known.startswith(word)] if word else []
     if len(beginnings) == 1:
         return _COMMANDS[beginnings[0]]
     if beginnings:

@@ -9,7 +9,6 @@ from pathlib import Path
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.run.sampling import Sampling
 from lockstep.sessions import Session, SessionMeta
-from lockstep.workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.core.executor import Executor
 from lockstep.workbench.debugger.core.timeline import Timeline

@@ -73,7 +73,7 @@ def target_of(launch: Launch) -> DebugTarget:
     )
     capture = requests.capture_of(launch.capture, model, launch.tp)
     config = requests.plan(model, config, prompts, launch.room, capture)
-    rules = requests.rules_of(launch.rules, model, launch.tp)
+    rules = requests.faults_of(launch.rules, model, launch.tp)
     return DebugTarget(
         model.path, model.config, config, prompts,
         session=may_write(launch.session) if launch.session else new_session_path(model.name),
@@ -104,7 +104,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
     parser.add_argument("--lifeline", type=int)
     parser.add_argument("--replay", type=Path)
     parser.add_argument("model", nargs="?")
-    for name in ("prompt", "ids", "rule", "capture", "catch"):
+    for name in ("prompt", "ids", "fault", "capture", "catch"):
         parser.add_argument(f"--{name}", action="append", default=[])
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--tp", type=int, default=1)
@@ -128,7 +128,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
         return HostOptions(found.socket, found.lifeline, replay=found.replay)
     sampling = Sampling(found.temperature, found.top_k, found.top_p, found.seed)
     launch = Launch(
-        found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.rule,
+        found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.fault,
         found.capture, sampling, found.timeout, found.session,
         found.listen, start_timeout=found.start_timeout, catch=found.catch, weights=found.weights,
         chunk=found.chunk, reference=found.reference,

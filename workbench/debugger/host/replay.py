@@ -14,7 +14,6 @@ from lockstep.engine.errors import ConfigError
 from lockstep.engine.run.sampling import Sampling
 from lockstep.sessions import Session, SessionError
 from lockstep.workbench.debugger.answers import Result
-from lockstep.workbench.debugger.commands import all as _  # noqa: F401 - fills the registry
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.core.executor import Executor
 from lockstep.workbench.debugger.core.timeline import open_timeline

@@ -104,10 +104,10 @@ def named(debugger: Debugger, name: str, line: str) -> Fact:
         if at.place is None:
             raise CommandError(f"{name} of what? write {name}(TAP)", line, max(line.find(name), 0))
         return statistic(debugger, name, timeline.places.names[at.place], None)
-    if name.startswith("rule."):
-        rule = name.removeprefix("rule.")
+    if name.startswith("fault."):
+        rule = name.removeprefix("fault.")
         if rule not in DEFAULTS:
-            raise CommandError(f"there is no rule {rule!r}: `info toggles` lists them", line)
+            raise CommandError(f"there is no fault {rule!r}: `info toggles` lists them", line)
         return timeline.line(at.branch).rules.get(rule, DEFAULTS[rule])
     if name in timeline.places.names:
         return _element(debugger, name, None, line)
@@ -119,7 +119,7 @@ def named(debugger: Debugger, name: str, line: str) -> Fact:
         timeline.places.exact(name)  # says which tap was meant
     known = ", ".join(sorted(NAMES))
     raise CommandError(
-        f"{clean(name, limit=40)!r} is unknown: use {known}, rule.NAME or a tap",
+        f"{clean(name, limit=40)!r} is unknown: use {known}, fault.NAME or a tap",
         line,
         max(line.find(name), 0),
     )

@@ -25,7 +25,7 @@ class DataFlow:
         index = {name: place for place, name in enumerate(names)}
         layers = count_layers(names)
         self.inputs: tuple[tuple[int, ...], ...] = tuple(
-            tuple(index[one] for one in inputs_of(name, layers) if one in index)
+            tuple(index[one] for one in inputs_of(name, layers, index) if one in index)
             if is_known(name)
             else tuple(range(place))[-1:]
             for place, name in enumerate(names)

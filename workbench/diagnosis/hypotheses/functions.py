@@ -79,7 +79,6 @@ UNARY: Mapping[str, Callable[..., Any]] = {
     "size": np.abs,
     "inverse": lambda x: 1 / np.where(x == 0, 1, x),
     "negative": np.negative,
-    "exponential": np.exp,
 }
 #: Families of functions that are mistaken for each other.
 FAMILIES: tuple[Mapping[str, Callable[..., Any]], ...] = (BINARY, ACTIVATIONS, REDUCTIONS, UNARY)

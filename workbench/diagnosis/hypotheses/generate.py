@@ -131,8 +131,10 @@ def _of_leaves(tree: Node, choices: Choices) -> Iterator[Edit]:
             yield Edit(place, "number", (None,))
         elif name not in choices.vectors:
             yield from (Edit(place, "inserted", detail) for detail in choices.inserted)
-        if name in choices.vectors or len(names) > 1:
+        if name in choices.vectors:
             yield from (Edit(place, "applied", (function,)) for function in CONVENTIONS)
+        elif name not in choices.numbers and len(names) > 1 and not choices.vectors:
+            yield Edit(place, "applied", ("plus_one",))
 
 
 def _splits(one: str, other: str, parts: Sequence[int]) -> Iterator[Detail]:

@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, wrong_rows
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import factor, nearest_rows, wrong_rows
 
 #: A map: its edit, what it gives, how many numbers it took to fit.
 Mapped = tuple[Edit, Array, int]

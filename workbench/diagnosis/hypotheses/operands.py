@@ -11,7 +11,8 @@ from functools import partial
 
 import numpy as np
 
-from lockstep.engine.graph import LAYER, LAYER_OUTPUT, layer_operations, parts_of
+from lockstep.engine.graph import LAYER, LAYER_OUTPUT
+from lockstep.engine.graph.formula import FORMULAS, Node, formula_of
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -20,6 +21,13 @@ from lockstep.workbench.diagnosis.recording import Array
 _RANK = " @ rank "
 #: What the norm that reads a residual sum gives: one that writes into its input leaves that in place of the sum.
 READER = "reader"
+
+
+def formula_at(site: Site) -> Node:
+    """What the operation of a site computes, as its model has it."""
+    if site.declared is None:
+        return FORMULAS[site.operation]  # type: ignore[index]
+    return formula_of(site.declared, site.facts.model)
 
 
 def recorded(site: Site, shape: tuple[int, ...]) -> dict[str, Callable[[], Array]]:
@@ -90,7 +98,7 @@ def norm_weights(facts: Facts, own: str, length: int) -> Iterator[str]:
     """The checkpoint's weights of norms of that length, the nearest layers first."""
     layer = layer_of(own.removeprefix("model."))
     at = facts.model.num_layers if layer is None else layer
-    kinds = [one.module for one in layer_operations(parts_of(facts.model)) if one.kind == "norm"]
+    kinds = [one.module for one in LAYER.values() if one.kind == "norm"]
     names = [
         f"model.layers.{i}.{kind}.weight"
         for i in sorted(range(facts.model.num_layers), key=lambda i: abs(i - at))

@@ -13,10 +13,11 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.graph import LAYER, OUTSIDE
-from lockstep.engine.graph.formula import FORMULAS, silu
+from lockstep.engine.graph.formula import silu
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import operation_at
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, together
+from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.maps import (
     Mapped,
@@ -28,6 +29,7 @@ from lockstep.workbench.diagnosis.hypotheses.maps import (
 )
 from lockstep.workbench.diagnosis.hypotheses.operands import (
     READER,
+    formula_at,
     moved_name,
     norm_weights,
     operand_name,
@@ -36,13 +38,12 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
 from lockstep.workbench.diagnosis.hypotheses.search import pairs, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.layers import normalise
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.fits import narrower
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Epsilons that engines have built in.
 KNOWN_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)
@@ -150,9 +151,13 @@ def _mapped(site: Site, found: Mapped) -> Variant:
 def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     """The operation with all that its formula may read; None where what came out has another shape."""
     shape = site.expected.shape
-    if site.seen.shape != shape or any(x.size != site.expected.size for x in site.inputs.values()):
+    whole = "whole" in site.inputs  # a norm over all heads, whose weight has all channels
+    inputs = {role: x for role, x in site.inputs.items() if role != "whole"}
+    if site.seen.shape != shape or any(x.size != site.expected.size for x in inputs.values()):
         return None
-    own = {role: np.reshape(x, shape) for role, x in site.inputs.items()}
+    if whole:
+        shape = (shape[0], int(np.prod(shape[1:])))
+    own = {role: np.reshape(x, shape) for role, x in inputs.items()}
     others = recorded(site, shape)
     operands = {
         role: [name for name, load in others.items() if not np.array_equal(load(), x)]
@@ -165,27 +170,32 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         for name in others
         if site.operation == "residual" and all(name in one for one in operands.values())
     ]
-    formula = FORMULAS[site.operation]  # type: ignore[index]
-    return RowTrial(site, formula, Lazy(tokens), Lazy(weights)), replace(
+    if whole:
+        tokens["whole"] = partial(np.asarray, site.inputs["whole"])
+        operands["whole"] = ["x"]
+    return RowTrial(site, formula_at(site), Lazy(tokens), Lazy(weights)), replace(
         choices,
         operands={**operands, **choices.operands},
-        results=[name for name in tokens if name not in own],
+        results=[name for name in tokens if name not in (*own, "whole", "angles")],
         added=added,
         together=[names for names in _elsewhere(site) if all(one in others for one in names)],
         dtypes=tuple(narrower(site.facts.dtype)),
-        parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0],
+        parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0 and not whole],
         rows=_MIXING,
     )
 
 
 def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
     """Its weight, other norms' weights and epsilons; of heads, the rotation that comes after it."""
-    own, model, width = site.weights["weight"], site.facts.model, site.expected.shape[-1]
-    names = list(norm_weights(site.facts, own, width))
+    own, model = site.weights["weight"], site.facts.model
+    held = site.facts.vector(own)
+    names = list(norm_weights(site.facts, own, 0 if held is None else len(held)))
     weights: dict[str, Load] = {name: partial(site.facts.vector, name) for name in names}
     weights |= {"weight": partial(site.facts.vector, own), "eps": lambda: model.rms_eps}
+    if "whole" in site.inputs:  # of each weight the rank's channels
+        weights = {name: partial(_part, load, site.span) for name, load in weights.items()}
     inserted: list[Detail] = []
-    if site.expected.ndim == 3:
+    if site.expected.ndim == 3 and "whole" not in site.inputs:
         positions = np.array([row.position for row in site.rows], dtype=np.float64)
         tokens["angles"] = lambda: positions[:, None, None] * frequencies(model, lengths_of(site.rows))
         weights["factor"] = lambda: magnitude(model)
@@ -193,6 +203,11 @@ def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choi
     return weights, Choices(
         operands={"weight": names}, numbers={"eps": KNOWN_EPS}, vectors=("weight",), inserted=inserted
     )
+
+
+def _part(load: Load, span: slice | None) -> Any:
+    found = load()
+    return found[span] if span is not None and np.ndim(found) == 1 else found
 
 
 def _of_residual(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:

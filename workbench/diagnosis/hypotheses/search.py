@@ -11,16 +11,18 @@ import numpy as np
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
 from lockstep.workbench.diagnosis.hypotheses.trial import Tried
-from lockstep.workbench.diagnosis.variants.variant import PARTLY
+from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY
 
 #: Edits to each of which every other is added; those to which others with numbers to solve for are.
 FIRST, FIRST_SOLVED = 8, 4
 #: A pair is worth telling if it leaves less than this share of what its better half does.
 _BETTER = 0.5
+#: Of such the later one is told if it leaves less than this share of what the earlier one does.
+_NEARER = 0.98
 #: At the numbers that each has alone a pair has to leave less than this share for others to be looked for.
 _PROMISING = 0.9
-#: Two hypotheses whose predictions are that near, over the error, are the same numbers.
-_SAME = 1e-9
+#: Two hypotheses whose predictions are that near, over the error or the noise, are the same numbers.
+_SAME, _SAME_IN_NOISE = 1e-9, 0.05
 
 
 def single(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
@@ -64,9 +66,14 @@ def _solved(
 
 
 def _distinct(tried: Tried, found: Sequence[Solved]) -> list[Solved]:
-    """What leaves least first; of those that predict the same numbers the shortest, of these the first."""
+    """What leaves least first; of those that predict the same numbers the shortest, of these the nearest, else the
+    first."""
+    same = max(_SAME * tried.error, _SAME_IN_NOISE * tried.noise)
     kept: list[Solved] = []
     for one in sorted(found, key=lambda one: one.cost):
-        if not any(np.linalg.norm(one.rest - other.rest) <= _SAME * tried.error for other in kept):
+        at = next((i for i, other in enumerate(kept) if np.linalg.norm(one.rest - other.rest) <= same), None)
+        if at is None:
             kept.append(one)
+        elif one.cost == kept[at].cost and one.left < _NEARER * kept[at].left:
+            kept[at] = one
     return sorted(kept, key=lambda one: one.left)

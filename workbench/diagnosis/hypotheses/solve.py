@@ -10,9 +10,9 @@ import numpy as np
 
 from lockstep.engine.graph.formula import Node
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, node_at, together
+from lockstep.workbench.diagnosis.hypotheses.fits import simple
 from lockstep.workbench.diagnosis.hypotheses.trial import Tried
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import simple
 
 #: Steps of a line search, rounds of it over several numbers, and Gauss-Newton steps.
 _LINE, _ROUNDS, _NEWTON = 24, 2, 4
@@ -37,7 +37,7 @@ _PLAIN = (0.0, 1.0, -1.0, 2.0, 0.5)
 #: Digits of a number beyond which it counts as two.
 _DIGITS = 3
 #: Factors of a limit that is solved for again beside another edit.
-_AROUND = (0.5, 0.8, 1.0, 1.25, 2.0)
+_AROUND = (0.5, 0.8, 1.0, 1.25, 2.0, 4.0)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -70,9 +70,9 @@ def solve(
         rest = tried.rest(tree, {})
         return None if rest is None else Solved(edits, _share(tried, rest), rest, open=edits)
     line = _Line(tried, tree, names)
-    if near and not line.left(line.newton(list(near))) < enough:
-        return None
     starts: list[Sequence[float]] = [tuple(one * by for by in _AROUND) for one in near]
+    if near and not line.left(line.newton(line.coarse(near, starts))) < enough:
+        return None
     starts = starts or [_starts(tried, one) for one in edits for _ in range(one.free)]
     found = line.solved(starts)
     if found is None:
@@ -129,6 +129,12 @@ class _Line:
     def left(self, numbers: Sequence[float]) -> float:
         rest = self.rest(numbers)
         return math.inf if rest is None else _share(self.tried, rest)
+
+    def coarse(self, numbers: Sequence[float], starts: Sequence[Sequence[float]]) -> list[float]:
+        """Each number in turn as the best of its starts."""
+        for i, values in enumerate(starts):
+            numbers = min(([*numbers[:i], one, *numbers[i + 1 :]] for one in values), key=self.left)
+        return list(numbers)
 
     def solved(self, starts: Sequence[Sequence[float]]) -> list[float] | None:
         numbers = [one[len(one) // 2] for one in starts]

@@ -102,10 +102,10 @@ class RowTrial:
         with np.errstate(all="ignore"):
             try:
                 found = np.asarray(self._evaluate(tree, numbers, self.rows))
-                predicted = np.broadcast_to(found, self._seen.shape)
+                shaped = _shaped(found, self._seen.shape)
             except (ValueError, IndexError):  # operands that do not fit together
                 return None
-            return self._left(predicted) if found.ndim == self._seen.ndim else None
+            return None if shaped is None else self._left(shaped)
 
     def value(self, node: Node) -> Array | None:
         if not node.args and node.name not in self.tokens and node.name not in self.others:
@@ -116,7 +116,9 @@ class RowTrial:
         """The formula on all rows."""
         with np.errstate(all="ignore"):
             found = np.asarray(self._evaluate(tree, {}, None), dtype=np.float64)
-        return np.broadcast_to(found, self.site.expected.shape)
+        shaped = _shaped(found, self.site.expected.shape)
+        assert shaped is not None, "what fits the sample fits all of it"
+        return shaped
 
     def noise_of(self, tree: Node) -> Array | None:
         """What rounding may leave where the formula takes differences that the right one does not: it is of the size of
@@ -159,6 +161,13 @@ class RowTrial:
         if name in self.tokens:
             return self.tokens[name] if rows is None else self.tokens[name][rows]
         return self.others[name] if name in self.others else float(name)
+
+
+def _shaped(found: Array, shape: tuple[int, ...]) -> Array | None:
+    """Heads side by side as heads; None of another shape."""
+    if found.size == int(np.prod(shape)) and found.ndim >= 2:
+        return found.reshape(shape)
+    return np.broadcast_to(found, shape) if found.ndim == len(shape) else None
 
 
 def _mixing(rows: Sequence[Row]) -> dict[str, Callable[[Array], Array]]:

@@ -6,13 +6,17 @@ A sentence says what ran and what should have: in words where there are plain on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from typing import Literal
 
-from lockstep.engine.graph.formula import FORMULAS, Node
+from lockstep.engine.graph import LAYER_OUTPUT, STREAM
+from lockstep.engine.graph.formula import Node
+from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.fits import differing_replica, named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
-from lockstep.workbench.diagnosis.hypotheses.operands import READER, place_of
+from lockstep.workbench.diagnosis.hypotheses.operands import READER, formula_at, place_of
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.views.causes import numbers_in_words
@@ -28,9 +32,15 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
     "norm": {"x": "the norm's input", "weight": "{weight}", "eps": "epsilon"},
     "residual": {"x": "the residual stream", "y": "the {branch}'s output"},
 }
-#: The input of a norm at one of its two places.
-_READ = {
+_RESULTS = {"residual": "the sum", "activation": "the product"}
+#: What is at the places of a norm.
+_IN_NORM: Mapping[Place, str] = {
+    (0,): "the normalised row",
     (0, 0): "the norm's input, but for its root mean square,",
+    (0, 1): "the root mean square",
+    (0, 1, 0): "the mean square with epsilon",
+    (0, 1, 0, 0): "the mean square",
+    (0, 1, 0, 0, 0): "each square",
     (0, 1, 0, 0, 0, 0): "the norm's input for its root mean square",
 }
 #: Operation -> plain words for a change at a place, by the kind of the edit and the first of its detail.
@@ -61,6 +71,8 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
                 ("rows_mean_of_step", "the root mean square is taken over all tokens ", "of the step"),
             )
         },
+        ((0, 1, 0, 0, 0, 0), "operand", "x"): 
+            "the root mean square is that of the rank's own channels, not of all ranks'",
         ((0, 1), "outside", 0.0): "the epsilon is added outside of the root",
         ("x", "applied", "centred"): "the mean is subtracted first, as LayerNorm does",
         ((0, 0), "applied", "centred"): "the mean is subtracted after the root mean square was taken",
@@ -75,11 +87,6 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
         ((1,), "applied", "halves_as_pairs"): "{weight} is read as halves",
         ((1,), "applied", "backwards"): "{weight} is read backwards",
     },
-    "activation": {
-        ((0,), "left_out", 0.0): "no activation is applied",
-        ((), "left_out", 0.0): "up is never multiplied",
-        ((0,), "applied", "silu"): "silu is applied twice",
-    },
     "residual": {
         ((), "left_out", 0.0): "the {branch}'s output is not added to the residual stream",
         ((), "repeated", "y"): "the residual stream is added 2 times",
@@ -92,7 +99,7 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
 #: Further words of what is done to a value, for any operation.
 _DONE: Mapping[str, str] = {
     "centred": "the mean of the row is subtracted from {at}",
-    "scaled": "{at} is multiplied by {a:g}{then}",
+    "scaled": "{at} is multiplied by {by}{then}",
     "clamped_above": "{at} is clamped at {a:g} from above",
     "clamped_below": "{at} is clamped at {a:g} from below",
     "clamped_within": "{at} is clamped to ±{a:g}",
@@ -144,31 +151,83 @@ class Told:
     fitted: Mapping[str, object]
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a sentence needs to know of where an operation is.
+
+    `layers` is how many there are, `channels` the only wrong columns where these are few, `replica` that the copies of
+    other ranks are right. `seen`: of several places together, whether tensors are told as seen from each layer, or by
+    their own.
+    """
+
+    operation: str
+    kind: str
+    layer: int | None
+    layers: int
+    formula: Node
+    weight: str
+    eps: float
+    channels: tuple[int, ...]
+    replica: str
+    seen: Literal["", "from each", "by itself"] = ""
+
+    @classmethod
+    def of(cls, site: Site) -> Setting:
+        columns = site.deviation.columns if site.deviation is not None else None
+        return cls(
+            site.operation, site.kind, site.layer, site.facts.model.num_layers, formula_at(site),
+            site.weights.get("weight", ""), site.facts.model.rms_eps,
+            tuple(site.first_out + one for one in columns or ()), differing_replica(site),
+        )  # fmt: skip
+
+    @property
+    def branch(self) -> str:
+        """Whose output a residual sum adds."""
+        return {"attn_residual": "attention", "mlp_residual": "MLP"}.get(self.kind, "block")
+
+
 def told(site: Site, edits: Sequence[Edit]) -> Told:
     """What edits of the operation of a site are called."""
-    formula = FORMULAS[site.operation]  # type: ignore[index]
-    names = {**_LEAVES.get(site.operation, {}), **_named_leaves(site, edits)}
-    right = formula_text(formula, names)
-    maps = any(one.kind == "map" for one in edits)
-    ran = right if maps else formula_text(together(edits, formula), names)
-    texts = [_sentence(site, one, formula) for one in edits]
-    text = "; ".join(one for one in texts if one)
-    if not all(texts) or (site.operation == "activation" and not maps):
-        text = f"{text}{': ' * bool(text)}{ran} is computed instead of {right}"
-    if (columns := _columns(site)) and edits[0].detail[:1] != ("single_columns_scaled",):
-        text = f"{text}, at {columns} alone"
-    kinds = [class_of(site, one) for one in edits]
+    at = Setting.of(site)
+    kinds = [class_of(at, one) for one in edits]
     kind = next((one for one in kinds if one != "precision"), kinds[0])
+    if at.replica and edits[0].place == () and edits[0].detail[:1] == ("scaled",):
+        kind = "sharding"
     name = f"{site.operation}_{'_and_'.join(dict.fromkeys(map(_id, edits)))}"
-    return Told(name, kind, text, _figures(site, edits, ran))
+    return Told(name, kind, sentence(at, edits), _figures(at, edits))
 
 
-def _columns(site: Site) -> str:
-    """The only columns that are wrong, where they are few."""
-    columns = site.deviation.columns if site.deviation is not None else None
-    if columns is None:
-        return ""
-    return f"channel{'s' * (len(columns) > 1)} {numbers_in_words([site.first_out + one for one in columns])}"
+def sentence(at: Setting, edits: Sequence[Edit]) -> str:
+    """All edits of one operation in words."""
+    texts = [_sentence(at, one) for one in edits]
+    text = "; ".join(one for one in texts if one)
+    if not all(texts):
+        right, ran = formula_text(at.formula, _LEAVES.get(at.operation, {})), _formula(at, edits)
+        text = f"{text}{': ' * bool(text)}{ran} is computed instead of {right}"
+    if at.channels and edits[0].detail[:1] != ("single_columns_scaled",):
+        text = f"{text}, at channel{'s' * (len(at.channels) > 1)} {numbers_in_words(at.channels)} alone"
+    if at.replica and edits[0].place == () and edits[0].detail[:1] == ("scaled",):
+        text = f"{text}{at.replica}"
+    return text
+
+
+def sentence_of(places: Sequence[tuple[Setting, Sequence[Edit]]]) -> str:
+    """The same edits at several places: what is another at each is told as seen from each."""
+    (first, edits), *rest = places
+    same = all([one.detail for one in edits] == [one.detail for one in others] for _, others in rest)
+    weights = list(dict.fromkeys(at.weight for at, _ in places))
+    modules = {local_name(name.removeprefix("model.")) for name in weights}
+    weight = weights[0] if len(weights) == 1 else "each norm's weight"
+    if len(weights) > 1 and len(modules) == 1:
+        weight = f"model.layers.*.{modules.pop()}"
+    general = replace(
+        first,
+        kind=first.kind if len({at.kind for at, _ in places}) == 1 else "",
+        weight=weight,
+        channels=first.channels if len({at.channels for at, _ in places}) == 1 else (),
+        seen="" if len({at.layer for at, _ in places}) == 1 else "by itself" if same else "from each",
+    )
+    return sentence(general, edits)
 
 
 def _id(edit: Edit) -> str:
@@ -177,66 +236,74 @@ def _id(edit: Edit) -> str:
     return "precision" if _rounds(edit) else edit.kind
 
 
-def _figures(site: Site, edits: Sequence[Edit], formula: str) -> dict[str, object]:
+def _figures(at: Setting, edits: Sequence[Edit]) -> dict[str, object]:
     """What was fitted, with the formula; of a weight whose it is instead."""
     numbers = [one for edit in edits for one in edit.detail if isinstance(one, float)]
-    found: dict[str, object] = {"formula": formula, **({"numbers": numbers} if numbers else {})}
+    found: dict[str, object] = {"formula": _formula(at, edits), **({"numbers": numbers} if numbers else {})}
     for edit in edits:
         other = str(edit.detail[0]) if edit.kind == "operand" else ""
-        if other.endswith(".weight") and "weight" in site.weights:
-            found |= {"weight": site.weights["weight"], "is": other, "of": whose(other, site.layer)[0]}
+        if other.endswith(".weight") and at.weight:
+            found |= {"weight": at.weight, "is": other, "of": whose(other, at.layer)[0]}
     return found
 
 
-def _named_leaves(site: Site, edits: Sequence[Edit]) -> dict[str, str]:
+def _formula(at: Setting, edits: Sequence[Edit]) -> str:
+    """What ran: the right formula where no edit says it."""
+    names = {**_LEAVES.get(at.operation, {}), **_named_leaves(at, edits)}
+    maps = any(one.kind == "map" for one in edits)
+    return formula_text(at.formula if maps else together(edits, at.formula), names)
+
+
+def _named_leaves(at: Setting, edits: Sequence[Edit]) -> dict[str, str]:
     """Operands by what they are."""
     read = [one.detail[0] for one in edits if one.kind == "operand"]
     read += [one.detail[1] for one in edits if one.kind == "applied" and one.detail[0] == "plus"]
-    return {name: tensor_in_words(site, name) for name in read if isinstance(name, str)}
+    return {name: tensor_in_words(at, name) for name in read if isinstance(name, str)}
 
 
-def _sentence(site: Site, edit: Edit, formula: Node) -> str:
+def _sentence(at: Setting, edit: Edit) -> str:
     """One edit in plain words; "" where the formula says it best."""
     numbers = [one for one in edit.detail if isinstance(one, float)]
     fields = {
-        "weight": site.weights.get("weight", ""),
-        "eps": site.facts.model.rms_eps,
-        "then": " before it is added to the sum" if site.operation == "residual" and edit.place else "",
-        "branch": "attention" if site.kind == "attn_residual" else "MLP",
+        "weight": at.weight,
+        "eps": at.eps,
+        "by": named(numbers[0]) if numbers else "",
+        "then": " before it is added to the sum" if at.operation == "residual" and edit.place else "",
+        "branch": at.branch,
         **dict(zip("abc", numbers, strict=False)),
     }
     first = edit.detail[0] if edit.detail else None
     if edit.kind == "map":
-        return _map_in_words(site, str(first), edit.detail[1:], fields)
-    plain = _PLAIN.get(site.operation, {}).get((edit.place, edit.kind, first))
+        return _map_in_words(at, str(first), edit.detail[1:], fields)
+    plain = _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
     if plain is not None:
         return plain.format(**fields)
-    at = _at(site, edit, formula).format(**fields)
+    what = _at(at, edit).format(**fields)
     if edit.kind == "number":
-        return f"{at} is {numbers[0]:g} instead of {fields['eps']:g}"
+        return f"{what} is {numbers[0]:g} instead of {fields['eps']:g}"
     if edit.kind == "operand" and edit.place == ():
-        return f"{tensor_in_words(site, str(first))} goes on in place of the {site.operation}"
+        return f"{tensor_in_words(at, str(first))} goes on in place of {_RESULTS.get(at.operation, 'the result')}"
     if edit.kind == "operand":
-        return f"{tensor_in_words(site, str(first))} is read instead of {at}"
+        return f"{tensor_in_words(at, str(first))} is read instead of {what}"
     if _rounds(edit):
-        return f"{at} is rounded to {first}" if edit.kind == "applied" else f"{at} is computed in {first}"
+        return f"{what} is rounded to {first}" if edit.kind == "applied" else f"{what} is computed in {first}"
     if edit.kind == "inserted" and first == "rope":
         return "the norm is taken of rotated heads: the rotation runs before the norm, not after it"
     if edit.kind == "inserted":
-        weight = f" and multiplied by {tensor_in_words(site, str(edit.detail[1]))}" if edit.detail[1] else ""
-        return f"{at} is normalised before it is used: divided by its root mean square{weight}"
+        weight = f" and multiplied by {tensor_in_words(at, str(edit.detail[1]))}" if edit.detail[1] else ""
+        return f"{what} is normalised before it is used: divided by its root mean square{weight}"
     if edit.kind == "applied" and first == "plus":
         by = "" if numbers[-1] == 1 else f"{numbers[-1]:g} times "
-        return f"{by}{tensor_in_words(site, str(edit.detail[1]))} is added as well"
+        return f"{by}{tensor_in_words(at, str(edit.detail[1]))} is added as well"
     if edit.kind == "applied" and first in _DONE:
-        return _DONE[str(first)].format(at=at, **fields)
+        return _DONE[str(first)].format(at=what, **fields)
     return ""
 
 
-def _map_in_words(site: Site, name: str, detail: Detail, fields: Mapping[str, object]) -> str:
-    at = ""
+def _map_in_words(at: Setting, name: str, detail: Detail, fields: Mapping[str, object]) -> str:
+    what = ""
     if detail and isinstance(detail[0], str):
-        at = _SENTENCES.get(site.operation, {}).get(detail[0], detail[0]).format(**fields)
+        what = _SENTENCES.get(at.operation, {}).get(detail[0], detail[0]).format(**fields)
     numbers = [one for one in detail if isinstance(one, float)]
     if name == "rows_moved" and numbers:
         by = f"{abs(numbers[0]):g} {'before' if numbers[0] < 0 else 'after'} it"
@@ -249,48 +316,66 @@ def _map_in_words(site: Site, name: str, detail: Detail, fields: Mapping[str, ob
     if name == "columns_paired":
         column, other, many, *moved = numbers
         how = f", {moved[0]:g} after it" if moved else ""
-        return f"the columns of {at} are out of order{how}: column {column:g} gets column {other:g}, {many:g} differ"
-    return _MAPS[name].format(*numbers, at=at)
+        return f"the columns of {what} are out of order{how}: column {column:g} gets column {other:g}, {many:g} differ"
+    return _MAPS[name].format(*numbers, at=what)
 
 
 def _pairs(numbers: Sequence[float]) -> list[tuple[float, float]]:
     return list(zip(numbers[::2], numbers[1::2], strict=True))
 
 
-def _at(site: Site, edit: Edit, formula: Node) -> str:
+def _at(at: Setting, edit: Edit) -> str:
     """The place of an edit: a leaf by what it is, else its formula."""
     place = edit.place
-    if site.operation == "norm" and place in _READ:
-        return _READ[place]
-    node = Node(place) if isinstance(place, str) else dict(nodes(formula))[place]
+    if at.operation == "norm" and place in _IN_NORM:
+        return _IN_NORM[place]
+    node = Node(place) if isinstance(place, str) else dict(nodes(at.formula))[place]
     if not node.args:
-        return _SENTENCES.get(site.operation, {}).get(node.name, node.name)
-    return "the result" if place == () else formula_text(node, _LEAVES.get(site.operation, {}))
+        return _SENTENCES.get(at.operation, {}).get(node.name, node.name)
+    return "the result" if place == () else formula_text(node, _LEAVES.get(at.operation, {}))
 
 
-def tensor_in_words(site: Site, name: str) -> str:
+def tensor_in_words(place: Setting, name: str) -> str:
     """An operand: a tap, perhaps of another rank, or a weight of the checkpoint."""
     if name.endswith(".weight"):
-        of, tensor = whose(name, site.layer)
+        of, tensor = whose(name, None if place.seen == "by itself" else place.layer)
         return f"{tensor} of {of}"
     if name == READER:
         return "the output of the norm that reads the sum"
     tap, rank = place_of(name)
     layer, at = layer_of(tap), f" of rank {rank}" if rank is not None else ""
+    own = place.layers if place.layer is None else place.layer
+    if (
+        place.seen == "from each"
+        and (-1 if layer is None else layer) == own - 1
+        and (tap == "embed" or local_name(tap) == LAYER_OUTPUT)
+    ):
+        return "the stream that enters the layer"
     if tap == "embed":
         return "the embedding"
-    if local_name(tap) == "mlp_residual":
-        own = site.facts.model.num_layers if site.layer is None else site.layer
-        return f"the stream that enters layer {own}" if layer == own - 1 else f"the output of layer {layer}"
-    of = "" if layer == site.layer else f" of layer {layer}"
-    return _TENSORS.get(local_name(tap), f"{local_name(tap)}{{0}}").format(of) + at
+    if local_name(tap) == LAYER_OUTPUT:
+        entering = layer == own - 1 and not place.seen
+        return f"the stream that enters layer {own}" if entering else f"the output of layer {layer}"
+    return _TENSORS.get(local_name(tap), f"{local_name(tap)}{{0}}").format(_of_layer(place, layer)) + at
+
+
+def _of_layer(place: Setting, layer: int | None) -> str:
+    """Whose a tensor is; "" of the operation's own layer."""
+    if layer is None or (layer == place.layer and place.seen != "by itself"):
+        return ""
+    if place.seen == "from each" and place.layer is not None:
+        by = layer - place.layer
+        return {-1: " of the layer before", 1: " of the next layer"}.get(
+            by, f" of {abs(by)} layers {'before' if by < 0 else 'on'}"
+        )
+    return f" of layer {layer}"
 
 
 def _rounds(edit: Edit) -> bool:
     return edit.kind in ("applied", "throughout") and edit.detail[0] in PRECISIONS
 
 
-def class_of(site: Site, edit: Edit) -> str:
+def class_of(at: Setting, edit: Edit) -> str:
     """The class of bug: the operation's own, but for precision, loading and the stream."""
     first = str(edit.detail[0]) if edit.detail else ""
     if _rounds(edit):
@@ -299,13 +384,17 @@ def class_of(site: Site, edit: Edit) -> str:
         return "overflow"
     if edit.detail[:1] == ("rope",):
         return "rope"
-    if edit.kind == "operand" and first.endswith(".weight") and "weight" in site.weights:
-        own = whose(site.weights["weight"], site.layer)[1]
-        return "weight" if whose(first, site.layer)[1] == own else site.operation
-    if edit.kind == "operand" and site.operation == "norm" and place_of(first)[0] != site.near("<"):
+    if edit.kind == "operand" and first.endswith(".weight") and at.weight:
+        own = whose(at.weight, at.layer)[1]
+        return "weight" if whose(first, at.layer)[1] == own else at.operation
+    if (
+        edit.kind == "operand"
+        and at.operation == "norm"
+        and place_of(first)[0] != near(STREAM, at.layer, at.layers)
+    ):
         return (
             "residual"
             if local_name(first) in ("mlp_residual", "attn.o_proj", "mlp.down", "embed")
             else "norm"
         )
-    return site.operation
+    return at.operation

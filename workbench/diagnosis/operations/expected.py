@@ -13,7 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.graph.formula import FORMULAS, NORMALISED, evaluate
+from lockstep.engine.graph import Kind, Operation
+from lockstep.engine.graph.formula import FORMULAS, NORMALISED, Node, evaluate, formula_of
 from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, spread
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
@@ -26,7 +27,8 @@ class Lacking(Exception):
 
 @dataclass(frozen=True, slots=True)
 class Operands:
-    """What an operation works on. `weights` are checkpoint names by role; `span` and `columns` as in `Site`."""
+    """What an operation works on. `weights` are checkpoint names by role; `span` and `columns` as in `Site`; `declared`
+    is the model's own operation, None where only its kind is known."""
 
     facts: Facts
     rows: tuple[Row, ...]
@@ -34,6 +36,13 @@ class Operands:
     weights: Mapping[str, str]
     span: slice | None
     columns: slice | None
+    declared: Operation | None = None
+
+    def formula(self, kind: Kind) -> Node:
+        """What the operation computes: that of its kind, as this model has it."""
+        if self.declared is None or self.declared.kind != kind:
+            return FORMULAS[kind]
+        return formula_of(self.declared, self.facts.model)
 
     def weight(self, role: str = "weight") -> NDArray[np.floating]:
         """This rank's part of a matrix or vector."""
@@ -99,7 +108,9 @@ def norm(o: Operands) -> Result:
     x, weight = o.inputs["x"], o.weight().astype(np.float64)
     if x.shape[-1] != len(weight):
         x = x.reshape(len(x), -1, len(weight))
-    out = evaluate(FORMULAS["norm"], {"x": x, "weight": weight, "eps": o.facts.model.rms_eps})
+    out = evaluate(o.formula("norm"), {**o.inputs, "x": x, "weight": weight, "eps": o.facts.model.rms_eps})
+    if "whole" in o.inputs:
+        out = heads_of(out, o.facts.model.head_dim)
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, instead_of, layer_operations, parts_of
-from lockstep.engine.graph.formula import FORMULAS, evaluate
+from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, operations_of
+from lockstep.engine.graph.formula import evaluate, formula_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
@@ -51,11 +51,8 @@ def normalise(facts: Facts, name: str, x: Array) -> Array | None:
 def _run(facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: int | None) -> Array | None:
     """What a layer gives for the tokens of one sequence, operation by operation."""
     made = {STREAM: stream}
-    for operation in layer_operations(parts_of(facts.model)):
-        read = {
-            role: made[next(name for name in instead_of(tap) if name in made)]
-            for role, tap in operation.inputs.items()
-        }
+    for operation in operations_of(facts.model):
+        read = {role: made[tap] for role, tap in operation.inputs.items()}
         weights = weight_names(f"layers.{layer}.{operation.tap}", operation.kind, facts)
         held = {role: facts.weight(name) for role, name in weights.items()}
         if any(one is None for one in held.values()):
@@ -71,17 +68,19 @@ def _value(
     model, at = facts.model, np.arange(len(rows))
     if operation.kind in BLOCKS and operation.kind != "cache":
         return BLOCKS[operation.kind](AttentionPass(facts, given, at, window))[0]
-    if operation.form != "rows":
+    whole = operation.kind == "norm" and model.qk_norm_whole
+    if operation.form != "rows" and not whole:
         given = {role: heads_of(x, model.head_dim) if x.ndim > 1 else x for role, x in given.items()}
     if operation.kind == "reduce":  # of one rank alone
         given = {**given, "partial": given["partial"][None]}
     more = {
+        "whole": given.get("x"),
         "bias": 0.0,
         "eps": model.rms_eps,
         "angles": at[:, None, None] * frequencies(model, lengths_of(rows)),
         "factor": magnitude(model),
     }
-    return np.asarray(evaluate(FORMULAS[operation.kind], {**more, **given}))
+    return np.asarray(evaluate(formula_of(operation, model), {**more, **given}))
 
 
 #: What a layer that ran leaves at least one of.

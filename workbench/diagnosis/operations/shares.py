@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
-from lockstep.engine.graph import LAYER, OUTSIDE
+from lockstep.engine.graph import LAYER, OUTSIDE, operation_of
 from lockstep.engine.parallel import shards
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
@@ -15,9 +16,9 @@ from lockstep.workbench.diagnosis.operations.site import Site
 EMBEDDING, HEAD = (f"{OUTSIDE[tap].module}.weight" for tap in ("embed", "logits"))
 
 
-def module_of(tap: str) -> str:
+def module_of(tap: str, model: ModelConfig) -> str:
     """The checkpoint's module at a tap, whole; "" where it has none."""
-    operation, layer = operation_at(tap), layer_of(tap)
+    operation, layer = operation_of(model, local_name(tap)), layer_of(tap)
     if operation is None or not operation.module or layer is None:
         return operation.module if operation is not None else ""
     return f"model.layers.{layer}.{operation.module}"
@@ -25,7 +26,7 @@ def module_of(tap: str) -> str:
 
 def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     """The checkpoint's names of what the operation needs, by role."""
-    module, declared = module_of(tap), operation_at(tap)
+    module, declared = module_of(tap, facts.model), operation_at(tap)
     if operation == "head" and facts.model.tie_embeddings:
         return {"weight": EMBEDDING}
     if operation in ("embedding", "head", "norm"):
@@ -63,8 +64,11 @@ def rank_spans(
     if declared.part == "partial":
         read = declared.inputs["x"]
         return None, _part(near(read, layer_of(tap), 0), rank, taps, shards.size_of(LAYER[read].width, model))
-    if operation not in ("linear", "head") or not declared.sharded:
+    whole_norm = operation == "norm" and model.qk_norm_whole
+    if not (operation in ("linear", "head") or whole_norm) or not declared.sharded:
         return None, None
+    if whole_norm:
+        tap = near(next(iter(declared.inputs.values())), layer_of(tap), 0)
     return _part(tap, rank, taps, shards.size_of(declared.width, model)), None
 
 

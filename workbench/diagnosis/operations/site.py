@@ -15,6 +15,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
+from lockstep.engine.graph import Operation, operation_of
+from lockstep.engine.graph.formula import FORMULAS, formula_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.deviation import Deviation, Part, locate
@@ -54,6 +56,17 @@ class Site:
     span: slice | None = None
     columns: slice | None = None
     only: frozenset[str] = frozenset()
+
+    @property
+    def declared(self) -> Operation | None:
+        """The model's own operation; None of a model that is not known."""
+        return None if self.facts.model_free else operation_of(self.facts.model, self.kind)
+
+    @property
+    def plain(self) -> bool:
+        """Whether it computes what operations of its kind do in most models."""
+        declared = self.declared
+        return declared is None or formula_of(declared, self.facts.model) == FORMULAS[declared.kind]
 
     @property
     def kind(self) -> str:

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.engine.graph import Operation, operation_of
 from lockstep.engine.taps.flow import is_known
-from lockstep.engine.taps.names import layer_of
+from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import (
     BLOCKS,
     FUSED,
@@ -85,6 +86,11 @@ class _RankOperation:
         )  # fmt: skip
 
     @property
+    def declared(self) -> Operation | None:
+        """The model's operation at the tap; None of a model that is not known."""
+        return None if self.facts.model_free else operation_of(self.facts.model, local_name(self.tap))
+
+    @property
     def weights(self) -> Mapping[str, str]:
         return weight_names(self.tap, self.operation, self.facts)
 
@@ -102,7 +108,9 @@ class _RankOperation:
             at = np.cumsum([len(self.taps.passes[i].rows) for i in passes]) - 1
             rows = [self.taps.passes[i].rows[-1] for i in passes]
             inputs["x"] = inputs["x"][at]
-        operands = Operands(self.facts, tuple(rows), inputs, self.weights, self.span, self.columns)
+        operands = Operands(
+            self.facts, tuple(rows), inputs, self.weights, self.span, self.columns, self.declared
+        )
         expected, noise = ROW_WISE[self.operation](operands)
         if self.tap == "logits" and self.span is None:
             others = [replace(operands, inputs={"x": x[at]}) for x in self._of_other_ranks(passes)]

@@ -11,7 +11,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from lockstep.engine.graph import LAYER, MULTIPLIED, Operation, instead_of
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph import BLOCKS, LAYER, MULTIPLIED, Operation, instead_of, operation_of
 from lockstep.engine.graph.formula import rotate
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
@@ -26,8 +27,11 @@ _Inputs = Mapping[str, tuple[str, ...]]
 #: What keys and values are told apart by from what is of this pass alone.
 _REMEMBERED = ("k", "v", "written")
 
+#: Where a layer adds to the stream.
+_STREAM = tuple(block[-1] for block in BLOCKS)
 #: What is made again where it was not recorded, from what went in.
 _MADE_AGAIN = ("cache", "rope")
+_NORMED_AGAIN = ("attn.q_norm", "attn.k_norm")
 #: Attention in one kernel, from the operation on which no input of one role was captured.
 _FUSED = {"softmax": "weights", "context": "attention"}
 
@@ -40,13 +44,15 @@ def _instead(tap: str) -> tuple[str, ...]:
     return (tap, *_instead(*operation.inputs.values()))
 
 
-def _taken(operation: Operation) -> _Inputs:
-    """Inputs by role: taps of the same layer, of which the first that was captured counts."""
+def _taken(operation: Operation, facts: Facts) -> _Inputs:
+    """Inputs by role: taps of the same layer, of which the first that was captured counts. Of a model that is not
+    known, those that stand in for what it may lack."""
     if operation.form == "cells" or operation.kind == "context":
         return {role: _instead(tap) for role, tap in operation.inputs.items()}
-    if operation.kind == "reduce":
-        return {role: (tap,) for role, tap in operation.inputs.items()}
-    return {role: instead_of(tap) for role, tap in operation.inputs.items()}
+    return {
+        role: instead_of(tap) if facts.model_free or tap in _NORMED_AGAIN else (tap,)
+        for role, tap in operation.inputs.items()
+    }
 
 
 def _fused(operation: Operation) -> _Inputs:
@@ -77,16 +83,18 @@ class OperationInput:
 def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[str, OperationInput], str]:
     """The operation at a tap, its inputs by role, and what is missing of them ("": nothing)."""
     kind, layer = local_name(tap), layer_of(tap)
-    declared = operation_at(tap)
+    declared = (None if facts.model_free else operation_of(facts.model, kind)) or operation_at(tap)
     if declared is None:
         raise UnknownTap(f"{tap} is no tap of a decoder")
-    operation, wanted = declared.kind, _taken(declared)
+    operation, wanted = declared.kind, _taken(declared, facts)
     if operation == "reduce" and not taps.captured(
         f"{tap}.partial"
     ):  # an engine that shows no partial products
         source = OperationInput((near(MULTIPLIED[kind], layer, 0),), gathered=len(taps.ranks) > 1)
         return "linear", {"x": source}, "" if taps.has(source.tap) else f"{source.tap} was not recorded"
     found = _inputs(tap, operation, wanted, taps, facts)
+    if operation == "norm" and declared.sharded and facts.model.qk_norm_whole and "x" in found[0]:
+        found[0]["whole"] = OperationInput(found[0]["x"].taps, gathered=len(taps.ranks) > 1)
     if operation in _FUSED and not all(
         role in found[0] and taps.captured(found[0][role].tap) for role in wanted
     ):
@@ -106,7 +114,9 @@ def _inputs(
         names = {kind: near(kind, layer, facts.model.num_layers) for kind in kinds}
         best = next((kind for kind in there if taps.captured(names[kind])), None)
         summed = (
-            None if best else next((s for s in _sums(names[kinds[-1]]) if all(map(taps.captured, s))), None)
+            None
+            if best
+            else next((s for s in _sums(names[kinds[-1]], facts.model) if all(map(taps.captured, s))), None)
         )
         if summed:
             sources[role] = OperationInput(summed)
@@ -132,7 +142,9 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
     weight."""
     if source.normalise:
         name = f"model.layers.{layer_of(source.tap)}.self_attn.{local_name(source.tap)[5]}_norm.weight"
-        weight = facts.vector(name)
+        weight = None if facts.model.qk_norm_whole else facts.vector(name)
+        if facts.model.qk_norm_whole:
+            raise Lacking(f"{source.tap.replace('_proj', '_norm')} was not recorded")
         if weight is None:
             raise Lacking(f"the checkpoint has no {name}")
         x = normalised(heads_of(x, facts.model.head_dim), facts.model.rms_eps) * weight
@@ -149,18 +161,15 @@ def slack_of(source: OperationInput, rows: Sequence[Row], facts: Facts) -> float
     return facts.unit * (2 * source.normalise + 2 * source.rotate) + 4 * angle
 
 
-def _sums(tap: str) -> Iterator[tuple[str, ...]]:
+def _sums(tap: str, model: ModelConfig) -> Iterator[tuple[str, ...]]:
     """What the residual stream at a tap is the sum of: an earlier stream, the nearest first, and what came after it."""
     layer, kind = layer_of(tap), local_name(tap)
-    if layer is None or kind not in ("attn_residual", "mlp_residual"):
+    if layer is None or kind not in _STREAM:
         return
-    added: tuple[str, ...] = (f"layers.{layer}.attn.o_proj",)
-    if kind == "mlp_residual":
-        yield f"layers.{layer}.attn_residual", f"layers.{layer}.mlp.down"
-        added = (*added, f"layers.{layer}.mlp.down")
-    for first in range(layer, -1, -1):
-        yield near("<", first, 0), *added
-        if first:
-            before = f"layers.{first - 1}"
-            yield f"{before}.attn_residual", f"{before}.mlp.down", *added
-            added = (f"{before}.attn.o_proj", f"{before}.mlp.down", *added)
+    added: tuple[str, ...] = ()
+    for place in range(2 * layer + _STREAM.index(kind), -1, -1):
+        operation = operation_of(model, _STREAM[place % 2])
+        assert operation is not None, "every layer adds to the stream twice"
+        read, term = (near(operation.inputs[role], place // 2, 0) for role in "xy")
+        added = (term, *added)
+        yield read, *added

@@ -7,9 +7,9 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.engine.graph.formula import silu
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Powers of two at which an index may wrap.
 _POWERS = range(8, 25)

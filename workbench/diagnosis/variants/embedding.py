@@ -9,13 +9,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, named, simple
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.expected import normalised
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING, HEAD
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import factor, named, simple
 from lockstep.workbench.diagnosis.variants.linear.linear import meaning
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def _table(site: Site) -> NDArray[np.floating] | None:

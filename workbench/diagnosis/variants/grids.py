@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: The most levels on either side of zero, of a grid with one step for all numbers and of one with a step a group.
 _LEVELS, _LEVELS_OF_A_GROUP = 1 << 12, 255

@@ -9,15 +9,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import product
+from lockstep.workbench.diagnosis.hypotheses.fits import simple, wrong_rows
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.nearest import nearest_columns
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import simple, wrong_rows
 from lockstep.workbench.diagnosis.variants.linear.linear import meaning
 from lockstep.workbench.diagnosis.variants.replay import cut
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Soft caps in use, and how many columns tell a candidate apart.
 CAPS, SAMPLE = (30.0, 50.0, 15.0, 20.0), 64

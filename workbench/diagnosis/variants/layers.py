@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.fits import apart, wrong_rows
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.layers import layer_noise, layer_output, normalise
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.fits import apart, wrong_rows
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Layers that are tried in place of others.
 _MOST = 8

@@ -8,10 +8,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import product
+from lockstep.workbench.diagnosis.hypotheses.fits import Mask, coefficients, named, simple
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import Mask, coefficients, named, simple
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Tokens of a context that llama.cpp and others look back to.
 LOOK_BACK = (64, 128, 256)

@@ -6,15 +6,15 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import positions
+from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, Matrix
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import positions
-from lockstep.workbench.diagnosis.variants.roundings import ROUNDINGS, Matrix
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: How far a result that lies on the grid of a type may be from the right one, in roundings, and what that says.
 _APART = ((1.02, "is rounded to"), (2.04, "is cut to"), (16.0, "is computed, with roundings on the way, in"))
@@ -67,7 +67,7 @@ def coarse_inputs(site: Site) -> Iterator[Variant]:
         for chosen in dict.fromkeys([*((one,) for one in everything), everything]):
             given = {role: _coarse(x, change) if role in chosen else x for role, x in part.inputs.items()}
             facts = _with_coarse(site.facts, {name for name in names if name in chosen}, change)
-            operands = Operands(facts, site.rows, given, site.weights, site.span, site.columns)
+            operands = Operands(facts, site.rows, given, site.weights, site.span, site.columns, site.declared)
             predicted = ROW_WISE[site.operation](operands)[0]
             what = " and ".join(names.get(one, f"input {one}") for one in chosen)
             yield Variant("low_precision_input", "precision", f"{what}: rounded to {to}",

@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.nearest import nearest_columns
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 Indices = NDArray[np.intp]
 

@@ -8,9 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import product
+from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.variant import PARTLY
 
 #: Columns by which a candidate is tried before all of it is computed.
 SAMPLE = 12

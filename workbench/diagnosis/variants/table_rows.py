@@ -6,9 +6,9 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, Variant
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
 #: Ids that are told.
 TOLD = 6

@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.hypotheses.fits import nearest_rows
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import nearest_rows
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 _Ids = NDArray[np.int64]
 

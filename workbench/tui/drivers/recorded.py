@@ -13,7 +13,6 @@ from lockstep.workbench.debugger.errors import DebuggerError
 from lockstep.workbench.debugger.host.messages import DebuggerState
 from lockstep.workbench.debugger.host.replay import open_replay
 from lockstep.workbench.debugger.host.state import state_of
-from lockstep.workbench.export import command as _  # noqa: F401 - enters `export` into the registry
 from lockstep.workbench.tui.drivers.port import CommandFailed, Outcome, Reply
 from lockstep.workbench.tui.navigator import next_stop
 from lockstep.workbench.views.sentinels import stops

@@ -90,7 +90,7 @@ the script that makes this session again.
             (stem + line.name, "strong" if here else "text"),
             (f"step {line.fork_step}" if node.depth else "", "quiet"),
             (str(line.steps), "quiet"),
-            (line.told("all correct"), "wrong" if line.rules else "quiet"),
+            (line.told("none"), "wrong" if line.rules else "quiet"),
             (node.last_tokens, "quiet"),
         ]
 
@@ -135,7 +135,7 @@ _BRANCHES = (
     GridColumn("branch", 20, flex=1),
     GridColumn("from", 9, drop=2),
     GridColumn("steps", 6, right=True),
-    GridColumn("rules", 22, flex=1),
+    GridColumn("faults", 22, flex=1),
     GridColumn("last tokens", 14, flex=1, drop=1),
 )
 _EVENTS = (

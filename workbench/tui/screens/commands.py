@@ -77,10 +77,10 @@ def _choices(before: Sequence[str], registry: Sequence[Command], overview: Overv
         return argument.choices
     from lockstep.engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
 
-    if argument.kind == "rule":
-        return tuple(dict.fromkeys(fault.rule for fault in FAULTS))
-    if at and arguments[0].kind == "rule":
-        return tuple(fault.value for fault in FAULTS if fault.rule == before[1])
+    if argument.kind == "fault":
+        return tuple(dict.fromkeys(fault.seam for fault in FAULTS))
+    if at and arguments[0].kind == "fault":
+        return tuple(fault.value for fault in FAULTS if fault.seam == before[1])
     if argument.kind == "branch":
         return [branch.name for branch in overview.branches]
     return overview.taps if argument.kind in ("tap", "location", "text") else ()

@@ -113,7 +113,7 @@ class Keymap:
         from lockstep.engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
 
         for fault in FAULTS:
-            line = f"toggle {fault.rule} {fault.value}"
+            line = f"toggle {fault.seam} {fault.value}"
             told = f":{line}   {fault.symptom}"
             yield SystemCommand(f"Toggle: {fault.title}", told, lambda ln=line: self._type(ln), False)
 

@@ -17,7 +17,7 @@ Facts = tuple[tuple[Fact, ...], tuple[Fact, ...]]
 def status_facts(
     overview: Overview, where: Where, present: Present | None, state: Fact | None
 ) -> tuple[Facts, Facts]:
-    """The status line and the line of rules below it."""
+    """The status line and the line of faults below it."""
     last = present.steps.stop - 1 if present else 0
     speed = present.tokens_per_second if present else None
     position = present.position if present else None
@@ -36,9 +36,9 @@ def status_facts(
     right = (*short, state or _recording(overview), Fact(f"branch {branch.name}", "text", drop=5))
     rules = ", ".join(f"{key}={value}" for key, value in branch.rules)
     rule_facts = (
-        (Fact(f"rules  {rules}", "wrong"), Fact("← differs from correct", "quiet", drop=3))
+        (Fact(f"faults  {rules}", "wrong"), Fact("← switched on", "quiet", drop=3))
         if rules
-        else (Fact(f"recorded from {overview.engine}" if overview.engine else "rules  all correct", "quiet"),)
+        else (Fact(f"recorded from {overview.engine}" if overview.engine else "faults  none", "quiet"),)
     )
     alarm = (Fact(f"● {present.alarm}", "alarm"),) if present is not None and present.alarm else ()
     return (left, right), (

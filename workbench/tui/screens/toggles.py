@@ -52,7 +52,7 @@ def toggle_rows(model: ModelMeta, tp: int, rules: Mapping[str, str]) -> list[Tog
     for group, faults in groupby(sorted(FAULTS, key=lambda f: _ORDER.index(f.group)), key=lambda f: f.group):
         rows.append(ToggleRow(None, group))
         rows += [
-            ToggleRow(f, "", rules.get(f.rule, DEFAULTS[f.rule]) == f.value, _why_not(f, known, tp))
+            ToggleRow(f, "", rules.get(f.seam, DEFAULTS[f.seam]) == f.value, _why_not(f, known, tp))
             for f in faults
         ]
     return rows
@@ -114,7 +114,7 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
         return [
             ("●" if row.on else "○", "wrong" if row.on else "trace"),
             (f"  {row.fault.title}", role),
-            (f"{row.fault.rule}={row.fault.value}", role if row.on or greyed else "quiet"),
+            (f"{row.fault.seam}={row.fault.value}", role if row.on or greyed else "quiet"),
             (cost, "trace" if greyed else "quiet"),
         ]
 
@@ -156,8 +156,8 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
         if row.fault is None or row.why_not or self._why_not:
             self.app.bell()
             return
-        value = DEFAULTS[row.fault.rule] if row.on else row.fault.value
-        self.dismiss(Toggled(row.fault.rule, value))
+        value = DEFAULTS[row.fault.seam] if row.on else row.fault.value
+        self.dismiss(Toggled(row.fault.seam, value))
 
     def action_filter(self) -> None:
         """Type words of a fault."""
@@ -198,14 +198,14 @@ class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
 
 
 def filtered_rows(rows: Sequence[ToggleRow], words: str) -> list[ToggleRow]:
-    """The faults that have every word in their title, symptom, rule or group, with the headings of their groups."""
+    """The faults that have every word in their title, symptom, name or group, with the headings of their groups."""
     wanted, found, heading = words.casefold().split(), [], None
     for row in rows:
         if row.fault is None:
             heading = row
             continue
         fault = row.fault
-        told = f"{fault.title} {fault.symptom} {fault.rule}={fault.value} {fault.group} {fault.first_tap}".casefold()
+        told = f"{fault.title} {fault.symptom} {fault.seam}={fault.value} {fault.group} {fault.first_tap}".casefold()
         if all(word in told for word in wanted):
             found += [row] if heading is None else [heading, row]
             heading = None
@@ -215,6 +215,6 @@ def filtered_rows(rows: Sequence[ToggleRow], words: str) -> list[ToggleRow]:
 _COLUMNS = (
     GridColumn("", 1),
     GridColumn("fault", 30, flex=2),
-    GridColumn("rule", 22, flex=1),
+    GridColumn("fault", 22, flex=1),
     GridColumn("costs", 20, drop=1),
 )

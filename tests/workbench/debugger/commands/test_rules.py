@@ -286,7 +286,7 @@ def test_the_first_line_of_a_script_starts_the_same_run() -> None:
         capture=CaptureMeta(full=("layers.0.*",)),
     )
     assert run_line(meta) == (
-        "lockstep run '/models/a b' --tp 2 --dtype float32 --rule mask=additive --ids 1,2 --ids 3"
+        "lockstep run '/models/a b' --tp 2 --dtype float32 --fault mask=additive --ids 1,2 --ids 3"
         " --temperature 0.5 --seed 7 --capture 'layers.0.*'"
     )
     assert run_line(SessionMeta(model=ModelMeta(name="demo", path="/somewhere"))) == "lockstep run demo"

@@ -66,7 +66,7 @@ def test_the_nan_script_live_and_by_replay(checkpoint: Path, tmp_path: Path) -> 
     script, session = tmp_path / "nan.lockstep", tmp_path / "nan.session"
     script.write_text(NAN_SCRIPT)
     live = lockstep(
-        "run", str(checkpoint), "--ids", "3,14,15,92,65", "--tp", "2", "--rule", "mask=additive",
+        "run", str(checkpoint), "--ids", "3,14,15,92,65", "--tp", "2", "--fault", "mask=additive",
         "--script", str(script), "--batch", "--json", "--save", str(session), cache=tmp_path,
     )  # fmt: skip
     assert live.returncode == 0, live.stderr

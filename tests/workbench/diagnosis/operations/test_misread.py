@@ -88,7 +88,7 @@ CAUSES = {
 )
 def test_each_mistake_is_named(fault: Fault, path: Path, run: Run) -> None:
     tap, name, how, words = CAUSES[fault.id]
-    causes = explained(run, path, **{fault.rule: fault.value}).causes
+    causes = explained(run, path, **{fault.seam: fault.value}).causes
     assert (causes[0].tap, causes[0].name) == (tap, name)
     assert how is None or causes[0].transform["how"] == how
     assert words in causes[0].text

@@ -16,11 +16,11 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.config import ModelConfig
+from lockstep.workbench.diagnosis.hypotheses.variant import Fit
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row, SequencePass
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.operations.sites import sites_of
-from lockstep.workbench.diagnosis.variants.variant import Fit
 from tests.workbench.diagnosis.variants.made import accepted
 
 #: Tokens of each pass of the two sequences: two prefills, then decode steps.

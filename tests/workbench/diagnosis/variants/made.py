@@ -10,6 +10,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph import operation_of
+from lockstep.engine.taps.names import local_name
+from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, fit, preference
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
@@ -17,7 +20,6 @@ from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search import Search
-from lockstep.workbench.diagnosis.variants.variant import Bank, Fit, fit, preference
 
 Array = NDArray[np.float64]
 
@@ -78,7 +80,9 @@ def made_site(
     facts = Facts(model, dtype, held.get)
     given = {role: rounded(x, dtype).astype(np.float64) for role, x in inputs.items()}
     names = {role: name for role, name in weight_names(tap, operation, facts).items() if name in held}
-    expected, noise = ROW_WISE[operation](Operands(facts, rows, given, names, span, columns))
+    expected, noise = ROW_WISE[operation](
+        Operands(facts, rows, given, names, span, columns, operation_of(model, local_name(tap)))
+    )
     part = Part(
         rows,
         given,

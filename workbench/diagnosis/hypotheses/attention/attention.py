@@ -13,6 +13,7 @@ from itertools import combinations
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses import fits
 from lockstep.workbench.diagnosis.hypotheses.attention.choices import Choice, head_choices, query_choices
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks, masks_as_numbers
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
@@ -23,6 +24,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     queries_of,
     rotations_inside,
 )
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, paper_slopes
 from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import (
     coarse_softmaxes,
     softmax_with,
@@ -39,15 +41,12 @@ from lockstep.workbench.diagnosis.hypotheses.attention.tensors import (
 )
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Changes, Given
 from lockstep.workbench.diagnosis.hypotheses.attention.words import told
+from lockstep.workbench.diagnosis.hypotheses.blocks import by_head
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, EditKind
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants import fits
-from lockstep.workbench.diagnosis.variants.attention.score_biases import paper_slopes
-from lockstep.workbench.diagnosis.variants.attention.scores import meanings
-from lockstep.workbench.diagnosis.variants.blocks import by_head
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Share of the error that a hypothesis may leave in the sample to be made whole, and to be one of a pair.
 _NEAR, _PARTLY = 0.5, 0.97
@@ -186,7 +185,7 @@ def _rows(tree: AttentionTree) -> Iterator[Trial]:
     roles = ("k", "v") if tree.context else ("k",)
     operands = {role: dict(other_rows(tree.site, role)) for role in roles}
     for detail in dict.fromkeys(detail for role in roles for detail in operands[role]):
-        changes = {role: in_place(operands[role][detail], role) for role in roles if detail in operands[role]}
+        changes = {role: in_place(operands[role][detail]) for role in roles if detail in operands[role]}
         yield from _of_roles("operand", detail, changes, ROWS)
     if tree.context:
         yield _one("k+v", "operand", ("role", "exchanged"), exchanged_roles(tree.site))
@@ -224,7 +223,7 @@ def _ranges(tree: AttentionTree) -> Iterator[Trial]:
     roles = ("k", "v") if tree.context else ("k",)
     every: dict[str, dict[Detail, Change]] = {}
     for role in roles:
-        found = {detail: in_place(tensors, role) for detail, tensors in other_rows(tree.site, role)}
+        found = {detail: in_place(tensors) for detail, tensors in other_rows(tree.site, role)}
         every[role] = {**found, ("scaled", 0.0): lambda x, g: 0 * x}
         for by in (1, -1, 2, -2):
             every[role]["rolled", "key", float(by)] = partial(_rolled, by)

@@ -12,10 +12,10 @@ from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import GROSS, AttentionTree, Change, Changes
+from lockstep.workbench.diagnosis.hypotheses.blocks import by_head, from_heads
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
 from lockstep.workbench.diagnosis.operations.deviation import distance
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import by_head, from_heads
 
 #: A choice: its edit, what it gives, what rounding may leave of that, how many numbers it took.
 Choice = tuple[Edit, list[Array], list[Array], int]

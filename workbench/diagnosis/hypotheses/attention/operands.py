@@ -7,13 +7,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Changes, Given
+from lockstep.workbench.diagnosis.hypotheses.blocks import WRITTEN, cached, history, others, shaped, unrotated
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import NAMED, RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import KNOWN_BASES
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import WRITTEN, cached, history, others, shaped, unrotated
 
 #: A tensor for each part; None where there is none.
 Tensors = Sequence[Array | None]
@@ -51,11 +51,11 @@ def _of_sequence(site: Site, which: str, seq: int, i: int, *, so_far: bool = Fal
     return np.concatenate([found, right[len(found) :]]) if len(found) else None
 
 
-def in_place(tensors: Tensors, like: str) -> Change:
+def in_place(tensors: Tensors) -> Change:
     """The tensor of each pass where it has as many numbers; ValueError elsewhere."""
 
     def change(x: Array, given: Given) -> Array:
-        found = shaped(tensors[given.part], x if like != "q" else x)
+        found = shaped(tensors[given.part], x)
         if found is None or not np.isfinite(found).all():
             raise ValueError("no such tensor here")
         return found
@@ -107,7 +107,7 @@ def _inside(tree: AttentionTree) -> Iterator[tuple[str, Detail, Changes]]:
         return  # judged there
     none = {
         "q": queries_of(others(tree.site, unrotated(tree.site, "q"))),
-        "k": in_place(history(tree.site, unrotated(tree.site, "k")), "k"),
+        "k": in_place(history(tree.site, unrotated(tree.site, "k"))),
     }
     yield "q+k", ("convention", "rope_not_applied", "the rotation is not applied at all"), none
     for form in NAMED:
@@ -127,7 +127,7 @@ def _turned(
 
     def change(x: Array, given: Given) -> Array:
         if plain:
-            x = (queries_of(tensors) if role == "q" else in_place(tensors, role))(x, given)
+            x = (queries_of(tensors) if role == "q" else in_place(tensors))(x, given)
         at = (given.at if role == "q" else given.key_at).astype(np.float64)
         turns = frequencies(site.facts.model, lengths_of(site.parts[given.part].rows[-1:]), base)
         return form.rotate(x, sign * at[:, None, None] * turns) * (
@@ -139,4 +139,4 @@ def _turned(
 
 def exchanged_roles(site: Site) -> Mapping[str, Change]:
     """Keys and values in each other's place."""
-    return {which: in_place(cached(site, other), which) for which, other in (("k", "v"), ("v", "k"))}
+    return {which: in_place(cached(site, other)) for which, other in (("k", "v"), ("v", "k"))}

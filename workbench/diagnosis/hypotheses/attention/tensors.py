@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AXES, Change, Given
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
+from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.roundings import ROUNDINGS
 
 Indices = NDArray[np.intp]
 #: Which rows of a cache an edit is made to.

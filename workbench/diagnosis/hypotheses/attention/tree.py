@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph import formula
+from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, positions
 from lockstep.workbench.diagnosis.operations.attention import weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import key_positions, positions
 
 #: The axes of the tensor at each point.
 AXES: Mapping[str, tuple[str, str, str]] = {

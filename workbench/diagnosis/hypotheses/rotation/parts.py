@@ -12,9 +12,9 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import pairs_i
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule, rules
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import Rotated
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 Pairs = NDArray[np.intp]
 

@@ -7,13 +7,13 @@ from itertools import combinations
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import NEAR, Rotated
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import narrower
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: The points at which a rotation may be rounded, in words, in their order.
 _POINTS: Mapping[str, str] = {

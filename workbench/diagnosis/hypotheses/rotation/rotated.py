@@ -12,15 +12,15 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.fits import Mask, wrong_heads, wrong_rows
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
-from lockstep.workbench.diagnosis.hypotheses.rotation.positions import TokenPlaces, PositionRule, rules
+from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule, TokenPlaces, rules
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.expected import heads_of
 from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import Mask, wrong_heads, wrong_rows
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Share of the error's norm that a prediction may leave to be worth telling.
 NEAR = 0.45

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.engine.graph.formula import rotate
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, named, simple
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import (
     RIGHT,
     Convention,
@@ -23,11 +24,10 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import Frequen
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import NEAR, Rotated
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.expected import heads_of
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.fits import factor, named, simple
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def rotations(site: Site) -> Iterator[Variant]:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.fits import factor
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT, Convention, in_words
 from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import (
     KNOWN_BASES,
@@ -19,10 +20,9 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import (
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import NEAR, Rotated
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import possible, with_frequencies
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.rotary import frequencies
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.fits import factor
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Of a base that is to be that of dynamic NTK scaling, how far it may be from it, relative.
 _NTK = 1e-3

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 _MULTIPLES = (4, 8, 16, 32, 64, 128, 256)
 #: How many more keys there may be, whatever their number.

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses import fits
+from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, places, positions, products
+from lockstep.workbench.diagnosis.hypotheses.fits import resolution
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants import fits
-from lockstep.workbench.diagnosis.variants.blocks import key_positions, places, positions, products
-from lockstep.workbench.diagnosis.variants.fits import resolution
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 _Numbers = NDArray[np.int64]
 

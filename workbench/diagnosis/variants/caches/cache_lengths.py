@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.caches.caches import cache_variant
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def cache_lengths(site: Site) -> Iterator[Variant]:

@@ -14,10 +14,10 @@ from itertools import permutations
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.caches.caches import cache_variant, what
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 _Integers = NDArray[np.int64]
 

@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.linear.block_scales import whose_scales
 from lockstep.workbench.diagnosis.variants.replay import Linear
-from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
 Term = Callable[[Array], Array]
 

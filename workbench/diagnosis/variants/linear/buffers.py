@@ -11,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph import GATE_UP, QKV
+from lockstep.workbench.diagnosis.hypotheses.fits import nearest_rows
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import nearest_rows
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Kinds of taps whose tensors may lie in one buffer, as wide as each other.
 _SHARED: Sequence[tuple[str, ...]] = (

@@ -8,11 +8,11 @@ from collections.abc import Callable, Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.nearest import nearest_columns
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.linear.moved import FEW_TOKENS
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: What the partials [R, N, H] may be reduced by instead of their sum.
 _REDUCTIONS: tuple[tuple[str, Callable[[Array], Array]], ...] = (

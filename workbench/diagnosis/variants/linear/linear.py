@@ -8,11 +8,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.engine.taps.names import layer_of
+from lockstep.workbench.diagnosis.hypotheses.fits import least_squares, named, simple
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import least_squares, named, simple
 from lockstep.workbench.diagnosis.variants.replay import Linear, own_part
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Relative error up to which a fitted number is taken for a well-known one.
 NEARLY = 1e-3

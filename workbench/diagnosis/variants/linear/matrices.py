@@ -10,12 +10,12 @@ from numpy.typing import NDArray
 from lockstep.engine.graph import MULTIPLIED
 from lockstep.engine.graph.formula import product
 from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.hypotheses.fits import finite, least_squares
+from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, Variant
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import finite, least_squares
 from lockstep.workbench.diagnosis.variants.replay import Linear, cut, own_part
-from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
 Matrix = NDArray[np.floating]
 

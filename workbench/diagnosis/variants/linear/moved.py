@@ -9,12 +9,12 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph import GATE_UP, LAYER, QKV
 from lockstep.engine.graph.formula import product
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.nearest import nearest_columns
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.replay import Linear
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: Tokens below which columns cannot be told apart by their values.
 FEW_TOKENS = 3

@@ -9,11 +9,11 @@ import numpy as np
 
 from lockstep.engine.graph import MULTIPLIED
 from lockstep.engine.graph.formula import product
+from lockstep.workbench.diagnosis.hypotheses.fits import least_squares
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.shares import rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import least_squares
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 
 def summed(site: Site) -> Iterator[Variant]:

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.replay import Linear
-from lockstep.workbench.diagnosis.variants.variant import Variant
 
 #: The share of their size that sums of the right start may be off by, at most.
 NEAR = 0.05

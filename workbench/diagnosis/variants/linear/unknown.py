@@ -7,12 +7,12 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.fits import finite, least_squares
+from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.fits import finite, least_squares
 from lockstep.workbench.diagnosis.variants.linear.unloaded import ALIKE, FEW_TOKENS, alike_angles, centred
 from lockstep.workbench.diagnosis.variants.replay import Linear
-from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
 #: Out features beyond the in features that show that an output lies in the weight's range, as a share of those.
 SPARE = 1 / 8

@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.engine.graph import GATE_UP, QKV
+from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, Variant
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.replay import Linear
-from lockstep.workbench.diagnosis.variants.variant import ELEMENTS_A_PARAMETER, Variant
 
 #: Tokens that say how two sets of vectors lie to each other.
 FEW_TOKENS = 8

@@ -54,9 +54,9 @@ def test_a_rotation_before_the_norm_is_told_at_the_norm() -> None:
         return names(found) if found.deviation is not None else set()
 
     assert at_norm(normed(X)) == set()
-    assert at_norm(normed(turned(X, np.full(len(X), 5e5)))) == {"rope_before_norm"}
+    assert at_norm(normed(turned(X, np.full(len(X), 5e5)))) == {"norm_inserted"}
     noise = 1 + 0.1 * np.random.default_rng(2).random(X.shape)
-    assert "rope_before_norm" not in at_norm(normed(X) * noise)
+    assert "norm_inserted" not in at_norm(normed(X) * noise)
 
 
 def test_pairs_at_positions_of_their_own_are_told_with_their_rule() -> None:

@@ -20,6 +20,7 @@ from tests.workbench.diagnosis.variants.made import (
     drawn,
     made_site,
     names,
+    of_model,
 )
 
 RNG = np.random.default_rng(0)
@@ -54,40 +55,42 @@ def test_equivalent_norms_are_no_deviation(dtype: str) -> None:
 T = torch.tensor(X)
 SQUARES = T.pow(2).mean(-1, keepdim=True)
 CASES: dict[str, tuple[Callable[[], Array], str, str]] = {
-    "epsilon": (lambda: norm(eps=1e-5), "norm_epsilon", "1e-05 instead of 1e-06"),
-    "odd epsilon": (lambda: norm(eps=3.3e-4), "norm_epsilon", "0.00033 instead"),
-    "no epsilon": (lambda: norm(eps=0.0), "norm_epsilon", "no epsilon"),
-    "epsilon outside": (lambda: (T / (SQUARES.sqrt() + EPS)).numpy() * W, "norm_epsilon", "outside"),
-    "weight absent": (lambda: norm(weight=np.ones(64)), "norm_weight_missing", "is not applied"),
-    "one plus weight": (lambda: norm(weight=1 + W), "norm_plus_one", "1 + w"),
-    "weight twice": (lambda: norm(weight=W * W), "norm_weight_squared", "twice"),
+    "epsilon": (lambda: norm(eps=1e-5), "norm_number", "1e-05 instead of 1e-06"),
+    "odd epsilon": (lambda: norm(eps=3.3e-4), "norm_number", "0.00033 instead"),
+    "no epsilon": (lambda: norm(eps=0.0), "norm_left_out", "no epsilon"),
+    "epsilon outside": (lambda: (T / (SQUARES.sqrt() + EPS)).numpy() * W, "norm_outside", "outside"),
+    "weight absent": (lambda: norm(weight=np.ones(64)), "norm_left_out", "is not applied"),
+    "one plus weight": (lambda: norm(weight=1 + W), "norm_applied", "1 + w"),
+    "weight twice": (lambda: norm(weight=W * W), "norm_applied", "twice"),
     "other norm's weight": (
         lambda: norm(weight=WEIGHTS["model.layers.1.post_attention_layernorm.weight"]),
-        "norm_weight_of_other", "post_attention_layernorm.weight of the same layer is used",
+        "norm_operand", "post_attention_layernorm.weight of the same layer is read",
     ),
     "other layer's weight": (
         lambda: norm(weight=WEIGHTS["model.layers.0.input_layernorm.weight"]),
-        "norm_weight_of_other", "input_layernorm.weight of the layer before is used",
+        "norm_operand", "input_layernorm.weight of the layer before is read",
     ),
-    "layer norm": (lambda: F.layer_norm(T, (64,), torch.tensor(W), None, EPS).numpy(), "norm_centred", "LayerNorm"),
-    "sum for mean": (lambda: (T / T.pow(2).sum(-1, keepdim=True).add(EPS).sqrt()).numpy() * W, "norm_sum", "summed"),
-    "no root": (lambda: (T / SQUARES.add(EPS)).numpy() * W, "norm_no_root", "not its root"),
-    "inverted": (lambda: (T * SQUARES.add(EPS).sqrt()).numpy() * W, "norm_inverted", "reciprocal"),
-    "not normalised": (lambda: X * W, "norm_missing", "not normalised"),
+    "layer norm": (lambda: F.layer_norm(T, (64,), torch.tensor(W), None, EPS).numpy(), "norm_applied", "LayerNorm"),
+    "sum for mean": (
+        lambda: (T / T.pow(2).sum(-1, keepdim=True).add(EPS).sqrt()).numpy() * W, "norm_function", "summed",
+    ),
+    "no root": (lambda: (T / SQUARES.add(EPS)).numpy() * W, "norm_left_out", "not its root"),
+    "inverted": (lambda: (T * SQUARES.add(EPS).sqrt()).numpy() * W, "norm_function", "reciprocal"),
+    "not normalised": (lambda: X * W, "norm_left_out", "not normalised"),
     "skipped": (lambda: X, "norm_skipped", "is skipped"),
     "twice": (lambda: norm(norm()), "norm_repeated", "twice"),
     "halves": (
         lambda: torch.cat([F.rms_norm(half, (32,), None, EPS) for half in T.chunk(2, -1)], -1).numpy() * W,
-        "norm_over_shard", "each of 2 parts",
+        "norm_function", "each of 2 parts",
     ),
     "first half's size": (
         lambda: (T / T[:, :32].pow(2).mean(-1, keepdim=True).add(EPS).sqrt()).numpy() * W,
-        "norm_over_shard", "part 0 of 2",
+        "norm_function", "part 0 of 2",
     ),
-    "neighbour's row": (lambda: np.roll(norm(), 1, axis=0), "rows_moved", "token 1 before"),
-    "scaled": (lambda: 8.0 * norm(), "factor", "sqrt(width)"),
-    "bias": (lambda: norm() + np.linspace(-1, 1, 64), "norm_bias", "same vector"),
-    "unknown weight": (lambda: norm(weight=RNG.normal(size=64)), "channel_factor", "factor of its own"),
+    "neighbour's row": (lambda: np.roll(norm(), 1, axis=0), "norm_rows_moved", "token 1 before"),
+    "scaled": (lambda: 8.0 * norm(), "norm_applied", "multiplied by 8"),
+    "bias": (lambda: norm() + np.linspace(-1, 1, 64), "norm_row_added", "same vector"),
+    "unknown weight": (lambda: norm(weight=RNG.normal(size=64)), "norm_columns_scaled", "factor of its own"),
 }  # fmt: skip
 
 
@@ -103,18 +106,19 @@ def test_wrong_norms_are_named(case: str, dtype: str) -> None:
     assert told, [one.variant.text for one in accepted(found)]
     assert words in told[0].text
     # The epsilons that bfloat16 cannot tell apart are all told, and nothing else.
-    others = {one.variant.name for one in best(found)} - {name}
-    assert others <= ({"norm_weight_missing"} if case == "first half" else set()), [
-        o.variant.text for o in best(found)
-    ]
+    assert {one.variant.name for one in best(found)} == {name}, [o.variant.text for o in best(found)]
 
 
 def test_the_input_of_another_place() -> None:
     before, down = X / 4, drawn(RNG, *X.shape)
     others = {"layers.0.attn_residual": before, "layers.0.mlp.down": down, "embed": before + down}
-    assert names(site(norm(before), others=others)) == {"norm_before_residual"}
-    assert names(site(norm(down), others=others)) == {"residual_missing"}
-    assert names(site(norm(before + down), others=others)) == {"layer_skipped"}
+    for seen, kind, words in (
+        (before, "norm", "the stream after the attention of layer 0 is read"),
+        (down, "residual", "the MLP's output of layer 0 is read"),
+        (before + down, "residual", "the embedding is read"),
+    ):
+        (found,) = best(site(norm(seen), others=others))
+        assert (found.variant.kind, words in found.variant.text) == (kind, True), found.variant.text
 
 
 def test_a_norm_wrong_in_decode_only() -> None:
@@ -125,28 +129,46 @@ def test_a_norm_wrong_in_decode_only() -> None:
 
 
 def test_heads_are_normalised_together() -> None:
-    x, w = drawn(RNG, len(ROWS), 4, 16), 1 + drawn(RNG, 16) / 4
+    x, w, other_w = drawn(RNG, len(ROWS), 4, 16), 1 + drawn(RNG, 16) / 4, 1 + drawn(RNG, 16) / 4
     seen = F.rms_norm(torch.tensor(x).flatten(1), (64,), None, EPS).reshape(x.shape).numpy() * w
     name = "layers.1.attn.q_norm"
-    weights = {"model.layers.1.self_attn.q_norm.weight": w, "model.layers.1.self_attn.k_norm.weight": w[::-1]}
+    weights = {"model.layers.1.self_attn.q_norm.weight": w, "model.layers.1.self_attn.k_norm.weight": other_w}
     inputs = {"x": x.reshape(len(x), -1)}
-    assert names(made_site("norm", name, inputs, seen, weights=weights)) == {"norm_over_heads"}
-    other = F.rms_norm(torch.tensor(x), (16,), torch.tensor(w[::-1].copy()), EPS).numpy()
-    found = best(made_site("norm", name, inputs, other, weights=weights))
-    assert "self_attn.k_norm.weight of the same layer is used" in " ".join(one.variant.text for one in found)
+    model = of_model(family="qwen3", qk_norm=True)
+    assert names(made_site("norm", name, inputs, seen, weights=weights, model=model)) == {"norm_function"}
+    other = F.rms_norm(torch.tensor(x), (16,), torch.tensor(other_w), EPS).numpy()
+    found = best(made_site("norm", name, inputs, other, weights=weights, model=model))
+    assert "self_attn.k_norm.weight of the same layer is read" in " ".join(one.variant.text for one in found)
+
+
+def test_a_norm_over_the_whole_row_by_the_rank_s_own_squares() -> None:
+    model = of_model(family="olmo2", qk_norm=True, qk_norm_whole=True)
+    whole, w = drawn(RNG, len(ROWS), 64) * np.repeat([1.0, 3.0], 32), 1 + drawn(RNG, 64) / 4
+    x, own = torch.tensor(whole[:, 32:]), torch.tensor(w[32:])
+    found = made_site(
+        "norm", "layers.1.attn.q_norm", {"x": whole[:, 32:], "whole": whole}, F.rms_norm(x, (32,), own, EPS).numpy(),
+        weights={"model.layers.1.self_attn.q_norm.weight": w}, model=model, tp=2, rank=1, span=slice(32, 64),
+    )  # fmt: skip
+    (told,) = best(found)
+    assert "that of the rank's own channels, not of all ranks'" in told.variant.text
 
 
 def test_rounding_before_the_weight_in_a_float32_engine() -> None:
     seen = (F.rms_norm(T, (64,), None, EPS).bfloat16().double() * torch.tensor(W)).numpy()
     (found,) = best(site(seen))
-    assert found.variant.text == "the normalised row is rounded to bfloat16 before the weight"
+    assert found.variant.text == "the normalised row is rounded to bfloat16"
 
 
 def test_the_mean_square_in_bfloat16_of_a_float32_engine() -> None:
     low = T.bfloat16()
     seen = (T * torch.rsqrt(low.pow(2).mean(-1, keepdim=True).double() + EPS)).numpy() * W
     (found,) = best(site(seen))
-    assert found.variant.text == "the mean square is taken in bfloat16"
+    assert found.variant.text == "the mean square is computed in bfloat16"
+
+
+def test_epsilon_and_the_weight_s_convention_at_once() -> None:
+    (found,) = best(site(norm(weight=1 + W, eps=1e-4)))
+    assert "is applied as 1 + w; epsilon is 0.0001 instead of 1e-06" in found.variant.text
 
 
 def test_noise_is_given_no_name() -> None:
@@ -158,7 +180,8 @@ def test_single_channels_of_the_weight() -> None:
     weight = W.copy()
     weight[[9, 30]] *= (-1, 1.5)
     first = best(site(norm(weight=weight)))[0].variant
-    assert (first.name, first.fitted["channels"]) == ("norm_weight_elements", [9, 30])
+    assert first.fitted["numbers"] == pytest.approx([9, -1, 30, 1.5], rel=1e-6)
+    assert "single channels differ: 9 is -1 times" in first.text
 
 
 def test_a_copy_that_differs_from_the_other_ranks_is_sharding() -> None:
@@ -168,7 +191,7 @@ def test_a_copy_that_differs_from_the_other_ranks_is_sharding() -> None:
         others={"layers.1.attn_norm": (norm(), seen)},
     )  # fmt: skip
     first = best(found)[0].variant
-    assert (first.name, first.kind) == ("factor", "sharding")
+    assert (first.name, first.kind) == ("norm_applied", "sharding")
     assert "the copy of rank 1 differs" in first.text
 
 

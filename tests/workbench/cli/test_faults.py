@@ -1,4 +1,4 @@
-"""`lockstep toggles`: the catalogue, and where each fault can act."""
+"""`lockstep faults`: the catalogue, and where each fault can act."""
 
 from __future__ import annotations
 
@@ -13,31 +13,31 @@ from tests.checkpoints import tiny_checkpoint
 
 
 def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
-    assert run(["toggles"]) == 0
+    assert run(["faults"]) == 0
     shown = capsys.readouterr().out
-    assert run(["toggles", "--json"]) == 0
+    assert run(["faults", "--json"]) == 0
     told = json.loads(capsys.readouterr().out)
-    assert [(one["rule"], one["value"]) for one in told] == [(fault.rule, fault.value) for fault in FAULTS]
+    assert [(one["name"], one["value"]) for one in told] == [(fault.seam, fault.value) for fault in FAULTS]
     for fault in FAULTS:  # names of our own stay inside
         assert not fault.source or re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", fault.source)
     assert not set(told[0]) & {"id", "patch"}
     assert "seed" not in shown
     for one in told:
-        assert f"{one['rule']}={one['value']}" in shown
+        assert f"{one['name']}={one['value']}" in shown
         assert one["title"] in shown
-        assert one["default"] == DEFAULTS[one["rule"]]
+        assert one["default"] == DEFAULTS[one["name"]]
 
 
 def test_what_cannot_act_says_why(capsys: Any, tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "llama"))
-    assert run(["toggles", "--model", model, "--json"]) == 0
-    told = {f"{one['rule']}={one['value']}": one for one in json.loads(capsys.readouterr().out)}
+    assert run(["faults", "--model", model, "--json"]) == 0
+    told = {f"{one['name']}={one['value']}": one for one in json.loads(capsys.readouterr().out)}
     assert not told["load_bias=false"]["acts"]
     assert told["load_bias=false"]["reason"] == "the model has no q/k/v biases"
     assert not told["qkv_sizes=mixed"]["acts"]
     assert told["mask=additive"]["acts"]
-    assert run(["toggles", "--model", model, "--tp", "2"]) == 0
+    assert run(["faults", "--model", model, "--tp", "2"]) == 0
     shown = capsys.readouterr().out
     assert shown.count("cannot act here") < sum(not one["acts"] for one in told.values())
-    assert run(["toggles", "--model", model, "--tp", "3"]) == 2
+    assert run(["faults", "--model", model, "--tp", "3"]) == 2
     assert "tp=3" in capsys.readouterr().err

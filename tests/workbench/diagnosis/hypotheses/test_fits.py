@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lockstep.workbench.diagnosis.variants.fits import coefficients, finite, least_squares
+from lockstep.workbench.diagnosis.hypotheses.fits import coefficients, finite, least_squares
 
 
 def test_the_multiples_of_terms_are_found() -> None:

@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 import torch
 
-from lockstep.workbench.diagnosis.variants.residual import READER
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.operands import READER
 from tests.workbench.diagnosis.variants.made import (
     DECODE,
     MODEL,
@@ -44,20 +45,24 @@ def test_a_sum_is_right_in_any_precision(dtype: str) -> None:
 
 
 CASES: dict[str, tuple[Array, str, str]] = {
-    "missing": (Y, "residual_missing", "stream is not added"),
-    "no branch": (X, "branch_missing", "output is not added"),
+    "missing": (Y, "residual_left_out", "stream is not added"),
+    "no branch": (X, "residual_left_out", "output is not added"),
     "twice": (2 * X + Y, "residual_repeated", "stream is added 2 times"),
-    "branch twice": (X + 2 * Y, "branch_scaled", "added 2 times"),
-    "subtracted": (X - Y, "branch_subtracted", "subtracted"),
-    "scaled": (X + Y / np.sqrt(2), "branch_scaled", "1/sqrt(2)"),
-    "both scaled": (0.5 * (X + Y), "residual_scaled", "both multiplied by 1/2"),
-    "odd factor": (X + 0.377 * Y, "branch_scaled", "0.377"),
-    "after the norm": (N + Y, "residual_after_norm", "output of the MLP's norm"),
-    "parallel": (INPUT + Y, "parallel_blocks", "enters layer 1"),
-    "skipped": (INPUT, "layer_skipped", "enters layer 1"),
-    "embedding again": (X + Y + E, "residual_extra", "the embedding is added as well"),
-    "of another layer": (EARLIER + Y, "residual_of_other", "layer 0's attention"),
-    "other token's branch": (X + np.roll(Y, 1, axis=0), "rows_moved", "MLP's output of another token"),
+    "branch twice": (X + 2 * Y, "residual_repeated", "added 2 times"),
+    "subtracted": (X - Y, "residual_function", "subtracted"),
+    "scaled": (X + Y / np.sqrt(2), "residual_applied", "1/sqrt(2)"),
+    "both scaled": (0.5 * (X + Y), "residual_applied", "the result is multiplied by 1/2"),
+    "odd factor": (X + 0.377 * Y, "residual_applied", "0.377"),
+    "after the norm": (N + Y, "residual_operand", "output of the MLP's norm"),
+    "parallel": (INPUT + Y, "residual_operand", "enters layer 1"),
+    "skipped": (INPUT, "residual_operand", "enters layer 1"),
+    "embedding again": (X + Y + E, "residual_applied", "the embedding is added as well"),
+    "of another layer": (EARLIER + Y, "residual_operand", "the attention of layer 0"),
+    "other token's branch": (
+        X + np.roll(Y, 1, axis=0),
+        "residual_leaf_rows_moved",
+        "MLP's output of another token",
+    ),
 }
 
 
@@ -72,12 +77,12 @@ def test_wrong_sums_are_named(case: str, dtype: str) -> None:
 
 def test_wrong_in_decode_only() -> None:
     found = site(np.where(DECODE[:, None], Y, X + Y))
-    assert (names(found), found.deviation.steps) == ({"residual_missing"}, (1, 2, 3))
+    assert (names(found), found.deviation.steps) == ({"residual_left_out"}, (1, 2, 3))
 
 
 def test_a_stream_in_bfloat16_of_a_float32_engine() -> None:
     found = best(site(torch.tensor(X + Y).bfloat16().double().numpy()))
-    assert found[0].variant.text == "the residual stream is kept in bfloat16"
+    assert found[0].variant.text == "the result is rounded to bfloat16"
     assert all("bfloat16" in one.variant.text for one in found)  # also told of results as such
 
 
@@ -91,7 +96,7 @@ def test_noise_is_given_no_name() -> None:
     [
         (X + (1 + 3e-5) * Y, "the MLP's output is multiplied by 1.00003 before"),
         ((1 - 2e-5) * X + Y, "the residual stream is multiplied by 0.99998"),
-        ((1 + 4e-5) * (X + Y), "both multiplied by 1.00004"),
+        ((1 + 4e-5) * (X + Y), "the result is multiplied by 1.00004"),
     ],
 )
 def test_a_factor_of_nearly_one(seen: Array, words: str) -> None:
@@ -118,12 +123,13 @@ def test_the_norm_that_reads_the_sum_goes_on_in_its_place(
     """Of a norm that overwrites its input the sentence is the same at each of the three, whether what came out of it
     was recorded (it may be wrong itself) or not."""
     said = "the output of the norm that reads the sum goes on in place of the sum"
+    overwritten = (Edit((), "operand", (READER,)),)
     recorded = made_site("residual", tap, {"x": X, "y": Y}, N, others={reader: N}, dtype=dtype)
     w = drawn(RNG, 64)
     normed = torch.nn.functional.rms_norm(torch.tensor(X + Y), (64,), torch.tensor(w), MODEL.rms_eps).numpy()
     alone = made_site("residual", tap, {"x": X, "y": Y}, normed, weights={weight: w}, dtype=dtype)
     for made in (recorded, alone):
-        assert [(one.variant.text, one.variant.fitted) for one in best(made)] == [(said, {"how": READER})]
+        assert [(one.variant.text, one.variant.edits) for one in best(made)] == [(said, overwritten)]
 
 
 def test_a_branch_that_is_normed_before_it_is_added() -> None:
@@ -131,12 +137,12 @@ def test_a_branch_that_is_normed_before_it_is_added() -> None:
     normed = Y / np.sqrt((Y**2).mean(-1, keepdims=True) + 1e-5)
     (w,) = weight.values()
     for seen, words in (
-        (X + normed, "root mean square, as"),
-        (X + normed * w, "multiplied by model.layers.1.post"),
+        (X + normed, "divided by its root mean square"),
+        (X + normed * w, "multiplied by post_attention_layernorm.weight"),
     ):
         (found,) = best(site(seen, weights=weight))
-        assert found.variant.name == "branch_normed"
+        assert found.variant.name == "residual_inserted"
         assert words in found.variant.text
     gates = RNG.uniform(0.2, 1, (len(ROWS), 1))
-    assert names(site(X + gates * Y)) == {"branch_token_factor"}
+    assert names(site(X + gates * Y)) == {"residual_leaf_rows_scaled"}
     assert not accepted(site(X + Y + 0.1 * RNG.normal(size=X.shape)))

@@ -1,4 +1,4 @@
-"""`lockstep toggles`: the catalogue of known bugs, each a rule that can be switched on."""
+"""`lockstep faults`: the catalogue of known bugs that can be switched on."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _LEVELS = {"step": "acts from the next step", "build": "empties the cache", "loa
 
 
 @app.command()
-def toggles(
+def faults(
     model: Annotated[
         str | None,
         typer.Option("--model", metavar="MODEL", help="Say which can act on this model.", show_default=False),
@@ -26,12 +26,12 @@ def toggles(
     tp: Annotated[int, typer.Option("--tp", metavar="N", min=1, help="… at this tensor parallelism.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array on stdout.")] = False,
 ) -> None:
-    """List the known bugs that `--rule NAME=VALUE` switches on: what each does and where it shows first."""
+    """List the known bugs that `--fault NAME=VALUE` switches on: what each does and where it shows first."""
     opened = None if model is None else open_model(model)
     if opened is not None:
         check_fit(opened.config, EngineConfig(tp=tp))
     if as_json:
-        print(dumps([_told(fault, opened, tp) for fault in FAULTS]))
+        print(dumps([_as_json(fault, opened, tp) for fault in FAULTS]))
         return
     group = ""
     for fault in FAULTS:
@@ -41,11 +41,11 @@ def toggles(
         _print(fault, None if opened is None else fault.needs(opened.config, tp))
 
 
-def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, object]:
-    told: dict[str, object] = {
-        "rule": fault.rule,
+def _as_json(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, object]:
+    row: dict[str, object] = {
+        "name": fault.seam,
         "value": fault.value,
-        "default": DEFAULTS[fault.rule],
+        "default": DEFAULTS[fault.seam],
         "title": fault.title,
         "group": fault.group,
         "level": fault.level,
@@ -56,13 +56,13 @@ def _told(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, object]
     }
     if model is not None:
         reason = fault.needs(model.config, tp)
-        told |= {"acts": reason is None, "reason": reason}
-    return told
+        row |= {"acts": reason is None, "reason": reason}
+    return row
 
 
 def _print(fault: Fault, reason: str | None) -> None:
     phase = "prefill" if fault.step == 0 else f"step {fault.step}"
-    print(f"  {fault.rule}={fault.value:<{max(1, 24 - len(fault.rule))}} {fault.title}")
+    print(f"  {fault.seam}={fault.value:<{max(1, 24 - len(fault.seam))}} {fault.title}")
     if reason is not None:
         print(f"{'':28}cannot act here: {reason}")
         return

@@ -1,0 +1,81 @@
+"""Each family of models: a faultless engine matches with every operation judged, and what is planted in the parts that
+are its own is found where it begins."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from lockstep.engine.config import EngineConfig
+from lockstep.sessions import Session
+from lockstep.workbench.checking.forced_run import check, record_reference
+from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.operations.sites import sites
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.models.capture import FULL
+from lockstep.workbench.models.opening import OpenedModel, open_model
+from tests.checkpoints import tiny_variant
+
+#: Longer than every window, and a short one.
+PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
+STEPS = 3
+FAMILIES = ("olmo2",)
+#: (model, rule) -> where it shows first.
+PLANTED = {
+    ("olmo2", "sum_squares=own"): "layers.0.attn.q_norm",
+    ("olmo2", "norm=unweighted"): "layers.0.post_attn_norm",
+}
+
+
+@contextmanager
+def running(
+    folder: Path, name: str, tp: int, dtype: str = "float32"
+) -> Iterator[tuple[OpenedModel, Inferior]]:
+    """A tiny model of that variant on so many ranks, which leave everything behind."""
+    model = open_model(str(tiny_variant(folder, name)))
+    config = EngineConfig(tp=tp, dtype=dtype, max_tokens=64, threads=1)
+    with Inferior(model.path, model.config, config, capture=FULL) as inferior:
+        yield model, inferior
+
+
+def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) -> CheckResult:
+    reference = record_reference(model.path, PROMPTS, STEPS, inferior.config.dtype)
+    return check(inferior, reference, folder / "run.session", rules=rules)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    "tp", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+)
+@pytest.mark.parametrize("name", FAMILIES)
+def test_a_faultless_engine_matches_and_every_operation_is_judged_right(
+    name: str, tp: int, dtype: str, tmp_path: Path
+) -> None:
+    with running(tmp_path, name, tp, dtype) as (model, inferior):
+        result = checked(tmp_path, model, inferior)
+    assert result.judgement.verdict == "match"
+    absent = {one.tap for one in result.judgement.taps if one.verdict == "absent"}
+    assert all(tap.endswith(".partial") for tap in absent)
+    with Session.open(tmp_path / "run.session") as session:
+        found = list(sites(RecordedTaps(Recording(session)), Facts.of(model.path, dtype)))
+        assert {one.tap for one in found} == {tap.name for tap in session.taps}
+    assert [one for one in found if not isinstance(one, Site) or one.deviation is not None] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", {name for name, _ in PLANTED})
+def test_what_is_planted_is_found_where_it_begins(name: str, tmp_path: Path) -> None:
+    with running(tmp_path, name, 2) as (model, inferior):
+        for fault, tap in ((rule, tap) for (of, rule), tap in PLANTED.items() if of == name):
+            rule, _, value = fault.partition("=")
+            result = checked(tmp_path, model, inferior, **{rule: value})
+            first = result.judgement.first_divergence
+            assert first is not None
+            assert first.tap == tap, fault

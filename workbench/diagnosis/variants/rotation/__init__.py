@@ -1,1 +1,0 @@
-"""Variants of the rotation of queries and keys: pairs, positions, frequencies."""
