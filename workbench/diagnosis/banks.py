@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
 from lockstep.workbench.diagnosis.hypotheses.rotation.parts import partial_rotations, positions_of_pairs
 from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
@@ -24,7 +25,6 @@ from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
 )
 from lockstep.workbench.diagnosis.variants.attention.combined_scores import combined_scores
 from lockstep.workbench.diagnosis.variants.attention.context import contexts
-from lockstep.workbench.diagnosis.variants.attention.fused import fused, fused_unlikely
 from lockstep.workbench.diagnosis.variants.attention.head_maps import score_heads, softmax_heads, value_heads
 from lockstep.workbench.diagnosis.variants.attention.mask import irregular_masks, masks
 from lockstep.workbench.diagnosis.variants.attention.merged_heads import merged_heads
@@ -102,8 +102,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "scores": (scores, score_heads, score_biases, score_factors, masks),
     "softmax": (softmaxes, softmax_fits, softmax_heads),
     "context": (contexts, merged_heads, value_heads),
-    "weights": (fused,),
-    "attention": (fused, merged_heads, value_heads),
+    "weights": (likely,),
+    "attention": (likely, merged_heads),
     "reduce": (reduce.summed, reduce.with_stream, reduce.other_bias, token_moved),
     "residual": (row_edits,),
     "activation": (row_edits,),
@@ -178,8 +178,8 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         other_functions,
     ),
     "context": (coarse_operands, coarse_probabilities, split_keys),
-    "weights": (coarse_operands, fused_unlikely, padded_keys, coarse_probabilities, split_keys),
-    "attention": (coarse_operands, fused_unlikely, padded_keys, coarse_probabilities, split_keys),
+    "weights": (coarse_operands, unlikely, padded_keys, coarse_probabilities, split_keys),
+    "attention": (coarse_operands, unlikely, padded_keys, coarse_probabilities, split_keys),
 }
 
 

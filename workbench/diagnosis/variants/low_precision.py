@@ -6,6 +6,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import positions
+from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, Matrix
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
@@ -13,8 +15,6 @@ from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import positions
-from lockstep.workbench.diagnosis.variants.roundings import ROUNDINGS, Matrix
 
 #: How far a result that lies on the grid of a type may be from the right one, in roundings, and what that says.
 _APART = ((1.02, "is rounded to"), (2.04, "is cut to"), (16.0, "is computed, with roundings on the way, in"))

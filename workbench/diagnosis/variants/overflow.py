@@ -7,11 +7,11 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import CONTEXTS, by_head, from_heads, products
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, UNIT, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import CONTEXTS, by_head, from_heads, products
 
 #: Largest numbers of formats, at which results may be cut off.
 EDGES = {

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.workbench.diagnosis.variants.roundings import ROUNDINGS, WEIGHTS
+from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, WEIGHTS
 
 
 @pytest.mark.parametrize("name", [*ROUNDINGS, *WEIGHTS])

@@ -7,14 +7,14 @@ from functools import partial
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import of_scores, products
+from lockstep.workbench.diagnosis.hypotheses.roundings import float8
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import UNIT, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside
 from lockstep.workbench.diagnosis.variants.attention.softmax import divided
-from lockstep.workbench.diagnosis.variants.blocks import of_scores, products
-from lockstep.workbench.diagnosis.variants.roundings import float8
 
 #: Half a step of the grid of a type, and what the roundings of a sum add to it: how far what lies on it may be.
 _APART = 1.02

@@ -9,6 +9,8 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings
+from lockstep.workbench.diagnosis.hypotheses.blocks import products
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant, where_wrong
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
@@ -16,8 +18,6 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.head_maps import kv_maps
 from lockstep.workbench.diagnosis.variants.attention.mask import masks
-from lockstep.workbench.diagnosis.variants.attention.scores import meanings
-from lockstep.workbench.diagnosis.variants.blocks import products
 
 
 def combined_scores(site: Site) -> Iterator[Variant]:

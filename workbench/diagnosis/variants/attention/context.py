@@ -6,12 +6,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import expand
-from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.softmax import divided, hot, newest
-from lockstep.workbench.diagnosis.variants.blocks import (
+from lockstep.workbench.diagnosis.hypotheses.blocks import (
     cached,
     history,
     in_place,
@@ -19,6 +14,11 @@ from lockstep.workbench.diagnosis.variants.blocks import (
     shaped,
     usual_noise,
 )
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.attention import expand
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.softmax import divided, hot, newest
 
 
 def contexts(site: Site) -> Iterator[Variant]:

@@ -7,11 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import FUSED
-from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import (
+from lockstep.workbench.diagnosis.hypotheses.blocks import (
     all_wrong_heads,
     by_head,
     cached,
@@ -23,6 +19,10 @@ from lockstep.workbench.diagnosis.variants.blocks import (
     scopes,
     usual_noise,
 )
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.attention import FUSED
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
 
 #: What a head (of a part) gives if it reads `source`; None where that cannot be.
 Reading = Callable[[int, int, int], Array | None]

@@ -15,13 +15,13 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import by_head, products
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.operations.attention import expand, weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.softmax import softmax
-from lockstep.workbench.diagnosis.variants.blocks import by_head, products
 
 #: Parts, and rows of each, by which a guess is tried before it is computed whole.
 PARTS, ROWS = 4, 6

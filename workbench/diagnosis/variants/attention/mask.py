@@ -6,18 +6,18 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import visible
-from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.mask_forms import Cells, Form, MaskForms, SeenMask
-from lockstep.workbench.diagnosis.variants.blocks import (
+from lockstep.workbench.diagnosis.hypotheses.blocks import (
     all_wrong_heads,
     in_place,
     places,
     products,
     scopes,
 )
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.attention import visible
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.attention.mask_forms import Cells, Form, MaskForms, SeenMask
 
 
 def masks(site: Site) -> Iterator[Variant]:

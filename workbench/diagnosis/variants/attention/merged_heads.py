@@ -6,11 +6,7 @@ from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
-from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import (
+from lockstep.workbench.diagnosis.hypotheses.blocks import (
     all_wrong_heads,
     by_head,
     from_heads,
@@ -19,6 +15,10 @@ from lockstep.workbench.diagnosis.variants.blocks import (
     scopes,
     usual_noise,
 )
+from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
 
 
 def merged_heads(site: Site) -> Iterator[Variant]:

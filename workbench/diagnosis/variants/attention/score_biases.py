@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import paper_slopes
+from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, places, positions
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.deviation import Part
-from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import all_wrong_heads, places, positions
 
 #: Cells that a table of fitted numbers must explain with each of them.
 CELLS_EACH = 3
@@ -115,9 +115,3 @@ def _slopes(site: Site, cells: _Cells) -> Iterator[Variant]:
         text = f"a bias linear in {over} is added to the scores (ALiBi{', with its published slopes' if known else ''})"
         yield Variant("scores_alibi", "scores", text, {"over": name, "slopes": {str(h): s for h, s in slopes.items()}},
                       guesses, len(slopes))  # fmt: skip
-
-
-def paper_slopes(site: Site, own: int) -> Sequence[float]:
-    """The published slopes 2^(-8 h / n) of this rank's heads, of which it has `own`."""
-    heads, first = site.facts.model.num_heads, head_offset(site)
-    return [2.0 ** (-8 * (first + head + 1) / heads) for head in range(own)]

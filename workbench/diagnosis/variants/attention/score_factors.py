@@ -9,11 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses import fits
+from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, places, positions, products
 from lockstep.workbench.diagnosis.hypotheses.fits import resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.blocks import key_positions, places, positions, products
 
 _Numbers = NDArray[np.int64]
 

@@ -13,14 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import rotate
-from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, resolution
-from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import expand
-from lockstep.workbench.diagnosis.operations.deviation import Part
-from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
-from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import (
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings
+from lockstep.workbench.diagnosis.hypotheses.blocks import (
     all_wrong_heads,
     cached,
     history,
@@ -33,6 +27,13 @@ from lockstep.workbench.diagnosis.variants.blocks import (
     unrotated,
     wrong_heads,
 )
+from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, resolution
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.attention import expand
+from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Soft caps of published models; another one is fitted.
 SOFT_CAPS = (50.0, 30.0, 20.0, 100.0)
@@ -97,36 +98,6 @@ def _scaled(site: Site, raw: _Raw, scale: float, name: str = "scores", what: str
     text = f"{what + '; ' if what else ''}scores are scaled by {told}{': ' + words if words else ''}"
     fitted = {"scale": factor, "ratio": factor / scale, "meanings": [text for _, text in known]}
     yield Variant(f"{name}_scale", "scores", text, fitted, _masked(site, raw, factor), 0 if known else 1)
-
-
-def meanings(site: Site, right: float) -> Iterator[tuple[float, str]]:
-    """What a wrong scale may stand for: (value, words)."""
-    model, ranks, layer = site.facts.model, len(site.taps.ranks), site.layer or 0
-    dim, heads, kv_heads, hidden = model.head_dim, model.num_heads, model.num_kv_heads, model.hidden_size
-    yield 1.0, "the scale is missing"
-    yield 1 / dim, "scaled twice, by 1/head_dim"
-    roots = [(hidden, "hidden_size"), (heads, "the number of heads"), (kv_heads, "the number of KV heads"),
-             (dim // 2, "half of head_dim"), (2 * dim, "twice head_dim")]  # fmt: skip
-    if hidden // heads != dim:
-        roots.append((hidden // heads, "hidden_size / heads, which is not this model's head_dim"))
-    if ranks > 1:
-        roots += [(hidden // ranks, "a rank's share of hidden_size"), (heads // ranks, "a rank's number of heads"),
-                  (dim // ranks, "head_dim over the ranks"), (dim * ranks, "head_dim times the ranks")]  # fmt: skip
-    for size, words in roots:
-        if size > 1 and size != dim:
-            yield size**-0.5, f"by 1/sqrt of {words}"
-    yield 1 / hidden, "by 1/hidden_size"
-    yield dim**0.5, "multiplied by sqrt(head_dim) instead of divided"
-    yield right * math.log2(math.e), "log2(e) is folded in as exp2 needs it, but exp follows"
-    yield right * math.log(2), "ln(2) is folded in"
-    yield -right, "the sign is turned"
-    yield 0.0, "all scores are zero"
-    divisors = [(layer + 1, "the layer's number"), (layer, "the layer's index"), (ranks, "the number of ranks"),
-                (heads // kv_heads, "the number of queries a KV head serves")]  # fmt: skip
-    for divisor, words in divisors:
-        if divisor > 1:
-            yield right / divisor, f"divided by {words} as well"
-            yield right * divisor, f"multiplied by {words} as well"
 
 
 def _scales_of_heads(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:

@@ -7,11 +7,11 @@ from functools import partial
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import in_place, others, products
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import in_place, others, products
 
 #: (name, text, what scores and right probabilities [heads, T, K] become)
 _Form = tuple[str, str, Callable[[Array, Array], Array]]

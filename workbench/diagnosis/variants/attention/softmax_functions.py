@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import in_place, places, scopes
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.softmax import divided, powers
-from lockstep.workbench.diagnosis.variants.blocks import in_place, places, scopes
 
 #: Relative error of a probability that is read off its neighbours.
 _TOLERANCE = 2e-3

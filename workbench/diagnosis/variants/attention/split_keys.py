@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, by_head, places, scopes
 from lockstep.workbench.diagnosis.hypotheses.variant import UNEXPLAINED, Variant
 from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -23,7 +24,6 @@ from lockstep.workbench.diagnosis.variants.attention.key_parts import (
     Split,
     splits,
 )
-from lockstep.workbench.diagnosis.variants.blocks import all_wrong_heads, by_head, places, scopes
 
 #: Relative size of what keeps weights of parts finite that have the same result.
 _RIDGE = 1e-12

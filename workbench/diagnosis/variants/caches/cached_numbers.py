@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterator
 import numpy as np
 
 from lockstep.engine.graph.formula import rotate
+from lockstep.workbench.diagnosis.hypotheses.blocks import history, scopes, shaped, unrotated
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
+from lockstep.workbench.diagnosis.hypotheses.roundings import REREAD, ROUNDINGS, Matrix
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import history, scopes, shaped, unrotated
 from lockstep.workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, what
-from lockstep.workbench.diagnosis.variants.roundings import REREAD, ROUNDINGS, Matrix
 
 
 def cached_numbers(site: Site) -> Iterator[Variant]:

@@ -10,10 +10,10 @@ from functools import partial
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import history, others, scopes, shaped, usual_noise
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import history, others, scopes, shaped, usual_noise
 
 #: Positions by which rows may be shifted, or rotated too far.
 OFFSETS = tuple(offset for offset in range(-8, 9) if offset)

@@ -9,13 +9,13 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import WRITTEN
 from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows
+from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import WRITTEN
 from lockstep.workbench.diagnosis.variants.caches.caches import cache_variant, what
-from lockstep.workbench.diagnosis.variants.roundings import ROUNDINGS
 
 #: Rows of heads among which a source is looked for, and that are looked up.
 _POOL, _LOOKED_UP = 1 << 16, 1 << 12

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import usual_noise
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import usual_noise
 from lockstep.workbench.diagnosis.variants.caches.caches import what
 
 #: Steps of eight bits in the range of a row: what rounding to them leaves.

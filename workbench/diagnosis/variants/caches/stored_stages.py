@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.blocks import history, shaped, unrotated
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import NAMED, RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised
@@ -14,7 +15,6 @@ from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_
 from lockstep.workbench.diagnosis.operations.shares import rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.blocks import history, shaped, unrotated
 from lockstep.workbench.diagnosis.variants.caches.caches import cache_variant, what
 
 #: (name, text, rows [K, kv_heads, D] of each part).

@@ -9,11 +9,11 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import product
 from lockstep.workbench.diagnosis.hypotheses.fits import factor, resolution
+from lockstep.workbench.diagnosis.hypotheses.roundings import integers
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.replay import SAMPLE, Linear
-from lockstep.workbench.diagnosis.variants.roundings import integers
 
 #: Limits that are tried before the best one is narrowed down, and how often that is done.
 _LIMITS, _ROUNDS = 48, 8

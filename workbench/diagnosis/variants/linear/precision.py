@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 
 from lockstep.engine.graph.formula import product
+from lockstep.workbench.diagnosis.hypotheses.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import UNIT, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.variants.replay import Linear
-from lockstep.workbench.diagnosis.variants.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS
 
 
 def rounded_operands(site: Site) -> Iterator[Variant]:

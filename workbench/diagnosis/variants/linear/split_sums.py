@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, settled
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.replay import SAMPLE, Linear
-from lockstep.workbench.diagnosis.variants.roundings import ROUNDINGS, settled
 
 #: The most pieces that a product is split into.
 _MOST_PIECES = 64

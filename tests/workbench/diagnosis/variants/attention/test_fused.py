@@ -32,8 +32,13 @@ _SOFTMAX = {one[0]: one[1:] for one in SOFTMAX}
 OTHERWISE = {
     "cache masked": ("cache_not_used", "not the cache"),
     "base 2": ("scores_scale", "0.69315 times the right scale"),
-    "key 2 hidden": ("mask_keys_hidden", "of sequence 0 the key at 2"),
+    "key 2 hidden": ("mask_keys_hidden", "the key at 2 is masked"),
     "values": ("cache_keys_for_values", "what is read as keys are the values"),
+    "unrotated k": ("cache_unrotated", "before their rotation"),
+    "unrotated q": ("scores_unrotated_queries", "before their rotation"),
+    "k one behind": ("cache_rows_shifted", "each key has what stands -1 from it"),
+    "newest missing": ("cache_rows_zero", "not there yet"),
+    "prefix of 3": ("mask_prefix_seen", "first 3 keys are seen"),
 }
 
 QUICK_SCORES = ("unscaled", "any scale", "soft cap 50", "unrotated k", "tiled", "some", "alibi", "values")

@@ -1,0 +1,150 @@
+"""What an edit of a mask is called."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from lockstep.workbench.diagnosis.hypotheses.words import Told
+from lockstep.workbench.diagnosis.operations.site import Site
+
+#: The detail of an edit behind its first word.
+Rest = Sequence[str | float | None]
+
+
+def number_of(rest: Rest, at: int) -> float:
+    """A number of a detail; 0 where it is none."""
+    value = rest[at]
+    return float(value) if isinstance(value, float | int) else 0.0
+
+
+#: Form of a mask -> (name of the cause, sentence with its numbers).
+_MASKS: Mapping[str, tuple[str, str]] = {
+    "all": ("mask_missing", "tokens see later ones: there is no causal mask"),
+    "inverted": ("mask_inverted", "the mask is inverted: hidden keys are seen, and the others hidden"),
+    "causal": ("window_missing", "the window of {window} is not applied: all earlier tokens are seen"),
+    "anticausal": (
+        "mask_transposed",
+        "the mask is transposed: each query sees itself and the tokens after it",
+    ),
+    "top_left": (
+        "mask_top_left",
+        "the causal mask is aligned to the top left: what is cached before a pass is not counted",
+    ),
+    "not_itself": ("mask_strict", "a token does not see itself: the causal mask is off by one"),
+    "itself_alone": ("mask_diagonal", "each query sees its own key alone"),
+    "not_cached": ("cache_not_used", "attention reads only this step's keys and values, not the cache"),
+    "cached_alone": (
+        "cache_newest_missing",
+        "this step's rows are not in the cache yet: it is read before it is written",
+    ),
+    "whole_pass": ("mask_within_pass", "the tokens of a pass see each other, later ones too"),
+    "further": ("mask_ahead", "each query sees {0:g} later token{0s}: the causal mask is off by {0:g}"),
+    "less": ("mask_behind", "each query does not see the last {0:g} token{0s}, itself among them"),
+    "window": (
+        "window_width",
+        "a sliding window of {0:g} is applied, which this model does not have",
+    ),
+    "without_first": ("mask_prefix_hidden", "the first {0:g} key{0s} are masked"),
+    "first_alone": ("mask_first_keys", "the first {0:g} key{0s} alone are seen"),
+    "without_key": (
+        "mask_keys_hidden",
+        "the key at {0:g} is masked: a mask of padding, or of another sequence",
+    ),
+    "prefix_seen": (
+        "mask_prefix_seen",
+        "the first {0:g} key{0s} are seen from everywhere, as a prefix without a mask",
+    ),
+    "prefix_kept": (
+        "mask_prefix_seen",
+        "the first {0:g} key{0s} are seen by every later token, whatever the window",
+    ),
+    "chunk_without": ("mask_chunk_begins", "queries from position {0:g} on do not see the keys before it"),
+    "coarse": ("mask_coarse", "the mask compares positions in {0}"),
+    "window_and_first": ("window_sinks", "each query sees the last {0:g} token{0s} and the first 4"),
+    "chunks": ("mask_chunks", "tokens see their own chunk alone, in chunks of {0:g}"),
+    "whole_blocks": ("mask_whole_blocks", "keys of blocks of {0:g} that are not full are masked"),
+    "block_end": (
+        "mask_blocks",
+        "each query sees its block of {0:g} tokens to the end: the mask is causal by blocks",
+    ),
+    "every_nth": ("mask_strided", "each query sees every {0:g}th token before it alone"),
+}
+
+
+_PRODUCT = "the mask is multiplied with infinity: 0 times infinity is not a number at each key"
+#: Masks that are numbers: (name, class, sentence).
+_NUMBERS: Mapping[str, tuple[str, str, str]] = {
+    "zero_times_inf": ("mask_zero_times_inf", "mask", f"{_PRODUCT} that it allows"),
+    "inf_times_zero": ("mask_zero_times_inf", "mask", f"{_PRODUCT} that it should hide"),
+    "one_added": (
+        "mask_bool_added",
+        "mask",
+        "a mask of True and False is added to the scores as 1 and 0: nothing is hidden",
+    ),
+    "hidden_one_added": (
+        "mask_bool_added",
+        "mask",
+        "a mask of True and False is added to the scores as 0 and 1: nothing is hidden",
+    ),
+    "multiplied": (
+        "mask_multiplied",
+        "mask",
+        "scores are multiplied by a mask of 1 and 0: what should be hidden scores 0",
+    ),
+}
+
+
+def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+    if place == "hidden":
+        if how in _NUMBERS:
+            return Told(*_NUMBERS[how], {})
+        number = number_of(rest, 0)
+        words = {"added": "get the mask's {:.4g}", "filled": "are set to {:.4g}"}[how].format(number)
+        text = f"masked scores {words}, which does not hide them: they keep a share"
+        return Told("mask_finite", "mask", text, {"value": number})
+    if place != "allowed":
+        return None
+    if how == "by_query":
+        return _by_query(site, rest)
+    name, text = _MASKS[how]
+    if name.startswith("cache"):
+        return Told(name, "cache", text, {})
+    window = _window(site)
+    numbers = [int(x) for x in rest if isinstance(x, float | int)]
+    fitted = {"width" if name == "window_width" else "size": numbers[0]} if numbers else {}
+    if name == "window_width" and window is not None:
+        by = fitted["width"] - window
+        text = f"the window is {fitted['width']} wide instead of {window}"
+        if abs(by) == 1:
+            text = f"the window of {window} is one token too {'wide' if by > 0 else 'narrow'}"
+        fitted["window"] = window
+    if name == "window_missing" and window is None:
+        name, text = "mask_causal", "the mask is causal alone"
+    return Told(name, "mask", _filled(text, rest, window), fitted)
+
+
+def _window(site: Site) -> int | None:
+    windows, layer = site.facts.model.windows, site.layer
+    return windows[layer] if windows and layer is not None else None
+
+
+def _filled(text: str, rest: Rest, window: int | None) -> str:
+    plural = "" if rest and rest[0] == 1 else "s"
+    return text.replace("{0s}", plural).format(*rest, window=window)
+
+
+def _by_query(site: Site, rest: Rest) -> Told:
+    """Masks for ranges of queries: "; "-separated (form, its numbers, first and last position)."""
+    texts, one = [], list[str | float | None]()
+    names = []
+    for item in rest:
+        if item != ";":
+            one.append(item)
+            continue
+        name, *numbers, first, last = one
+        names.append(_MASKS[str(name)][0])
+        queries = f"position {first:g}" if first == last else f"positions {first:g} to {last:g}"
+        texts.append(f"for queries at {queries} {_filled(_MASKS[str(name)][1], numbers, _window(site))}")
+        one = []
+    name = names[0] if len(set(names)) == 1 and names[0].startswith(("mask", "window")) else "mask_by_query"
+    return Told(name, "mask", "; ".join(texts), {"masks": names})

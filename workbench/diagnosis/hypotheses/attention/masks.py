@@ -1,0 +1,119 @@
+"""Which keys a query sees, by the positions of both: every form of mask as a function of a cell."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import Change, Changes, Given
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail
+from lockstep.workbench.diagnosis.operations.facts import rounded
+from lockstep.workbench.diagnosis.recording import Array
+
+Cells = NDArray[np.bool_]
+#: Widths of windows, chunks and blocks beyond those of a short run.
+_WIDTHS = (48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257)
+_BLOCKS = (2, 3, 4, 8, 16, 32, 64, 128)
+
+
+def masks(keys: int) -> Iterator[tuple[Detail, Change]]:
+    """Every mask of a list: (detail, change). `keys`: how many there are at most."""
+    for name, numbers, cells in _forms(keys):
+        size = (float(numbers[0]) - 1,) if name == "without_key" else numbers
+        yield (name, *size), _change(cells)
+
+
+def _change(cells: Callable[[Cells, Given], Cells]) -> Change:
+    def change(allowed: Array, given: Given) -> Array:
+        right = allowed.astype(bool)
+        return np.asarray(np.broadcast_to(cells(right, given), right.shape), dtype=np.float64)
+
+    return change
+
+
+def _forms(keys: int) -> Iterator[tuple[str, tuple[float | str, ...], Callable[[Cells, Given], Cells]]]:
+    yield "all", (), lambda a, g: np.ones_like(a)
+    yield "causal", (), lambda a, g: g.far >= 0
+    yield "not_cached", (), lambda a, g: a & (np.arange(a.shape[2]) >= a.shape[2] - g.new)
+    yield "cached_alone", (), lambda a, g: a & (np.arange(a.shape[2]) < a.shape[2] - g.new)
+    yield "top_left", (), lambda a, g: g.rows[:, None] >= np.arange(a.shape[2])[None, :]
+    yield "whole_pass", (), lambda a, g: a | (np.arange(a.shape[2]) >= a.shape[2] - g.new)
+    yield "not_itself", (), lambda a, g: a & (g.far > 0)
+    for by in (1, 2, 3):
+        yield "further", (by,), partial(_further, by)
+        yield "less", (by,), partial(_less, by)
+    for size in sorted({*range(1, min(keys, 34) + 1), *(w for w in _WIDTHS if w <= keys)}):
+        for name, cells in _OF_SIZE.items():
+            yield name, (size,), partial(cells, size)
+    for size in (size for size in _BLOCKS if size < 2 * keys):
+        for name, cells in _OF_BLOCKS.items():
+            yield name, (size,), partial(cells, size)
+    for dtype in ("bfloat16", "float16"):
+        yield "coarse", (dtype,), partial(_coarse, dtype)
+    yield "itself_alone", (), lambda a, g: a & (g.far == 0)
+    yield "anticausal", (), lambda a, g: g.far <= 0
+    yield "inverted", (), lambda a, g: ~a
+
+
+def _further(by: int, a: Cells, g: Given) -> Cells:
+    return np.asarray(a | ((g.far < 0) & (g.far >= -by)))
+
+
+def _coarse(dtype: str, a: Cells, g: Given) -> Cells:
+    """Positions are compared in fewer bits."""
+    at, key = (rounded(x.astype(np.float64), dtype) for x in (g.at, g.key_at))
+    return np.asarray(np.where(g.far < 0, key[None, :] <= at[:, None], a))
+
+
+def _less(by: int, a: Cells, g: Given) -> Cells:
+    return np.asarray(a & (g.far >= by))
+
+
+#: Masks of a size: of the size, the right mask, and what is given.
+_OfSize = Mapping[str, Callable[[int, Cells, Given], Cells]]
+_OF_SIZE: _OfSize = {
+    "window": lambda w, a, g: (g.far >= 0) & (g.far < w),
+    "without_first": lambda w, a, g: a & (g.key_at >= w),
+    "first_alone": lambda w, a, g: a & (g.key_at < w),
+    "without_key": lambda w, a, g: a & (g.key_at != w - 1),
+    "prefix_seen": lambda w, a, g: a | (g.key_at < w),
+    "prefix_kept": lambda w, a, g: a | ((g.key_at < w) & (g.far >= 0)),
+    "window_and_first": lambda w, a, g: (g.far >= 0) & ((g.far < w) | (g.key_at < 4)),
+    "chunk_without": lambda w, a, g: a & ((g.key_at >= w) | (g.at[:, None] < w)),
+}
+_OF_BLOCKS: _OfSize = {
+    "chunks": lambda w, a, g: a & (g.at[:, None] // w == g.key_at // w),
+    "whole_blocks": lambda w, a, g: a & (g.key_at < (g.at[:, None] + 1) // w * w),
+    "block_end": lambda w, a, g: g.key_at < (g.at[:, None] // w + 1) * w,
+    "every_nth": lambda w, a, g: a & (g.far % w == 0),
+}
+
+
+def masks_as_numbers() -> Iterator[tuple[Detail, Changes]]:
+    """Masks that are added to the scores, or multiplied with them, as the numbers that they are."""
+    for name, change in _NUMBERS.items():
+        yield (name,), {"allowed": lambda a, g: np.ones_like(a), "scores": change}
+    for number in (-1.0, -2.0, -5.0, -10.0, -20.0, -50.0, -100.0, -1000.0):
+        yield ("added", number), {"hidden": partial(_added, number)}
+        yield ("filled", number), {"hidden": partial(_filled, number)}
+
+
+def _added(number: float, x: Array, given: Given) -> Array:
+    return x + number
+
+
+def _filled(number: float, x: Array, given: Given) -> Array:
+    return np.full_like(x, number)
+
+
+#: Of all scores, none of them hidden.
+_NUMBERS: dict[str, Change] = {
+    "zero_times_inf": lambda s, g: np.where(g.allowed, np.nan, -np.inf),
+    "inf_times_zero": lambda s, g: np.where(g.allowed, s, np.nan),
+    "one_added": lambda s, g: np.where(g.allowed, s + 1.0, s),
+    "hidden_one_added": lambda s, g: np.where(g.allowed, s, s + 1.0),
+    "multiplied": lambda s, g: np.where(g.allowed, s, 0.0),
+}

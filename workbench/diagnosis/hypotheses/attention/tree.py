@@ -1,0 +1,248 @@
+"""Attention as one tree of named points, from what was recorded to where it is judged.
+
+    keys, values = k and v for each query head;  raw = scale * q . keys;  scores = raw where allowed, else hidden
+    probs = softmax(scores);  context = probs . values
+
+A change is a function of a point's value and of all that is given to the pass. Attention in one kernel is the same tree
+judged at its root.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.graph import formula
+from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, positions
+from lockstep.workbench.diagnosis.operations.attention import weighed
+from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+
+#: The axes of the tensor at each point.
+AXES: Mapping[str, tuple[str, str, str]] = {
+    "q": ("query", "head", "dim"),
+    "k": ("key", "kv head", "dim"),
+    "v": ("key", "kv head", "dim"),
+    "keys": ("key", "head", "dim"),
+    "values": ("key", "head", "dim"),
+    "scores": ("head", "query", "key"),
+    "probs": ("head", "query", "key"),
+    "context": ("query", "head", "dim"),
+}
+#: Passes, and wrong queries of each, on which changes are tried before they are made whole.
+_PASSES, _QUERIES = 4, 8
+#: What a number that is not finite where another is counts as an error.
+GROSS = 1e30
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Given:
+    """What is given to one pass of a sequence, or to some of its queries.
+
+    q [T, heads, D], k and v [K, kv_heads, D] (v is empty where probabilities are judged), raw and allowed
+    [heads, T, K], positions of queries [T] and keys [K]; `new` keys are of the pass itself, `prompt` of the prompt.
+    `hidden` [heads, T, 1]: what a query gives each key where it sees none, by what came out. `part` is the number of
+    the pass at the site, `rows` its queries there.
+    """
+
+    part: int
+    rows: NDArray[np.intp]
+    q: Array
+    k: Array
+    v: Array
+    raw: Array
+    allowed: Mask
+    at: NDArray[np.int64]
+    key_at: NDArray[np.int64]
+    new: int
+    prompt: int
+    hidden: Array
+    seen: Array
+    right: Array
+    scope: Mask
+
+    @property
+    def heads(self) -> int:
+        return len(self.raw)
+
+    @property
+    def far(self) -> NDArray[np.int64]:
+        """How many positions each key [T, K] stands before its query."""
+        return np.asarray(self.at[:, None] - self.key_at[None, :])
+
+    @property
+    def scores(self) -> Array:
+        return np.where(self.allowed, self.raw, -np.inf)
+
+
+#: Another value of a point: of its value, and of what is given.
+Change = Callable[[Array, Given], Array]
+#: Changes by the points at which they are made.
+Changes = Mapping[str, Change]
+
+
+def softmax(scores: Array) -> Array:
+    """Over the keys; zero where a query sees none."""
+    top = scores.max(-1, keepdims=True, initial=-np.inf)
+    weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
+    total = weights.sum(-1, keepdims=True)
+    return np.asarray(np.divide(weights, total, out=np.zeros_like(weights), where=total != 0))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Made:
+    """What changes give in a pass: the result, and the probabilities and values (for each query head) behind it."""
+
+    out: Array
+    probs: Array
+    values: Array | None
+
+
+@dataclass(frozen=True, eq=False)
+class AttentionTree:
+    """The tree of a site at which attention in one kernel is wrong."""
+
+    site: Site
+
+    @cached_property
+    def given(self) -> list[Given]:
+        """Of each part."""
+        return [self._given(i) for i in range(len(self.site.parts))]
+
+    def _given(self, i: int) -> Given:
+        part, scopes = self.site.parts[i], self.site.deviation.scopes if self.site.deviation else ()
+        q, k = part.inputs["q"], part.inputs["k"]
+        scale = float(self.site.facts.model.head_dim**-0.5)
+        raw = np.einsum("thd,khd->htk", q, formula.expand(k, q.shape[1]), optimize=True) * scale
+        shown = part.seen if part.seen.ndim == 3 else part.seen.reshape(len(q), q.shape[1], -1).swapaxes(0, 1)
+        hidden = np.where((shown == 0).all(-1, keepdims=True), 0.0, 1 / len(k))
+        hidden = np.where(np.isnan(shown).any(-1, keepdims=True), np.nan, hidden)
+        allowed = np.isfinite(part.inputs.get("scores", part.expected))
+        return Given(
+            i, np.arange(len(q)), q, k, part.inputs.get("v", k[:0]), raw, allowed,
+            positions(part), key_positions(part), len(part.rows), self._prompt(i), hidden, part.seen, part.expected,
+            np.asarray(scopes[i]),
+        )  # fmt: skip
+
+    def _prompt(self, i: int) -> int:
+        """How many tokens the passes of more than one token read of the sequence."""
+        seq = self.site.taps.passes[self.site.passes[i]].seq
+        mine = [len(one.rows) for one in self.site.taps.passes if one.seq == seq]
+        return sum(count for n, count in enumerate(mine) if count > 1 or n == 0)
+
+    @property
+    def context(self) -> bool:
+        """Whether contexts are judged, not probabilities."""
+        return self.site.operation == "attention"
+
+    @cached_property
+    def wrong(self) -> list[int]:
+        return [one.part for one in self.given if one.scope.any()]
+
+    @cached_property
+    def sample(self) -> list[Given]:
+        """Some wrong queries of the largest wrong passes."""
+        largest = sorted(self.wrong, key=lambda i: self.site.parts[i].seen.size)[-_PASSES:]
+        return [self.some(self.given[i]) for i in largest]
+
+    def some(self, one: Given) -> Given:
+        """A pass with a few of its wrong queries alone."""
+        axis = self.site.token_axis
+        wrong = np.flatnonzero(one.scope.any(tuple(j for j in range(one.scope.ndim) if j != axis)))
+        rows = wrong[np.unique(np.linspace(0, len(wrong) - 1, min(_QUERIES, len(wrong))).astype(int))]
+        cut = [np.take(x, rows, axis) for x in (one.seen, one.right, one.scope)]
+        return replace(
+            one, rows=rows, q=one.q[rows], raw=one.raw[:, rows], allowed=one.allowed[:, rows], at=one.at[rows],
+            hidden=one.hidden[:, rows], seen=cut[0], right=cut[1], scope=cut[2],
+        )  # fmt: skip
+
+    # --- values ----------------------------------------------------------------------------------------
+
+    def make(self, one: Given, changes: Changes) -> Made:
+        """What changes give in a pass; ValueError, IndexError where they do not fit it."""
+
+        def at(point: str, value: Array) -> Array:
+            return changes[point](value, one) if point in changes else value
+
+        raw = one.raw
+        if {"q", "k", "keys"} & changes.keys():
+            q, k = at("q", one.q), at("k", one.k)
+            keys = at("keys", formula.expand(k, q.shape[1]))
+            raw = q.swapaxes(0, 1) @ keys.transpose(1, 2, 0) * float(q.shape[2] ** -0.5)
+        allowed = at("allowed", one.allowed.astype(np.float64)).astype(bool)
+        hidden = changes["hidden"](raw, one) if "hidden" in changes else -np.inf
+        scores = at("scores", np.where(allowed, raw, hidden))
+        if self.site.operation == "scores":
+            return Made(scores, scores, None)
+        probs = changes["softmax"](scores, one) if "softmax" in changes else softmax(scores)
+        probs = at("probs", np.where((scores == -np.inf).all(-1, keepdims=True), one.hidden, probs))
+        if not self.context:
+            return Made(probs, probs, None)
+        values = at("values", formula.expand(at("v", one.v), len(probs)))
+        out = at("context", (probs @ values.swapaxes(0, 1)).swapaxes(0, 1))
+        return Made(out.reshape(len(out), -1), probs, values)
+
+    def left(self, changes: Changes) -> float:
+        """The norm of what changes leave in the sample, over that of the error; infinite where they do not fit."""
+        outs = self.outs(changes)
+        return np.inf if outs is None else self.left_by(outs)
+
+    def outs(self, changes: Changes, most: float = np.inf) -> list[Array] | None:
+        """What changes give in the sample; None where they do not fit, or leave more than `most` of its
+        largest part."""
+        outs: list[Array] = []
+        for one in reversed(self.sample):
+            try:
+                with np.errstate(all="ignore"):
+                    outs.append(self.make(one, changes).out)
+            except (ValueError, IndexError, KeyError):
+                return None
+            if outs[-1].shape != one.seen.shape:
+                return None
+            if len(outs) == 1 and self._square(one, outs[0]) > most**2 * max(
+                self._square(one, one.right), 1e-300
+            ):
+                return None
+        return outs[::-1]
+
+    def left_by(self, outs: list[Array]) -> float:
+        left = sum(self._square(one, out) for one, out in zip(self.sample, outs, strict=True))
+        return float(np.sqrt(left / max(self._error, 1e-300)))
+
+    @cached_property
+    def _error(self) -> float:
+        return sum(self._square(one, one.right) for one in self.sample)
+
+    def _square(self, one: Given, out: Array) -> float:
+        apart = distance(one.seen, out, self.site.parts[one.part].largest)[one.scope]
+        return float(np.square(np.minimum(apart, GROSS)).sum())
+
+    def whole(self, changes: Changes, grown: float = 1.0) -> tuple[list[Array], list[Array]] | None:
+        """What changes give in every wrong pass, and what rounding may leave of it, `grown` times as large as that of
+        the right attention; None where they do not fit."""
+        outs, noises = [part.expected for part in self.site.parts], [part.noise for part in self.site.parts]
+        try:
+            with np.errstate(all="ignore"):
+                for i in self.wrong:
+                    made = self.make(self.given[i], changes)
+                    outs[i], noises[i] = made.out, grown * self._noise(i, made)
+        except (ValueError, IndexError, KeyError):
+            return None
+        parts = zip(outs, noises, self.site.parts, strict=True)
+        fits = all(out.shape == part.seen.shape == noise.shape for out, noise, part in parts)
+        return (outs, noises) if fits else None
+
+    def _noise(self, i: int, made: Made) -> Array:
+        """By how far the scores of the right attention may be off."""
+        part, facts = self.site.parts[i], self.site.facts
+        if self.site.operation == "scores":  # numbers of other products than the right ones
+            largest = np.where(np.isfinite(part.noise), part.noise, 0.0).max(-1, keepdims=True)
+            return np.broadcast_to(largest, part.noise.shape)
+        moved = part.inputs["score_noise"].max(-1, keepdims=True) + facts.unit + 8 * facts.sum_unit
+        moved = np.broadcast_to(moved, (*moved.shape[:2], made.probs.shape[2]))
+        return np.nan_to_num(weighed(facts, made.probs, moved, made.values)[1])

@@ -1,0 +1,391 @@
+"""What an edit of attention is called: name, class and sentence, made of its place and detail alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+
+from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import Rest, mask_words, number_of
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.words import Told
+from lockstep.workbench.diagnosis.operations.site import Site
+
+#: Place of an edit -> the class of bug; an axis or kind of edit decides before it.
+_CLASS: Mapping[str, str] = {
+    "q": "scores",
+    "scale": "scores",
+    "scores": "scores",
+    "keys": "heads",
+    "values": "heads",
+    "keys+values": "heads",
+    "allowed": "mask",
+    "hidden": "mask",
+    "softmax": "softmax",
+    "probs": "softmax",
+    "context": "context",
+}
+_PLACES: Mapping[str, str] = {
+    "q": "queries",
+    "k": "cached keys",
+    "v": "cached values",
+    "k+v": "cached keys and values",
+    "q+k": "queries and keys",
+    "keys": "keys as query heads read them",
+    "values": "values as query heads read them",
+    "keys+values": "keys and values",
+    "scores": "scores",
+    "probs": "probabilities",
+    "context": "the context",
+}
+_ROWS = {
+    "all": "",
+    "earlier": ", those of earlier steps alone",
+    "new": ", those of the step itself alone",
+    "newest": ", that of the newest token alone: it is not there yet",
+    "decoded": ", those written in decode alone",
+    "prompt": ", those of the prompt alone",
+}
+_RANGES = {"row": "row {}", "rows": "rows {}", "from": "rows from {} on", "before": "the rows before {}"}
+
+
+def _of_rows(which: object) -> str:
+    """Which rows, in words; they are a name, or a name and a number."""
+    name, _, number = str(which).partition(" ")
+    return f", {_RANGES[name].format(number)} alone" if number else _ROWS[name]
+
+
+def _is_rows(which: object) -> bool:
+    return str(which).partition(" ")[0] in (*_ROWS, *_RANGES)
+
+
+def told(site: Site, edits: Sequence[Edit]) -> Told:
+    """One sentence for all of the edits; the class is that of the first that is no rounding."""
+    each = [_told(site, edit) for edit in edits]
+    first = next((one for one in each if one.kind != "precision"), each[0])
+    fitted = {key: value for one in each for key, value in one.fitted.items()}
+    if len(each) > 1:
+        fitted["and"] = "+".join(sorted(one.name for one in each if one is not first))
+    return Told(first.name, first.kind, "; and ".join(one.text for one in each), fitted)
+
+
+def _told(site: Site, edit: Edit) -> Told:
+    place, (how, *rest) = str(edit.place), edit.detail
+    for rule in (mask_words, _softmaxes, _numbers, _operands, _rotations, _heads):
+        found = rule(site, place, str(how), rest)
+        if found is not None:
+            return found
+    return _tensor(place, str(how), rest)
+
+
+_Rule = Callable[[Site, str, str, Rest], Told | None]
+
+
+# --- functions and numbers ------------------------------------------------------------------------------------
+
+_SOFTMAXES: Mapping[str, tuple[str, str]] = {
+    "base_2": ("softmax_base_2", "powers of 2 stand in the softmax for those of e"),
+    "plus_one": (
+        "softmax_plus_one",
+        "1 is added to the softmax's denominator: a query may attend to nothing (softmax-off-by-one)",
+    ),
+    "over_queries": ("softmax_over_queries", "the softmax runs over the queries, not over the keys"),
+    "over_heads": ("softmax_over_heads", "the softmax runs over the heads, not over the keys"),
+    "not_divided": ("softmax_not_normalised", "probabilities are not divided by their sum"),
+    "not_divided_no_maximum": (
+        "softmax_not_normalised",
+        "exponentials of the scores are not divided by their sum",
+    ),
+    "sigmoid": ("softmax_sigmoid", "the sigmoid of each score stands in the softmax's place"),
+    "sigmoid_shares": (
+        "softmax_sigmoid",
+        "sigmoids of the scores, divided by their sum, stand in the softmax's place",
+    ),
+    "of_magnitude": ("softmax_of_magnitude", "the softmax is of the scores' magnitudes"),
+    "of_negative": ("softmax_negated", "the softmax is of minus the scores"),
+    "twice": ("softmax_twice", "the softmax is applied twice"),
+    "uniform": ("probs_uniform", "all keys that a query sees have the same probability"),
+    "hardest": ("softmax_hard", "the largest score takes all: an argmax stands in the softmax's place"),
+    "relu": ("softmax_relu", "ReLU stands in the softmax's place of the exponential"),
+    "squared": ("softmax_squared", "probabilities are squared and divided by their sum"),
+    "logarithm": ("softmax_logarithm", "the logarithm of the softmax is taken (log_softmax)"),
+    "hidden_counted": ("softmax_masked_counted", "masked keys count in the softmax's denominator"),
+    "divided_by_root": ("softmax_by_norm", "exponentials are divided by their norm, not by their sum"),
+    "mean": ("softmax_mean", "probabilities are divided by the number of keys once more"),
+    "before_mask": (
+        "softmax_before_mask",
+        "the softmax ran before the mask: later tokens take a share that nobody gets",
+    ),
+}
+_ROUNDED = {
+    "both": "the softmax takes and gives {}",
+    "scores": "scores are rounded to {} before the softmax",
+    "powers": "exponentials and their shares are rounded to {}",
+    "sum": "the softmax's sum is rounded to {}",
+    "result": "probabilities are rounded to {}",
+}
+
+
+def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+    if place != "softmax":
+        return None
+    if how == "rounded":
+        point, dtype = str(rest[0]), str(rest[1])
+        return Told("softmax_low_precision", "precision", _ROUNDED[point].format(dtype), {"dtype": dtype})
+    if how == "sink":
+        numbers = [number_of(rest, i) for i in range(len(rest))]
+        told = f"{numbers[0]:.4g}" if len(numbers) == 1 else "a number of each head's own"
+        text = f"each head's denominator holds {told} more: an attention sink that this model does not have"
+        return Told("softmax_sink", "softmax", text, {"sinks": numbers})
+    name, text = _SOFTMAXES[how]
+    return Told(name, "softmax", text, {})
+
+
+def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+    right = float(site.facts.model.head_dim**-0.5)
+    match place, how:
+        case "scale", _:
+            value = float(how)
+            text = (
+                f"scores are scaled by {value:.5g} instead of {right:.5g} = 1/sqrt(head_dim), "
+                f"{value / right:.5g} times the right scale"
+            )
+            words = [str(rest[0])] if rest and rest[0] else []
+            text += "".join(f": {one}" for one in words)
+            return Told(
+                "scores_scale", "scores", text, {"scale": value, "ratio": value / right, "meanings": words}
+            )
+        case "scores", "capped":
+            cap = number_of(rest, 0)
+            text = f"scores pass through a soft cap that this model does not have: {cap:.4g} * tanh(score / {cap:.4g})"
+            return Told("scores_soft_cap", "scores", text, {"cap": cap})
+        case "scores", "alibi":
+            text = (
+                "a bias linear in the distance of query and key is added to the scores "
+                "(ALiBi, with its published slopes)"
+            )
+            return Told("scores_alibi", "scores", text, {})
+        case "scores", "distance":
+            done = "added to" if number_of(rest, 0) > 0 else "taken from"
+            text = f"the distance of query and key is {done} the scores"
+            return Told("scores_distance", "scores", text, {})
+    return None
+
+
+# --- operands -------------------------------------------------------------------------------------------------
+
+
+def _operands(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+    if how not in ("role", "layer", "rank", "sequence", "written", "stage"):
+        return None
+    rows = _of_rows(rest[-1]) if len(rest) > 1 else ""
+    who, of = _PLACES[place], rest[0]
+    kind = "cache" if place != "q" else "scores"
+    if how == "role":
+        words = {
+            "k+v": "keys and values are exchanged",
+            "k": "what is read as keys are the values",
+            "v": "what is read as values are the keys",
+        }
+        return Told("cache_keys_for_values", "cache", words[place] + rows, {})
+    if how == "stage":
+        if place == "q":
+            return Told(
+                "scores_unrotated_queries",
+                "scores",
+                f"queries enter the scores as {_stage(of)}",
+                {"stage": str(of)},
+            )
+        return Told("cache_unrotated", "cache", f"keys are cached as {_stage(of)}{rows}", {"stage": str(of)})
+    if place == "q":
+        return Told(
+            f"queries_of_another_{how}",
+            kind,
+            f"queries are those of {how} {of:g}",
+            {how: int(number_of(rest, 0))},
+        )
+    text = f"{who}: rows are those of {how} {of:g}"
+    if how == "layer":
+        text += ": layers share a cache"
+    if how in ("sequence", "written"):
+        so_far = ", as far as it had written them by then" if how == "written" else ""
+        text = f"{who}: rows are those of sequence {of:g} at the same positions{so_far}"
+        how = "sequence"
+    name = f"cache_of_another_{how}"
+    if how == "layer" and site.layer is not None and of == site.layer + 1 < site.facts.model.num_layers - 1:
+        name, text = (
+            "cache_of_next_layer",
+            f"{who}: rows are those of layer {of:g}, which writes to this layer's cache",
+        )
+    return Told(name, "cache", text + rows, {how: int(number_of(rest, 0))})
+
+
+def _stage(of: str | float | None) -> str:
+    return (
+        "they were before their rotation"
+        if of == "unrotated"
+        else f"{of} gave them, before norm and rotation"
+    )
+
+
+def _rotations(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+    who = _PLACES[place]
+    match how:
+        case "rotated":
+            again = rest[0] == "again"
+            text = f"{who} are rotated {'once more' if again else 'back'} inside of the attention"
+            name = "scores_rotated_again" if again else "scores_rotated_back"
+            return Told(name, "cache" if place == "k" else "rope", text, {"roles": place})
+        case "convention":
+            return Told(str(rest[0]), "rope", f"inside of the attention {rest[1]}", {})
+        case "theta":
+            right = site.facts.model.rope_theta
+            text = f"rope_theta is {rest[0]:g} instead of {right:g}, inside of the attention"
+            return Told("rope_theta", "rope", text, {"theta": number_of(rest, 0)})
+    return None
+
+
+# --- heads and tensors ----------------------------------------------------------------------------------------
+
+
+def _heads(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+    if how not in ("kv_heads", "query_heads", "zero_heads"):
+        return None
+    used = [int(number_of(rest, i)) for i in range(len(rest))]
+    if how == "zero_heads":
+        zero = [head for head, one in enumerate(used) if one >= 0]
+        return Told(
+            "context_heads_zero", "heads", f"heads {_listed(zero)} give nothing: their context is zero", {}
+        )
+    if how == "query_heads":
+        moved = [f"head {head} has those of head {one}" for head, one in enumerate(used) if one != head]
+        return Told(
+            "query_heads_moved",
+            "heads",
+            f"query heads are exchanged: {', '.join(moved[:4])}",
+            {"heads": used},
+        )
+    name, text = _kv_heads(used, max(site.parts[0].inputs["k"].shape[1], 1))
+    return Told(name, "heads", f"{_PLACES[place]}: {text}", {"kv_heads": used})
+
+
+def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
+    """The map of query heads to KV heads, as a rule where it is one."""
+    heads = len(used)
+    group = heads // kv
+    own = [head // group for head in range(heads)]
+    rules: dict[tuple[int, ...], tuple[str, str]] = {
+        tuple(head % kv for head in range(heads)): (
+            "kv_heads_tiled",
+            f"query head h reads KV head h % n, with n = {kv}: KV heads are tiled, not repeated",
+        ),
+        tuple(kv - 1 - one for one in own): (
+            "kv_heads_reversed",
+            "query heads read the KV heads in reversed order",
+        ),
+    }
+    for j in range(kv):
+        rules[(j,) * heads] = (f"kv_heads_all_{j}", f"each query head reads KV head {j}")
+    for by in range(1, kv):
+        told = f"query heads read the KV head {by} after their own"
+        rules[tuple((one + by) % kv for one in own)] = (f"kv_heads_shifted_{by}", told)
+    for other in (g for g in range(1, heads) if g != group):
+        told = f"query head h reads KV head h // {other}, not h // {group}"
+        rules.setdefault(
+            tuple(min(h // other, kv - 1) for h in range(heads)), (f"kv_heads_groups_of_{other}", told)
+        )
+    if tuple(used) in rules:
+        return rules[tuple(used)]
+    wrong = [
+        f"query head {head} reads KV head {one} instead of {own[head]}"
+        for head, one in enumerate(used)
+        if one != own[head]
+    ]
+    return (
+        "kv_heads_listed",
+        f"{', '.join(wrong[:6])}{', …' if len(wrong) > 6 else ''}; the others read their own",
+    )
+
+
+def _listed(numbers: Sequence[int]) -> str:
+    return ", ".join(map(str, numbers))
+
+
+#: What is done along an axis -> (id, sentence).
+_MAPS: Mapping[str, str] = {
+    "shifted": "each {axis} has what stands {0:+g} from it",
+    "rolled": "each {axis} has what stands {0:+g} from it, around the end",
+    "reversed": "{axis}s stand in reversed order",
+    "all_first": "each {axis} has what is the first one's",
+    "all_last": "each {axis} has what is the last one's",
+    "exchanged_in_pairs": "neighbouring {axis}s stand in each other's place",
+    "divided": "{axis} i has what is that of {axis} i // {0:g}",
+    "repeated_in_parts": "the first of {0:g} parts stands in all of them",
+    "woven": "{0:g} parts of the {axis}s are woven into each other",
+    "modulo": "{axis} i has what is that of {axis} i % {0:g}",
+    "clamped": "beyond {axis} {0:g} all have what is the last one's",
+    "ring": "later {axis}s overwrite those {0:g} before them: a ring of {0:g} slots",
+    "overwritten": "{axis}s {0:g} later overwrite those before them, once: as in a ring of {0:g} slots",
+    "kept_up_to": "from {axis} {0:g} on there is nothing but zeros",
+    "kept_from": "the first {0:g} {axis}s are zero",
+    "kept_blocks": "what lies behind the last whole block of {0:g} {axis}s is zero",
+    "blocks_exchanged": "neighbouring blocks of {0:g} {axis}s stand in each other's place",
+    "first_half": "the second half of the {axis}s is zero",
+    "second_half": "the first half of the {axis}s is zero",
+}
+_CACHE_NAMES = {
+    "shifted": "cache_rows_shifted",
+    "rolled": "cache_rows_rolled",
+    "reversed": "cache_rows_reversed",
+    "all_first": "cache_first_row",
+    "all_last": "cache_newest_row",
+}
+
+
+def _tensor(place: str, how: str, rest: Rest) -> Told:
+    """What may be done to any tensor."""
+    who, rows = _PLACES[place], ""
+    if rest and _is_rows(rest[-1]):
+        rows, rest = _of_rows(rest[-1]), rest[:-1]
+    cached = place in ("k", "v", "k+v")
+    kind = "cache" if cached else _CLASS.get(place, "scores")
+    name = "_".join(["cache" if cached else place.replace("+", "_"), how])
+    if how == "computed":
+        text = f"scores are computed, with roundings on the way, in {rest[0]}"
+        return Told("scores_low_precision", "precision", text, {"dtype": str(rest[0])})
+    if how == "rounded":
+        return Told(
+            "low_precision_input", "precision", f"{who} are rounded to {rest[0]}{rows}", {"to": str(rest[0])}
+        )
+    if how == "scaled":
+        by = number_of(rest, 0)
+        if by == 0 and cached:
+            return Told("cache_rows_zero", kind, f"{who} were never written: they are zero{rows}", {})
+        return Told(name, kind, f"{who} are {by:.5g} times what they should be{rows}", {"factor": by})
+    if how == "cut_off":
+        return Told(
+            name,
+            kind,
+            f"{who} are cut off (clamped) at {number_of(rest, 0):.4g}{rows}",
+            {"at": number_of(rest, 0)},
+        )
+    if how == "other_sequence":
+        return Told(
+            "context_of_sequence",
+            kind,
+            f"the contexts are those of sequence {rest[0]:g}'s tokens of the step",
+            {},
+        )
+    if how in ("reread", "transposed"):
+        order = f": written in one order of their axes and read as [{rest[0]}]" if rest else ""
+        return Told(
+            "cache_layout" if cached else name, kind, f"{who} are transposed in memory{order}{rows}", {}
+        )
+    axis, numbers = str(rest[0]), rest[1:]
+    if axis in ("head", "kv head"):
+        kind = "heads" if not cached or axis == "kv head" else kind
+        name = "cache_heads_moved" if cached else name
+    elif cached and axis == "key":
+        name = _CACHE_NAMES.get(how, name)
+    text = _MAPS[how].format(
+        *[float(x) for x in numbers if x is not None], axis="KV head" if axis == "kv head" else axis
+    )
+    return Told(name, kind, f"{who}: {text}{rows}", {"axis": axis, "numbers": list(numbers)})
