@@ -64,6 +64,9 @@ def other_hidden(site: Site) -> Iterator[Variant]:
         if rows is None or rows.ndim != 2 or rows.shape[1] != weight.shape[1]:
             continue
         near = np.array(nearest_columns(site.seen[:, some].T, (rows @ sampled.T).T), dtype=np.intp)
+        # Of equal rows, as those of a common prefix are, its own.
+        size, off = np.square(rows[lasts]).sum(1), np.square(rows[near] - rows[lasts]).sum(1)
+        near = np.where(off <= (8 * site.facts.unit) ** 2 * size, lasts, near)
         if tap == "final_norm" and (near == lasts).all():
             continue
         predicted = product(rows[near], weight)
