@@ -14,13 +14,13 @@ from torch import Tensor
 from lockstep.engine.batch import Batch
 from lockstep.engine.checkpoint.load import TORCH_DTYPES
 from lockstep.engine.config import EngineConfig, ModelConfig
-from lockstep.engine.graph import operations_of
+from lockstep.engine.graph import GATE_UP, operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers.attention import Attention, StepInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
-from lockstep.engine.layers.mlp import MLP
-from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, unnormed
+from lockstep.engine.layers.mlp import MLP, UngatedMLP
+from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
@@ -99,7 +99,7 @@ class Decoder:
         )
         self.embed = VocabParallelEmbedding(model, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
-        self.final_norm = Norm("model.norm", model.hidden_size, model, self._store)
+        self.final_norm = norm_of(model)("model.norm", model.hidden_size, model, self._store)
         self.head = VocabParallelHead(self._head_weight(self.embed.span, rules), model)
         self.head_name = rules.lm_head(model)
 
@@ -125,22 +125,17 @@ class Decoder:
             f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, store
         )
         attention = Attention(i, m, qkv, o_proj, self._qk_norm(name), self.config.block_size)
-        gate_up = MergedColumnParallelLinear(
-            [f"{name}.mlp.gate_proj", f"{name}.mlp.up_proj"],
-            [mlp_rows, mlp_rows],
-            m.hidden_size,
-            m.mlp_bias,
-            store,
-        )
-        down = RowParallelLinear(
-            f"{name}.mlp.down_proj", mlp_rows, m.hidden_size, m.mlp_bias, self.comm, store
-        )
+        modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
+        read = [modules[tap] for tap in GATE_UP if tap in modules]
+        gate_up = MergedColumnParallelLinear(read, [mlp_rows] * len(read), m.hidden_size, m.mlp_bias, store)
+        down = RowParallelLinear(modules["mlp.down"], mlp_rows, m.hidden_size, m.mlp_bias, self.comm, store)
+        mlp = (MLP if m.gated else UngatedMLP)(gate_up, down, m.activation)
         norms = {
-            one.tap: Norm(f"{name}.{one.module}", m.hidden_size, m, store)
+            one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
             for one in operations_of(m)
             if one.kind == "norm" and not one.sharded
         }
-        return DecoderLayer(attention, MLP(gate_up, down, m.activation), norms, self.comm)
+        return DecoderLayer(attention, mlp, norms, self.comm)
 
     def _qk_norm(self, layer: str) -> QKNorm | None:
         m, module = self.model, f"{layer}.self_attn"

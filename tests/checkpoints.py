@@ -38,6 +38,8 @@ from transformers import (
     Qwen3ForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    Starcoder2Config,
+    Starcoder2ForCausalLM,
 )
 
 CLASSES: dict[str, tuple[Any, Any]] = {
@@ -47,6 +49,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "mistral": (MistralConfig, MistralForCausalLM),
     "olmo2": (Olmo2Config, Olmo2ForCausalLM),
     "gemma2": (Gemma2Config, Gemma2ForCausalLM),
+    "starcoder2": (Starcoder2Config, Starcoder2ForCausalLM),
     "olmo3": (Olmo3Config, Olmo3ForCausalLM),
     "glm4": (Glm4Config, Glm4ForCausalLM),
     "smollm3": (SmolLM3Config, SmolLM3ForCausalLM),
@@ -85,6 +88,7 @@ OWN: dict[str, dict[str, Any]] = {
     "granite": {"num_key_value_heads": 4, "attention_multiplier": 0.3, "embedding_multiplier": 6.0,
                 "residual_multiplier": 0.22, "logits_scaling": 4.0},
     "smollm3": {"num_key_value_heads": 4, "no_rope_layers": [1, 0, 1]},
+    "starcoder2": {"num_key_value_heads": 4, "tie_word_embeddings": True, "sliding_window": 8},
     "glm4": {"num_key_value_heads": 4, "head_dim": 16},
     "olmo3": {"num_key_value_heads": 4, "sliding_window": 8, "num_hidden_layers": 4, "rope_parameters": {
         "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
@@ -131,6 +135,9 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "mistral-window": ("mistral", {}),
     "mistral-full": ("mistral", {"sliding_window": None}),
+}
+#: The same of the families that depart further from Llama.
+FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3_text", {}),
@@ -146,8 +153,12 @@ VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {}),
     "glm4": ("glm4", {}),
     "olmo3": ("olmo3", {}),
+    "starcoder2": ("starcoder2", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
+
+
+EVERY_VARIANT = VARIANTS | FAMILY_VARIANTS
 
 
 def tiny_config(family: str, **overrides: Any) -> Any:
@@ -193,8 +204,8 @@ def tiny_checkpoint(
 
 
 def tiny_variant(directory: Path, name: str, **options: Any) -> Path:
-    """The checkpoint of one of VARIANTS."""
-    family, overrides = VARIANTS[name]
+    """The checkpoint of one of EVERY_VARIANT."""
+    family, overrides = EVERY_VARIANT[name]
     return tiny_checkpoint(directory, family, **(overrides | options))
 
 

@@ -23,10 +23,11 @@ Family = Literal[
     "smollm3",
     "glm4",
     "olmo3",
+    "starcoder2",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
-#: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added.
-NormForm = Literal["rms", "wide", "plus_one"]
+#: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
+NormForm = Literal["rms", "wide", "plus_one", "layer"]
 #: The activation of the MLP's gate; GELU exact, or by a tanh.
 Activation = Literal["silu", "gelu", "gelu_tanh"]
 #: Which layers have a sliding window: none, all, those that are switched on, those of that type.
@@ -113,6 +114,12 @@ def _glm4(fields: Fields) -> Own:
     return {"qkv_bias": fields.flag("attention_bias", True), "post_norms": True, "neighbours": True}
 
 
+def _starcoder2(fields: Fields) -> Own:
+    """LayerNorm, an MLP without a gate, biases everywhere (arXiv:2402.19173)."""
+    bias = fields.flag("use_bias", True)
+    return {"norm": "layer", "gated": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
+
+
 @dataclass(frozen=True, slots=True)
 class FamilyRules:
     """`own(fields)`: what the family's models do differently. The others are what is assumed of keys that are missing:
@@ -125,6 +132,7 @@ class FamilyRules:
     own: Callable[[Fields], Own]
     max_position: int
     eps: float = 1e-6
+    eps_key: str = "rms_norm_eps"
     tied: bool = False
     theta: float = 10_000.0
     head_dim: int | None = None
@@ -162,5 +170,9 @@ RULES: Mapping[Family, FamilyRules] = {
     "glm4": FamilyRules(_glm4, 131072, own_kv_heads=True, eps=1.5625e-7, head_dim=128, partial_rotary=0.5),
     "olmo3": FamilyRules(
         _olmo2, 2048, eps=1e-5, theta=5e5, local_theta=("", 5e5), windows="typed", window=4096, full_every=4
+    ),
+    "starcoder2": FamilyRules(
+        _starcoder2, 4096, eps=1e-5, eps_key="norm_epsilon", tied=True, own_kv_heads=True, windows="all",
+        activation=("hidden_act", "gelu_pytorch_tanh"),
     ),
 }  # fmt: skip

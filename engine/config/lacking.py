@@ -21,14 +21,7 @@ _SHOWN_BY: dict[str, tuple[str, ...]] = {
     "a scaled router": ("routed_scaling_factor", "router_scaling_factor", "expert_weights_scale"),
     "keys and values from latents (MLA)": ("kv_lora_rank", "attention.kv_lora_rank"),
     "sparse attention by an indexer": ("index_topk", "index_n_heads", "attention.indexer.top_k"),
-    "a soft cap of the scores": ("attn_logit_softcapping", "attention_logit_cap"),
-    "a soft cap of the logits": ("final_logit_softcapping",),
-    "windows that differ from layer to layer": (
-        "sliding_window_pattern", "_sliding_window_pattern", "global_attn_every_n_layers", "interleaved_sliding_window",
-        "attention.sliding_window_pattern",
-    ),
     "attention in chunks": ("attention_chunk_size", "attention.chunk_size"),
-    "layers without positions": ("no_rope_layers", "no_rope_layer_interval"),
     "a rotation of several axes (mRoPE)": ("mrope_section", "rope.dimension_sections"),
     "a recurrent state": (
         "ssm_state_size", "state_size", "mamba_d_state", "mamba_num_heads", "mamba_n_heads", "mamba_d_conv",
@@ -42,42 +35,21 @@ _SHOWN_BY: dict[str, tuple[str, ...]] = {
     "attention beside the MLP": ("use_parallel_residual", "parallel_attn"),
     "layers that share keys and values": ("num_kv_shared_layers", "attention.shared_kv_layers"),
     "inputs of each layer's own": ("hidden_size_per_layer_input", "embedding_length_per_layer_input"),
-    "an attention scale of its own": ("query_pre_attn_scalar", "attention_multiplier", "attention.scale"),
     "a clamped projection": ("clip_qkv", "attention.clamp_kqv"),
-    "multipliers of embeddings, residuals or logits": (
-        "embedding_multiplier", "residual_multiplier", "logits_scaling", "logit_scale", "scale_emb", "scale_depth",
-        "embedding_scale", "residual_scale",
-    ),
-    "norms with a mean (LayerNorm)": (
-        "layer_norm_eps", "layer_norm_epsilon", "norm_epsilon", "attention.layer_norm_epsilon",
-    ),
     "weights that are quantised": ("quantization_config",),
 }  # fmt: skip
 #: What no key shows -> the families that have it, by their names here and there.
 _HAD_BY: dict[str, tuple[str, ...]] = {
     "attention sinks": ("gpt_oss", "gpt-oss"),
     "a clamped activation": ("gpt_oss", "gpt-oss"),
-    "norms whose weight is added to 1": (
-        "gemma", "gemma2", "gemma3", "gemma3_text", "recurrent_gemma", "t5gemma", "qwen3_next", "qwen3next", "qwen3_5",
-        "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text", "qwen35", "qwen35moe",
-    ),
-    "embeddings scaled by the width": (
-        "gemma", "gemma2", "gemma3", "gemma3_text", "gemma3n", "gemma4", "gemma4_text", "recurrent_gemma", "t5gemma",
-    ),
-    "norms after attention and MLP": (
-        "gemma2", "gemma3", "gemma3_text", "gemma4", "gemma4_text", "olmo2", "olmo3", "glm4",
-    ),
     "norms without weights": ("olmo",),
-    "QK norms over all heads": ("olmo2", "olmo3", "olmoe", "minimax_m2", "minimax-m2"),
-    "fused projections": ("phi3", "phimoe"),
-    "rotation of neighbouring pairs": ("cohere", "cohere2", "command-r", "glm", "glm4", "ernie4_5"),
     "gated attention": ("qwen3_next", "qwen3next", "qwen3_5_text", "qwen3_5_moe_text", "qwen35", "qwen35moe"),
     "a recurrent state": ("rwkv", "rwkv6", "rwkv7"),
     "attention without positions but for a slope (ALiBi)": ("bloom", "mpt"),
 }  # fmt: skip
-_SHARES = ("partial_rotary_factor", "rotary_pct", "rotary_percent")
 #: Where a model of text and more describes the part for text.
 _INNER = ("text_config", "language_config", "llm_config")
+_KNOWN_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 
 
@@ -99,20 +71,14 @@ def _parts(family: str, config: Mapping[str, object]) -> Iterator[str]:
     for part, families in _HAD_BY.items():
         if family in families:
             yield part
-    rotations = [config.get(key) for key in ("rope_parameters", "rope_scaling")]
-    shares = [one.get(key) for one in (config, *rotations) if isinstance(one, Mapping) for key in _SHARES]
-    if any(isinstance(share, float) and share != 1.0 for share in shares):
-        yield "a rotation of a part of each head"
     if isinstance(kinds := config.get("layer_types"), list) and all(isinstance(kind, str) for kind in kinds):
         yield from _layers(set(kinds))
     for key in _ACTIVATIONS:
-        if isinstance(found := config.get(key), str) and found not in ("silu", "swish"):
-            yield "another activation than SiLU"
+        if isinstance(found := config.get(key), str) and found not in _KNOWN_ACTIVATIONS:
+            yield "another activation than SiLU and GELU"
 
 
 def _layers(kinds: set[str]) -> Iterator[str]:
-    if "sliding_attention" in kinds and len(kinds) > 1:
-        yield "windows that differ from layer to layer"
     if any("linear" in kind for kind in kinds):
         yield "linear attention"
     if any("mamba" in kind or "recurrent" in kind for kind in kinds):

@@ -53,6 +53,7 @@ class ModelConfig:
     qk_norm: bool = False
     qk_norm_whole: bool = False  # over all heads at once
     activation: Activation = "silu"
+    gated: bool = True  # the MLP: activation(gate) * up, else activation(up)
     score_scale: float | None = None  # None: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # of scores, and of logits: cap * tanh(x / cap); 0: none
     logit_cap: float = 0.0
@@ -72,6 +73,11 @@ class ModelConfig:
         """What scores are multiplied by (Vaswani et al. 2017): the *head's* width, not the model's, if nothing else is
         stated."""
         return 1 / math.sqrt(self.head_dim) if self.score_scale is None else self.score_scale
+
+    @property
+    def norm_bias(self) -> bool:
+        """Whether the norms of the stream have biases."""
+        return self.norm == "layer"
 
     @property
     def rotary_dim(self) -> int:
@@ -130,7 +136,7 @@ class ModelConfig:
             head_dim=head_dim,
             vocab_size=fields.size("vocab_size"),
             max_position=max_position,
-            rms_eps=fields.number("rms_norm_eps", rules.eps, above=0.0),
+            rms_eps=fields.number(rules.eps_key, rules.eps, above=0.0),
             rope_theta=ropes[0].theta,
             rope_scaling=ropes[0].scaling,
             layer_ropes=ropes[1:],

@@ -37,6 +37,10 @@ def weight_without_one(x: Tensor, weight: Tensor, eps: float, form: NormForm) ->
     return rms_norm(x, weight, eps, "wide")
 
 
+def _rms(model: ModelConfig, tp: int) -> str | None:
+    return "the model's norms are LayerNorm" if model.norm_bias else None
+
+
 def _plus_one(model: ModelConfig, tp: int) -> str | None:
     return None if model.norm == "plus_one" else "the model's norms do not add 1 to their weights"
 
@@ -116,7 +120,7 @@ FAULTS = (
         symptom="a small error where activations are small, shrinking with depth",
         source="ggml-org/llama.cpp#2373",
         patch={"norm": fixed_eps},
-        needs=_other_eps,
+        needs=all_of(_rms, _other_eps),
     ),
     Fault(
         id="norm-plus-one",
@@ -130,6 +134,7 @@ FAULTS = (
         symptom="every channel is off by (1 + w) / w",
         source="quantumaikr/quant.cpp#23",
         patch={"norm": weight_plus_one},
+        needs=_rms,
     ),
     Fault(
         id="norm-without-one",
@@ -156,6 +161,7 @@ FAULTS = (
         first_tap="layers.*.attn_norm",
         symptom="every token is off by its mean",
         patch={"norm": layer_norm},
+        needs=_rms,
     ),
     Fault(
         id="norm-unweighted",
@@ -168,6 +174,7 @@ FAULTS = (
         first_tap="layers.*.attn_norm",
         symptom="every channel is off by a factor, one over its weight",
         patch={"norm": without_weight},
+        needs=_rms,
     ),
     Fault(
         id="norm-divided-by-inverse",
@@ -181,6 +188,7 @@ FAULTS = (
         symptom="every token is off by a factor, its mean square",
         source="mosaicml/llm-foundry#372",
         patch={"norm": divided_by_inverse},
+        needs=_rms,
     ),
     Fault(
         id="norm-low-precision",
@@ -194,6 +202,7 @@ FAULTS = (
         symptom="every token is off by a factor near one",
         source="pytorch/pytorch#134106",
         patch={"norm": bfloat16_squares},
+        needs=_rms,
     ),
     Fault(
         id="qk-norm-over-all-heads",

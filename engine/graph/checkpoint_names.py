@@ -14,6 +14,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo3": _BEHIND,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
+    "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}

@@ -24,14 +24,17 @@ def _norm(
     part: Part | None = None,
     unless: Part | None = None,
 ) -> Operation:
-    """RMSNorm over the stream, or over each head (arXiv:1910.07467)."""
+    """RMSNorm over the stream, or over each head (arXiv:1910.07467), or LayerNorm over the stream."""
     form: Form = "rows" if width == "hidden" else "heads"
-    return Operation(tap, "norm", {"x": read}, width, form, module, gguf, part=part, unless=unless)
+    bias: Bias = "norm_bias" if width == "hidden" else ""
+    return Operation(tap, "norm", {"x": read}, width, form, module, gguf, bias, part=part, unless=unless)
 
 
-def _linear(tap: str, read: str, width: Width, module: str, gguf: str, bias: Bias) -> Operation:
+def _linear(
+    tap: str, read: str, width: Width, module: str, gguf: str, bias: Bias, unless: Part | None = None
+) -> Operation:
     """A product of which each rank has its columns."""
-    return Operation(tap, "linear", {"x": read}, width, "rows", module, gguf, bias)
+    return Operation(tap, "linear", {"x": read}, width, "rows", module, gguf, bias, unless=unless)
 
 
 def _summed(tap: str, read: str, module: str, gguf: str, bias: Bias) -> tuple[Operation, Operation]:
@@ -65,7 +68,7 @@ _ATTENTION = (
 )
 _MLP = (
     _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm", unless="bare_inputs"),
-    _linear("mlp.gate", "mlp_norm", "intermediate", "mlp.gate_proj", "ffn_gate", "mlp_bias"),
+    _linear("mlp.gate", "mlp_norm", "intermediate", "mlp.gate_proj", "ffn_gate", "mlp_bias", "ungated"),
     _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias"),
     Operation("mlp.act", "activation", {"gate": "mlp.gate", "up": "mlp.up"}, "intermediate"),
     *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias"),
@@ -105,6 +108,7 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "qk_norm": model.qk_norm,
         "bare_inputs": not model.pre_norms,
         "post_norm": model.post_norms,
+        "ungated": not model.gated,
     }
     return frozenset(part for part, there in has.items() if there)
 
@@ -125,6 +129,7 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
             inputs={
                 role: next(name for name in instead_of(tap) if name in there or name == STREAM)
                 for role, tap in one.inputs.items()
+                if tap not in LAYER or LAYER[tap].unless != "ungated" or tap in there
             },
         )
         for one in there.values()
@@ -154,6 +159,6 @@ def _by_tap(parts: frozenset[Part], family: Family) -> Mapping[str, Operation]:
 def instead_of(tap: str) -> tuple[str, ...]:
     """The tap, and what takes its place in models and engines that lack it, nearest first."""
     operation = LAYER.get(tap)
-    if operation is None or (operation.part is None and operation.unless is None):
+    if operation is None or (operation.part is None and operation.unless in (None, "ungated")):
         return (tap,)
     return (tap, *instead_of(next(iter(operation.inputs.values()))))

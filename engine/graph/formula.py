@@ -139,6 +139,10 @@ def _of(name: str, *args: Node) -> Node:
 _X, _WEIGHT, _BIAS = Node("x"), Node("weight"), Node("bias")
 #: x over its root mean square (RMSNorm, arXiv:1910.07467).
 NORMALISED = _of("divide", _X, _of("root", _of("add", _of("mean", _of("square", _X)), Node("eps"))))
+#: LayerNorm (arXiv:1607.06450): the mean is taken off first.
+CENTRED = _of("subtract", _X, _of("mean", _X))
+_DEVIATION = _of("root", _of("add", _of("mean", _of("square", CENTRED)), Node("eps")))
+LAYER_NORM = _of("add", _of("multiply", _of("divide", CENTRED, _DEVIATION), _WEIGHT), _BIAS)
 #: The same by the mean over all ranks' channels.
 NORMALISED_WHOLE = _of(
     "divide", _X, _of("root", _of("add", _of("mean", _of("square", Node("whole"))), Node("eps")))
@@ -176,6 +180,8 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
     usual = FORMULAS[operation.kind]
     match operation.kind:
         case "norm":
+            if model.norm == "layer":
+                return LAYER_NORM
             whole = operation.sharded and model.qk_norm_whole
             weight = _of("add", Node("1"), _WEIGHT) if model.norm == "plus_one" else _WEIGHT
             return _of("multiply", NORMALISED_WHOLE if whole else NORMALISED, weight)
@@ -184,6 +190,8 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
         case "scores":
             return _of("where", Node("allowed"), _capped(SCALED, "score_cap", model.score_cap))
         case "activation":
+            if not model.gated:
+                return _of(model.activation, Node("up"))
             return _of("multiply", _of(model.activation, Node("gate")), Node("up"))
         case "embedding":
             return _times(usual, "embedding_multiplier", model.embedding_multiplier)

@@ -15,9 +15,9 @@ Width = Literal["hidden", "heads", "kv_heads", "intermediate", "vocab"]
 #: T new tokens, K positions attended to: [T, width] · [T, heads, head_dim] · [K, heads, head_dim] · [heads, T, K].
 Form = Literal["rows", "heads", "cache", "cells"]
 #: Flags of `ModelConfig` by which products have biases.
-Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias"]
+Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias"]
 #: What only some models or engines have.
-Part = Literal["qk_norm", "partial", "bare_inputs", "post_norm"]
+Part = Literal["qk_norm", "partial", "bare_inputs", "post_norm", "ungated"]
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.
 STREAM = "<"
@@ -31,7 +31,7 @@ class Operation:
     within `model.layers.{i}.` (outside: its whole name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
     product split over the ranks by what goes in, each rank's term has the weight and the sum the bias. `bias` names the
     flag of `ModelConfig` with which it has one. `part`: what a model must have for it, `unless`: what it must not have;
-    where it is not there, its first input takes its place.
+    where it is not there, its first input takes its place (of the MLP's gate: nothing).
     """
 
     tap: str

@@ -131,7 +131,7 @@ class Attention:
         by_hand = self.explicit or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
         #: Why the paged kernel is not used and rows are gathered for SDPA; None: it is used.
-        self.unpaged = "a tap is on, or scores have a cap" if by_hand else paged_attention.refusal(
+        self.unpaged = ("scores have a cap" if self.cap else "a tap is on") if by_hand else paged_attention.refusal(
             wiring.rules, device=weight.device, dtype=weight.dtype, heads=self.heads, kv_heads=self.kv_heads,
             head_dim=self.head_dim, page=self.page_size,
         )  # fmt: skip

@@ -36,3 +36,21 @@ class MLP:
         if self.tap_act:
             self.tap_act(hidden)
         return self.down(hidden)  # [T, H]
+
+
+class UngatedMLP(MLP):
+    """down(activation(up(x)))."""
+
+    def bind(self, wiring: Wiring) -> None:
+        """Take the seams in force and the taps that are on."""
+        super().bind(wiring)
+        self.act_alone = wiring.rules.act_alone
+
+    def __call__(self, x: Tensor) -> Tensor:
+        (up,) = self.gate_up(x)  # [T, I / tp]
+        if self.tap_up:
+            self.tap_up(up)
+        hidden = self.act_alone(up, self.activation)
+        if self.tap_act:
+            self.tap_act(hidden)
+        return self.down(hidden)

@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from torch import Tensor
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.families import NormForm
 from lockstep.engine.layers.weight import Store
 from lockstep.engine.layers.wiring import Wiring
 from lockstep.engine.parallel import shards
@@ -26,7 +30,8 @@ class Norm:
 
     def bind(self, wiring: Wiring, tap: str) -> None:
         """Take the seam in force, and the tap if it is on."""
-        self.rule, self.tap = wiring.rules.norm, wiring.tap(tap)
+        self.rule: Callable[[Tensor, Tensor, float, NormForm], Tensor] = wiring.rules.norm
+        self.tap = wiring.tap(tap)
 
     def normalised(self, x: Tensor) -> Tensor:
         """Without the tap."""
@@ -37,6 +42,28 @@ class Norm:
         if self.tap:
             self.tap(out)
         return out
+
+
+class LayerNorm(Norm):
+    """The same with the mean taken off, and a bias."""
+
+    def __init__(self, module: str, size: int, model: ModelConfig, store: Store) -> None:
+        super().__init__(module, size, model, store)
+        self.bias_name, self.bias = f"{module}.bias", store.bias(size)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """Checkpoint name -> weight and bias."""
+        return {self.name: self.weight, self.bias_name: self.bias}
+
+    def bind(self, wiring: Wiring, tap: str) -> None:
+        """Take the seam in force, and the tap if it is on."""
+        super().bind(wiring, tap)
+        self.rule = partial(wiring.rules.layer_norm, self.bias)
+
+
+def norm_of(model: ModelConfig) -> type[Norm]:
+    """The kind of norms that a model has on its stream."""
+    return LayerNorm if model.norm_bias else Norm
 
 
 def unnormed(x: Tensor) -> Tensor:

@@ -154,6 +154,8 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
             split = 0 if one.sharded and model.qk_norm_whole else None
             size = model.head_dim if one.sharded and split is None else rows
             found[f"{one.module}.weight"] = _Parameter((size,), split, one.width)
+            if one.bias and model.norm_bias:
+                found[f"{one.module}.bias"] = _Parameter((size,))
             continue
         split = 0 if one.sharded else None
         if one.kind == "linear":
@@ -180,7 +182,8 @@ def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocabulary}
     for i in range(model.num_layers):
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
-    shapes["model.norm.weight"] = (model.hidden_size,)
+    for kind in ("weight", "bias") if model.norm_bias else ("weight",):
+        shapes[f"model.norm.{kind}"] = (model.hidden_size,)
     if not model.tie_embeddings:
         shapes["lm_head.weight"] = vocabulary
     return shapes
@@ -190,7 +193,7 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int) -> Shard:
     """What `rank` of `tp` holds of the parameter `name`. KeyError for a name that the model does not have."""
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         return Shard((model.vocab_size, model.hidden_size), 0, vocab(model.vocab_size, tp, rank))
-    if name == "model.norm.weight":
+    if name.startswith("model.norm."):
         return _whole((model.hidden_size,), tp)
     match = _LAYER.fullmatch(name)
     if match is None or int(match.group(1)) >= model.num_layers:

@@ -22,7 +22,7 @@ from lockstep.engine.config.families import Activation, NormForm
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import defaults
-from lockstep.engine.rules.norm import rms_norm
+from lockstep.engine.rules.norm import layer_norm, rms_norm
 from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
 
 
@@ -43,6 +43,7 @@ class Rules:
     embedding: Callable[[Tensor, ModelConfig], Tensor] = defaults.looked_up
     positions: Callable[[int, int], range] = defaults.next_positions
     norm: Callable[[Tensor, Tensor, float, NormForm], Tensor] = rms_norm
+    layer_norm: Callable[[Tensor, Tensor, Tensor, float, NormForm], Tensor] = layer_norm
     sum_squares: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     qkv_sizes: Callable[[Tensor, tuple[int, ...], ModelConfig, int], tuple[Tensor, ...]] = (
         defaults.split_packed
@@ -69,6 +70,7 @@ class Rules:
     residual: Callable[[Tensor, Tensor], Tensor] = defaults.add_residual
     residual_factor: Callable[[ModelConfig], float] = defaults.residual_multiplier
     act: Callable[[Tensor, Tensor, Activation], Tensor] = defaults.act_and_mul
+    act_alone: Callable[[Tensor, Activation], Tensor] = defaults.activated
     head_input: Callable[[Tensor, Tensor], Tensor] = defaults.normed_rows
     logits: Callable[[Tensor, ModelConfig], Tensor] = defaults.divided_logits
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
-from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_model
+from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint, tiny_model
 from tests.engine.harness import Engine, Pass, reference_logits
 
 STEPS = {1: 33, 2: 16, 4: 16}  # the prefill and the decode steps by TP, from 13 tokens on
@@ -22,14 +22,14 @@ PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the t
 
 def reference(name: str, ids: list[int], steps: int) -> tuple[torch.Tensor, list[int]]:
     """The tiny model of `name` as transformers runs it."""
-    family, overrides = VARIANTS[name]
+    family, overrides = EVERY_VARIANT[name]
     return reference_logits(tiny_model(family, **overrides, attn_implementation="eager"), ids, steps)
 
 
 @pytest.mark.parametrize(
     ("tp", "steps"), [*list(STEPS.items())[:2], pytest.param(2, 33, marks=pytest.mark.slow)]
 )
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", EVERY_VARIANT)
 def test_logits_match_transformers(
     name: str, tp: int, steps: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
 ) -> None:

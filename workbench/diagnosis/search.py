@@ -9,12 +9,16 @@ import numpy as np
 
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
-from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
+from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
 from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
+
+#: The leaves that edits are tried with.
+_AT_HAND = frozenset({"x", "y", "gate", "up", "weight", "eps", "whole"})
 
 
 @dataclass(slots=True)
@@ -66,7 +70,7 @@ def _rounds(
 ) -> Iterator[Iterator[Variant]]:
     """The variants of each stage; before them the edits that are expected, and of attention in one kernel, where each
     costs, the variants."""
-    every = stages(site.operation) if site.plain else (EVERYWHERE,)  # the others take it for what is usual
+    every = stages(site.operation) if site.plain or _edited(site) else (EVERYWHERE,)
     if edits and site.operation in EDITED:
         known = [(layer, some) for some, layer in edits.items()]
         yield _variants(site, [lambda at: known_edits(at, known)])
@@ -74,6 +78,12 @@ def _rounds(
         yield _variants(replace(site, only=expected), [bank for banks in every for bank in banks])
     for banks in every:
         yield _variants(site, banks)
+
+
+def _edited(site: Site) -> bool:
+    """Whether hypotheses about the operation are edits of the model's own formula, of whose leaves all are at hand; the
+    other banks take it for what is usual."""
+    return site.operation in EDITED and set(leaves(formula_at(site))) <= _AT_HAND
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:

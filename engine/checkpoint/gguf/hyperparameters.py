@@ -25,6 +25,9 @@ Floats = Callable[[str], tuple[float, ...]]
 
 #: GGUF architecture -> family. Mistral's files say `llama`.
 ARCHITECTURES: dict[str, Family] = {"qwen2": "qwen2", "qwen3": "qwen3", "llama": "llama"}
+#: Architectures of families that run from safetensors alone, and what is said of them.
+SAFETENSORS_ONLY = ("olmo2", "gemma2", "gemma3", "phi3", "granite", "smollm3", "glm4", "starcoder2")
+NO_GGUF = "this one is not read from GGUF files; its checkpoint in safetensors is"
 ROPE_FACTORS = "rope_freqs.weight"
 #: Keys (after the architecture) that change the numbers in a way that the engine does not know, and the value that
 #: changes nothing.
@@ -55,9 +58,9 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     architecture = general.word("general.architecture")
     if architecture not in ARCHITECTURES:
         known, own = ", ".join(ARCHITECTURES), _OwnKeys(general, architecture).data
+        told = NO_GGUF if architecture in SAFETENSORS_ONLY else lacking(architecture, own)
         raise general.error(
-            "general.architecture",
-            f"not a supported architecture; supported are {known}; {lacking(architecture, own)}",
+            "general.architecture", f"not a supported architecture; supported are {known}; {told}"
         )
     fields = _OwnKeys(general, architecture)
     _refuse_unsupported(fields)

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
+from transformers.models.gemma2.modeling_gemma2 import Gemma2RMSNorm
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
+from transformers.models.olmo2.modeling_olmo2 import Olmo2RMSNorm
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.families import NormForm
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.weight import Store
@@ -52,6 +56,17 @@ def test_rms_norm_is_transformers(dtype: torch.dtype, eps: float) -> None:
         torch.testing.assert_close(found, expected, rtol=1e-6, atol=1e-7)
     else:
         assert (found == expected).all()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("theirs", "form"), [(Olmo2RMSNorm, "wide"), (Gemma2RMSNorm, "plus_one")])
+def test_other_forms_of_the_norm_are_transformers(theirs: Any, form: NormForm, dtype: torch.dtype) -> None:
+    """To the bit in 16-bit types: the weight is applied before the result is rounded."""
+    norm = theirs(64, 1e-5).to(dtype)
+    norm.weight.data = noise(64, seed=3).to(dtype)
+    x = noise(5, 64).to(dtype)
+    found, expected = rms_norm(x, norm.weight.data, 1e-5, form), norm(x).detach()
+    torch.testing.assert_close(found, expected, rtol=1e-6 if dtype == torch.float32 else 0, atol=1e-6)
 
 
 def test_rms_norm_of_zeros_is_zero() -> None:

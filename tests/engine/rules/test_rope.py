@@ -11,10 +11,12 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.glm4 import modeling_glm4
 from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding, apply_rotary_pos_emb
+from transformers.models.phi3 import modeling_phi3
 
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
+from lockstep.engine.rules.rope import cos_sin, frequencies, in_heads_of, rotate_half_split
 from tests.checkpoints import tiny_config
 
 SCALINGS: dict[str, dict[str, Any]] = {
@@ -151,3 +153,25 @@ def test_rotation_is_complex_multiplication() -> None:
 
     assert score(9, 4) == pytest.approx(score(105, 100), abs=1e-4)
     assert not math.isclose(score(9, 4), score(9, 5), abs_tol=1e-2)
+
+
+@pytest.mark.parametrize(("family", "home"), [("glm4", modeling_glm4), ("phi3", modeling_phi3)])
+def test_parts_of_heads_and_neighbours_are_rotated_as_transformers_does(family: str, home: Any) -> None:
+    rope = {"rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.5}
+    model = ModelConfig.from_hf(tiny_config(family, head_dim=16, rope_parameters=rope).to_dict())
+    assert (model.rotary_dim, model.neighbours) == (8, family == "glm4")
+    x = torch.randn(6, 4, 16, generator=torch.Generator().manual_seed(1))
+    cos, sin = cos_sin(torch.arange(6), frequencies(model, 1e4)[0], 1.0, torch.float32)
+    both = [torch.cat((one, one), -1).transpose(0, 1) for one in (cos, sin)]  # [1, T, rotary_dim]
+    expected, _ = home.apply_rotary_pos_emb(x.transpose(0, 1)[None], x.transpose(0, 1)[None], *both)
+    found = in_heads_of(model, rotate_half_split)(x, cos, sin)
+    assert torch.equal(found, expected[0].transpose(0, 1))
+
+
+def test_layers_that_do_not_rotate_give_what_they_are_given() -> None:
+    model = ModelConfig.from_hf(tiny_config("smollm3", no_rope_layers=[1, 0, 1]).to_dict())
+    x = torch.randn(6, 4, 8, generator=torch.Generator().manual_seed(1))
+    for layer, same in enumerate((False, True, False)):
+        own = model.of_layer(layer)
+        tables = cos_sin(torch.arange(6), frequencies(own, own.rope_theta)[0], 1.0, torch.float32)
+        assert torch.equal(in_heads_of(own, rotate_half_split)(x, *tables), x) == same

@@ -14,7 +14,7 @@ from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import CheckpointError, ConfigError, EngineError
 from lockstep.engine.run.memory import cache_bytes, check_loadable, weight_bytes
 from lockstep.engine.run.runner import Runner
-from tests.checkpoints import VARIANTS, tiny_checkpoint
+from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint
 from tests.engine.harness import local_runner
 
 
@@ -23,7 +23,7 @@ def bytes_of(runner: Runner) -> tuple[int, int]:
     return weights, runner.pool.keys.nbytes + runner.pool.values.nbytes
 
 
-@pytest.mark.parametrize("name", VARIANTS)
+@pytest.mark.parametrize("name", EVERY_VARIANT)
 def test_the_bytes_needed_are_those_that_a_rank_allocates(name: str, variant: Callable[[str], Path]) -> None:
     runner = local_runner(variant(name), max_tokens=100, max_sequences=3)
     needed = (weight_bytes(runner.model, runner.config, 0), cache_bytes(runner.model, runner.config, 0))

@@ -26,7 +26,7 @@ from tests.checkpoints import tiny_variant
 #: Longer than every window, and a short one.
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
 STEPS = 3
-FAMILIES = ("olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3")
+FAMILIES = ("olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2")
 #: (model, rule) -> where it shows first.
 PLANTED = {
     ("olmo2", "sum_squares=own"): "layers.0.attn.q_norm",
@@ -46,6 +46,8 @@ PLANTED = {
     ("smollm3", "layer_rope=same"): "layers.1.attn.q_rope",
     ("glm4", "layer_rope=halves"): "layers.0.attn.q_rope",
     ("glm4", "layer_rope=whole"): "layers.0.attn.q_rope",
+    ("starcoder2", "window=ignored"): "layers.0.attn.scores",
+    ("starcoder2", "load_bias=false"): "layers.0.attn_norm",
     ("olmo3", "layer_rope=same"): "layers.0.attn.q_rope",
     ("olmo3", "sum_squares=own"): "layers.0.attn.q_norm",
 }

@@ -30,9 +30,13 @@ _BOTH: Names = {
     ".self_attn.q_norm": {"out": ".attn.q_norm"},
     ".self_attn.k_norm": {"out": ".attn.k_norm"},
     ".mlp.gate": {"out": ".mlp.router"},
+    ".post_self_attn_layernorm": {"out": ".post_attn_norm"},
+    ".post_mlp_layernorm": {"out": ".post_mlp_norm"},
     "lm_head": {"out": "logits"},
 }
 TRANSFORMERS: Names = _BOTH | {
+    "embed_tokens": {"multiplied": "embed"},
+    "lm_head": {"finished": "logits"},
     "": {"out": ".mlp_residual"},
     ".input_layernorm": {"out": ".attn_norm"},
     ".self_attn": {"rotary q": ".attn.q_rope", "rotary k": ".attn.k_rope"},
@@ -43,7 +47,9 @@ TRANSFORMERS: Names = _BOTH | {
     ".post_attention_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".mlp.gate_proj": {"out": ".mlp.gate"},
     ".mlp.up_proj": {"out": ".mlp.up"},
+    ".mlp.gate_up_proj": {"left": ".mlp.gate", "right": ".mlp.up"},
     ".mlp.act_fn": {},
+    ".mlp.activation_fn": {},
     ".mlp.down_proj": {"in": ".mlp.act", "out": ".mlp.down"},
     "norm": {"out": "final_norm"},
     "rotary_emb": {},
@@ -61,6 +67,11 @@ FUSED: Names = _BOTH | {
     "norm": {"sum": "<.mlp_residual", "out": "final_norm"},
     "logits_processor": {"out": "logits"},
 }
+#: Where norms stand behind the blocks under names that mean other places elsewhere.
+_BEHIND: Names = {
+    ".post_attention_layernorm": {"out": ".post_attn_norm"},
+    ".post_feedforward_layernorm": {"out": ".post_mlp_norm"},
+}
 _SHARDED = ("q_proj", "q_norm", "q_rope", "context", "gate", "up", "act")
 _KV = ("k_proj", "k_norm", "k_rope", "v_proj")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
@@ -73,6 +84,9 @@ _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out,
     "left": lambda x, owner: _first(x).chunk(2, -1)[0],
     "right": lambda x, owner: _first(x).chunk(2, -1)[1],
     "partial": lambda x, owner: x,
+    "multiplied": lambda x, owner: _first(x) * getattr(owner, "embedding_multiplier", 1),
+    "finished": lambda x, owner: _finished(_first(x), getattr(owner, "config", None)),
+    "turned": lambda x, owner: x.transpose(1, 2),
     "rotary q": lambda x, owner: x[0].transpose(1, 2),
     "rotary k": lambda x, owner: x[1].transpose(1, 2),
 }
@@ -94,6 +108,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         names = FUSED if any(hasattr(part, "q_size") for part in paths.values()) else TRANSFORMERS
     prefix = _decoder(paths)
     places = {path: _place(path, prefix) for path in paths}
+    names = _fitting(names, {local for _, local in places.values()})
     layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
@@ -110,6 +125,28 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
             home = layers if layer is None else layer if count == 1 else None
             see = _See(tape, take, tap, home, layout, paths[path.rpartition(".")[0]])
             _register(part, see)
+
+
+def _fitting(names: Names, parts: set[str]) -> Names:
+    """The map for a model with these parts in its layers: Gemma's and OLMo's norms bear Llama's names elsewhere."""
+    if ".post_feedforward_layernorm" not in parts:
+        return names
+    before = names[".post_attention_layernorm"]
+    found = names | _BEHIND
+    if ".pre_feedforward_layernorm" in parts:
+        found |= {".pre_feedforward_layernorm": before}
+        if "in" in before and ".self_attn.q_norm" in parts:  # transformers' Gemma-3 norms [B, heads, T, D]
+            found |= {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}
+    elif "in" in before:
+        found[".mlp.gate_proj"] = names[".mlp.gate_proj"] | {"in": ".attn_residual"}
+    return found
+
+
+def _finished(logits: Any, config: Any) -> Any:
+    """What transformers' model makes of its head's product."""
+    logits = logits / getattr(config, "logits_scaling", 1)
+    cap = getattr(config, "final_logit_softcapping", None)
+    return torch.tanh(logits / cap) * cap if cap else logits
 
 
 def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:

@@ -79,8 +79,10 @@ def rotation(run: Run, model: ModelConfig, tolerance: float) -> Invariant:
         "not begin at 0"
     )
     before = ("attn.q_norm", "attn.k_norm") if model.qk_norm else ("attn.q_proj", "attn.k_proj")
-    _, factor = frequencies(model, model.rope_theta, len(run.tokens), np.array)
     for layer in range(model.num_layers):
+        own = model.of_layer(layer)
+        _, factor = frequencies(own, own.rope_theta, len(run.tokens), np.array)
+        scale = np.where(np.arange(own.head_dim) < own.rotary_dim, factor, 1.0)
         for given, turned in zip(before, ("attn.q_rope", "attn.k_rope"), strict=True):
             tap = f"layers.{layer}.{turned}"
             x, y = (
@@ -89,7 +91,7 @@ def rotation(run: Run, model: ModelConfig, tolerance: float) -> Invariant:
                 )
                 for kind in (given, turned)
             )
-            kept = np.linalg.norm(x, axis=2) * factor
+            kept = np.linalg.norm(x * scale, axis=2)
             usual = np.maximum(kept, float(np.sqrt(np.mean(kept**2))) or 1.0)
             off = np.abs(np.linalg.norm(y, axis=2) - kept) / usual
             if (wrong := np.argwhere(~(off <= tolerance))).size:
@@ -98,7 +100,7 @@ def rotation(run: Run, model: ModelConfig, tolerance: float) -> Invariant:
                     f"{tap}, token {index}, head {head}: the norm is off by {number(float(off[index, head]))}"
                 )
                 return Invariant.of(name, means, "", broken, tap)
-            moved = np.linalg.norm(y[0] - factor * x[0], axis=1) / usual[0]
+            moved = np.linalg.norm(y[0] - scale * x[0], axis=1) / usual[0]
             if not moved.max() <= tolerance:
                 return Invariant.of(name, means, "", f"{tap}: the first token is turned", tap)
     return Invariant.of(name, means, f"q and k of {plural(model.num_layers, 'layer')}, {_passes(run)}")

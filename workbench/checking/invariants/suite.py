@@ -114,7 +114,8 @@ class Suite:
     @property
     def _changing(self) -> str:
         """Why runs of other passes need not agree."""
-        by_length = self.model.rope_scaling.by_length
+        layers = range(self.model.num_layers)
+        by_length = any(self.model.of_layer(layer).rope_scaling.by_length for layer in layers)
         return "rotary frequencies follow the length of the sequence: passes matter" if by_length else ""
 
     def _same_engine(self, engine: Engine, base: Run) -> None:

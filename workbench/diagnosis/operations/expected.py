@@ -143,9 +143,14 @@ def norm(o: Operands) -> Result:
     x, weight = o.inputs["x"], o.weight().astype(np.float64)
     if x.shape[-1] != len(weight):
         x = x.reshape(len(x), -1, len(weight))
-    out = o.value("norm", x=x, weight=weight)
+    out = o.value("norm", x=x, weight=weight, bias=0.0 if (bias := o.bias()) is None else bias)
     if "whole" in o.inputs:
         out = heads_of(out, o.facts.model.head_dim)
+    if bias is not None:  # the mean, and what is left of x without it, are sums of float32
+        terms = np.abs(out - bias) + np.abs(bias)
+        largest, deviation = np.abs(x).max(-1, keepdims=True), np.maximum(x.std(-1, keepdims=True), 1e-30)
+        sums = o.facts.sum_unit * np.abs(weight) * largest / deviation
+        return out, floor(o.facts, 2 * (o.facts.unit * terms + sums))
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 
@@ -197,7 +202,8 @@ def residual(o: Operands) -> Result:
 
 
 def activation(o: Operands) -> Result:
-    gate, up = o.inputs["gate"], o.inputs["up"]
+    up = o.inputs["up"]
+    gate, up = (o.inputs["gate"], up) if o.facts.model.gated else (up, np.ones(1))
     out = o.value("activation")
     lost = SMALLEST[o.facts.dtype] * (1 + np.abs(gate)) * np.abs(up)  # of a sigmoid that is nearly zero
     return out, floor(o.facts, 3 * o.facts.unit * np.abs(out) + lost + _of_tanh(o.facts, gate, up))

@@ -29,9 +29,9 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     module, declared = module_of(tap, facts.model), operation_at(tap)
     if operation == "head" and facts.model.tie_embeddings:
         return {"weight": EMBEDDING}
-    if operation in ("embedding", "head", "norm"):
+    if operation in ("embedding", "head"):
         return {"weight": f"{module}.weight"}
-    if operation not in ("linear", "reduce"):
+    if operation not in ("linear", "reduce", "norm"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)
     return ({} if operation == "reduce" else {"weight": f"{module}.weight"}) | (

@@ -75,6 +75,8 @@ OUTSIDE: Mapping[str, tuple[str, ...]] = {
 }
 
 
+_BEHIND = {"post_attention_layernorm": "post_attn_norm", "post_feedforward_layernorm": "post_mlp_norm"}
+
 _BY_WIDTH: Mapping[Width, Spread] = {
     "hidden": "replicate", "heads": "columns", "kv_heads": "kv", "intermediate": "columns", "vocab": "unknown",
 }  # fmt: skip
@@ -109,15 +111,15 @@ class ModuleNames:
     """The names of one model on `ranks` ranks; built from all module names of a dump.
 
     `sizes` are those of one rank, or None; `layers` how many there are, None where that is not known. `fused`: the
-    engine's modules are fused ones. `sandwich`: norms stand behind the blocks as well. `containers` give what the last
-    module in them gives.
+    engine's modules are fused ones. `behind`: norms stand behind the blocks, under names that Llama has
+    elsewhere. `containers` give what the last module in them gives.
     """
 
     ranks: int
     sizes: Sizes | None
     layers: int | None
     fused: bool
-    sandwich: bool
+    behind: bool
     containers: frozenset[str]
 
     @classmethod
@@ -128,8 +130,8 @@ class ModuleNames:
         fused = bool(parts & {"self_attn.qkv_proj", "mlp.gate_up_proj"})
         inside = {"self_attn.o_proj": "self_attn", "mlp.down_proj": "mlp"}
         containers = frozenset(("", *(outer for inner, outer in inside.items() if inner in parts)))
-        sandwich = "pre_feedforward_layernorm" in parts
-        return cls(ranks, Sizes.of(model, ranks), count, fused, sandwich, containers)
+        behind = "post_feedforward_layernorm" in parts
+        return cls(ranks, Sizes.of(model, ranks), count, fused, behind, containers)
 
     def outputs(self, module: str, arrays: Sequence[Array], context: int | None = None) -> list[Named]:
         """The outputs of a module. `context` is the width of this rank's attention output, which tells how a fused
@@ -160,7 +162,7 @@ class ModuleNames:
         """What a module's only tensor input is, where that is a tap of ours."""
         base, part = self._place(module)
         tap = _STREAM if base == "" and part == "norm" else INPUTS.get(part) if base else None
-        if tap is None or len(arrays) != 1 or (self.sandwich and part == "post_attention_layernorm"):
+        if tap is None or len(arrays) != 1 or (self.behind and part == "post_attention_layernorm"):
             return []
         named = self._named(base, tap, arrays[0])
         return [] if named is None else [named]
@@ -185,11 +187,12 @@ class ModuleNames:
             return OUTSIDE.get(part, ())
         if part in ("mlp.act_fn", "self_attn.rotary_emb") and not self.fused:
             return ()  # the activation alone, cosines and sines
-        if self.sandwich:  # Gemma normalises what a block gives as well: the names mean other places
-            if part == "post_attention_layernorm":
-                return ()
-            if part == "pre_feedforward_layernorm":
-                return OUTPUTS["post_attention_layernorm"]
+        if (
+            self.behind and part in _BEHIND
+        ):  # Gemma and OLMo normalise what a block gives: names of other places
+            return (_BEHIND[part],)
+        if part == "pre_feedforward_layernorm":
+            return OUTPUTS["post_attention_layernorm"]
         return OUTPUTS.get(part, ())
 
     def _split(self, array: Array, context: int | None) -> Sequence[Array]:

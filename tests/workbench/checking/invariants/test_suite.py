@@ -11,7 +11,7 @@ from lockstep.engine.config import EngineConfig
 from lockstep.workbench.checking.invariants.invariant import Invariant
 from lockstep.workbench.checking.invariants.suite import Suite
 from lockstep.workbench.models.opening import open_model
-from tests.checkpoints import VARIANTS, tiny_checkpoint
+from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint
 from tests.engine.test_logits import GROWING
 
 PROMPT = [3, 17, 99, 4, 64, 5, 12]
@@ -64,14 +64,14 @@ def test_what_a_fault_must_break_is_broken(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("name", [*VARIANTS, *GROWING])
+@pytest.mark.parametrize("name", [*EVERY_VARIANT, *GROWING])
 def test_all_hold_of_every_family(name: str, tp: int, tmp_path: Path) -> None:
     family, overrides = _variant(name)
     assert broken(tried(tiny_checkpoint(tmp_path, family, **overrides), tp)) == {}
 
 
 def _variant(name: str) -> tuple[str, dict[str, Any]]:
-    return GROWING[name] if name in GROWING else VARIANTS[name]
+    return GROWING[name] if name in GROWING else EVERY_VARIANT[name]
 
 
 def test_a_run_in_chunks_is_held_against_a_whole_one(tmp_path: Path) -> None:
