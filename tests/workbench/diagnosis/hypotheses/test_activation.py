@@ -128,6 +128,14 @@ def test_the_product_in_bfloat16_of_a_float32_engine() -> None:
     assert [one.variant.text for one in best(site(seen))] == ["silu(gate) is rounded to bfloat16"]
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_another_function_and_a_limit_at_once(dtype: str) -> None:
+    (found, *_) = best(site((F.gelu(G) * U.clamp(-2, 2)).numpy(), dtype=dtype))
+    assert found.variant.text == (
+        "up is clamped to ±2: gelu(gate) * clamp(up, ±2) is computed instead of silu(gate) * up"
+    )
+
+
 def test_noise_is_given_no_name() -> None:
     for size in (1e-3, 1.0):
         assert accepted(site((F.silu(G) * U).numpy() + RNG.normal(0, size, GATE.shape))) == []
