@@ -6,6 +6,7 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 
+from tests.workbench.diagnosis.hypotheses.rotation.test_rotation import X, site
 from tests.workbench.diagnosis.variants.made import (
     DECODE,
     POSITIONS,
@@ -17,7 +18,6 @@ from tests.workbench.diagnosis.variants.made import (
     names,
     of_model,
 )
-from tests.workbench.diagnosis.variants.rotation.test_rotation import X, site
 
 DIM = X.shape[-1]
 W = 1 + drawn(np.random.default_rng(3), DIM) / 4
