@@ -170,7 +170,8 @@ class RowTrial:
             return numbers[name]
         if name in self.tokens:
             return self.tokens[name] if rows is None else self.tokens[name][rows]
-        return self.others[name] if name in self.others else float(name)
+        # Arrays, so that what asks for rows or columns of a number is an IndexError, not an AttributeError.
+        return np.asarray(self.others[name] if name in self.others else float(name))
 
 
 def _shaped(found: Array, shape: tuple[int, ...]) -> Array | None:
