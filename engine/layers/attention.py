@@ -261,7 +261,7 @@ def _moderate(q: Tensor, k: Tensor, v: Tensor) -> bool:
     but loses them. The norms of all rows bound the product of any two (Cauchy and Schwarz)."""
     if q.device.type != "cpu":
         return False
-    norms = [torch.linalg.vector_norm(x, dtype=torch.float32).item() for x in (q, k, v)]
+    norms = [float(torch.linalg.vector_norm(x, dtype=torch.float32)) for x in (q, k, v)]
     return norms[0] * norms[1] < _LARGEST and norms[2] < _LARGEST
 
 
