@@ -169,3 +169,14 @@ class Largest(TorchDispatchMode):
         if isinstance(found, Tensor) and not func.is_view:
             self.elements = max(self.elements, found.untyped_storage().nbytes() // found.element_size())
         return found
+
+
+def test_nan_in_keys_reaches_the_logits_where_no_tap_is_on(variant: Callable[[str], Path]) -> None:
+    """The causal kernel would lose it."""
+    runner = local_runner(variant("llama"))
+    logits = next(i for i, spec in enumerate(runner.specs) if spec.name == "logits")
+    with torch.inference_mode():
+        runner.decoder.parameters()["model.layers.0.self_attn.k_proj.weight"][0, 0] = math.nan  # type: ignore[index]
+    for policy in (CapturePolicy(False, {logits: "full"}), CapturePolicy(True, {logits: "full"})):
+        captured = run(runner, policy, steps=1)[0].captured
+        assert [bool(one.tensor.isnan().all()) for one in captured] == [True, True, True]
