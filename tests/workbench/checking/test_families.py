@@ -47,7 +47,7 @@ PLANTED = {
     ("glm4", "layer_rope=halves"): "layers.0.attn.q_rope",
     ("glm4", "layer_rope=whole"): "layers.0.attn.q_rope",
     ("starcoder2", "window=ignored"): "layers.0.attn.scores",
-    ("starcoder2", "load_bias=false"): "layers.0.attn_norm",
+    ("starcoder2", "load_bias=false"): "layers.0.attn.q_proj",
     ("olmo3", "layer_rope=same"): "layers.0.attn.q_rope",
     ("olmo3", "sum_squares=own"): "layers.0.attn.q_norm",
 }
