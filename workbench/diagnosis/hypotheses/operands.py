@@ -78,20 +78,22 @@ def place_of(name: str) -> tuple[str, int | None]:
 
 
 def _places(site: Site) -> Iterator[tuple[str, int]]:
-    """Taps that may hold what the operation reads, with ranks; those of other layers where they are of the stream or of
-    the same kind as an input."""
-    layers, layer = site.facts.model.num_layers, site.layer
-    at = layers if layer is None else layer
+    """Taps that were there before the operation ran, with ranks: all of its layer and the one before, of others the
+    stream, what is added to it, and what the operation reads in its own."""
+    layers, order = site.facts.model.num_layers, list(LAYER)
+    at = layers if site.layer is None else site.layer
+    own = order.index(site.kind) if site.kind in LAYER else 0
+    read = () if site.declared is None else tuple(site.declared.inputs.values())
     yield "embed", site.rank
-    for other in sorted(range(layers), key=lambda one: abs(one - at)):
-        for kind in LAYER:
-            tap = f"layers.{other}.{kind}"
-            if tap == site.tap or LAYER[kind].form in ("cache", "cells"):
+    for other in range(at, -1, -1) if at < layers else range(layers - 1, -1, -1):
+        for kind, operation in LAYER.items():
+            later = other == at and order.index(kind) >= own
+            if later or operation.form in ("cache", "cells"):
                 continue
-            if abs(other - at) <= 1 or LAYER[kind].width == "hidden" or other == layer:
-                yield tap, site.rank
-            if other == layer and len(site.taps.ranks) > 1:
-                yield from ((tap, rank) for rank in site.taps.ranks if rank != site.rank)
+            if other >= at - 1 or operation.kind in ("residual", "reduce") or kind in read:
+                yield f"layers.{other}.{kind}", site.rank
+            if other == at and len(site.taps.ranks) > 1:
+                yield from ((f"layers.{other}.{kind}", rank) for rank in site.taps.ranks if rank != site.rank)
 
 
 def norm_weights(facts: Facts, own: str, length: int) -> Iterator[str]:

@@ -14,7 +14,9 @@ from lockstep.workbench.diagnosis.hypotheses.trial import Tried
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY
 
 #: Edits to each of which every other is added; those to which others with numbers to solve for are.
-FIRST, FIRST_SOLVED = 8, 4
+FIRST, FIRST_SOLVED = 6, 3
+#: The first of a pair leaves at most this share of the error.
+_HELPFUL = 0.95
 #: A pair is worth telling if it leaves less than this share of what its better half does.
 _BETTER = 0.5
 #: Of such the later one is told if it leaves less than this share of what the earlier one does.
@@ -35,7 +37,7 @@ def pairs(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
     """Two edits at once that leave less than half of what either does: one of those that leave least by themselves, and
     any other."""
     alone = sorted(_screened(tried, edits), key=lambda one: one.left)
-    firsts = _distinct(tried, [one for one in alone if one.left < 1])[:FIRST]
+    firsts = _distinct(tried, [one for one in alone if one.left < _HELPFUL])[:FIRST]
     found = []
     for i, one in enumerate(firsts):
         for other in alone:

@@ -22,7 +22,7 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 #: Elements of the sample, at which pairs are tried as well, and rows of it at the least.
-ELEMENTS, _ROWS = 1 << 14, 8
+ELEMENTS, _ROWS = 1 << 12, 4
 
 
 class Tried(Protocol):

@@ -183,9 +183,11 @@ def _from(seen: Array, right: Array, start: float, unit: float, most: int) -> _G
     for step in steps[(off <= allowed).all(1)]:
         allowed_here = _OFF + 4 * unit * (size + abs(start) + size.max()) / step
         count = np.rint(above / step)
+        if not (np.abs(above / step - count) <= allowed_here).all():
+            continue
         distinct = np.unique(count, return_index=True)[1]
         chance = float(np.log(np.minimum(2 * allowed_here[distinct], 1.0)).sum()) + math.log(most)
-        if chance > 0 or not (np.abs(above / step - count) <= allowed_here).all():
+        if chance > 0:
             continue
         grid = _Grid(float(step), start, float(seen.min()), float(seen.max()), chance)
         if grid.holds(seen, right, unit).all():

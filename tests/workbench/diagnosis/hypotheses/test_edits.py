@@ -13,6 +13,7 @@ from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import alike, moved_name
 from lockstep.workbench.diagnosis.hypotheses.rowwise import trial_of
+from lockstep.workbench.diagnosis.hypotheses.trial import ELEMENTS
 from tests.workbench.diagnosis.variants.made import ROWS, drawn, made_site
 
 CHOICES = Choices(
@@ -87,5 +88,5 @@ def test_what_an_edit_costs_does_not_grow_with_the_rows() -> None:
         found = trial_of(site)
         assert found is not None
         sizes.append(len(found[0].rows) * 512)
-    assert max(sizes) <= 1 << 14
+    assert max(sizes) <= ELEMENTS
     assert len(list(nodes(FORMULAS["residual"]))) == 3
