@@ -130,15 +130,7 @@ def _hides_all(changes: Changes, one: Given) -> bool:
 def _variant(site: Site, trial: Trial, outs: list[Array], noises: list[Array]) -> Variant:
     words = told(site, trial.edits)
     return Variant(
-        words.name,
-        words.kind,
-        words.text,
-        words.fitted,
-        outs,
-        trial.numbers,
-        trial.tolerance,
-        noises,
-        trial.edits,
+        words.name, words.kind, words.text, words.fitted, outs, trial.numbers, trial.tolerance, noises
     )
 
 
