@@ -38,6 +38,7 @@ OTHERWISE = {
     "unrotated q": ("scores_unrotated_queries", "before their rotation"),
     "k one behind": ("cache_rows_shifted", "each key has what stands -1 from it"),
     "newest missing": ("cache_rows_zero", "not there yet"),
+    "not transposed": ("q_reread", "queries are transposed in memory"),
     "prefix of 3": ("mask_prefix_seen", "first 3 keys are seen"),
 }
 
