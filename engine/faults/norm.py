@@ -146,7 +146,6 @@ FAULTS = (
         level="step",
         first_tap="layers.*.attn_norm",
         symptom="every channel is off by w / (1 + w): nearly zero, as Gemma's weights are",
-        source="imp#880",
         patch={"norm": weight_without_one},
         needs=_plus_one,
     ),

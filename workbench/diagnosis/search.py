@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
-from lockstep.workbench.diagnosis.hypotheses.edits import Edit, is_number, leaves, nodes
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
@@ -81,12 +81,12 @@ def _rounds(
 
 
 def _edited(site: Site) -> bool:
-    """Whether hypotheses about the operation are edits of the model's own formula, of whose leaves all are at hand and
-    none is a number; the other banks take it for what is usual."""
+    """Whether hypotheses about the operation are edits of the model's own formula, all of whose leaves are at hand; the
+    other banks take it for what is usual."""
     if site.operation not in EDITED:
         return False
     formula = formula_at(site)
-    return set(leaves(formula)) <= _AT_HAND and not any(is_number(one) for _, one in nodes(formula))
+    return set(leaves(formula)) <= _AT_HAND
 
 
 def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
