@@ -60,6 +60,7 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "reduce_averaged": "reduce=mean",
     "norm_number:1e-05": "norm=eps_1e-5",
     "norm_left_out:x / sqrt(mean(x²) + eps)": "norm=unweighted",
+    "norm_left_out:x / sqrt(mean(x²) + eps) * w": "norm=without_one",
     "norm_applied:x / sqrt(mean(x²) + eps) * (1 + w)": "norm=plus_one",
     "norm_applied:(x - mean(x)) / sqrt(mean((x - mean(x))²) + eps) * w": "norm=mean_subtracted",
     "norm_function:x * sqrt(mean(x²) + eps) * w": "norm=divided",

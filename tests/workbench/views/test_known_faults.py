@@ -13,10 +13,23 @@ def test_every_fault_named_is_in_the_catalogue(fault: str) -> None:
     assert "=".join(parse_fault(fault)) == fault
 
 
+#: Faults of families of which the diagnosis tells the place and no cause yet: their formulas are not edited.
+PLACED_ONLY = {
+    "embedding=unscaled", "layer_rope=halves", "layer_rope=same", "layer_rope=whole", "logits=raw",
+    "residual_factor=one", "soft_cap=missing",
+}  # fmt: skip
+
+
 def test_every_fault_of_the_catalogue_is_the_name_of_some_cause() -> None:
     positions = {fault for pair in KNOWN_POSITIONS.values() for fault in pair}
     width = fault_of("window_width", {"width": 9, "window": 8})
-    assert {f"{one.seam}={one.value}" for one in FAULTS} <= {*KNOWN_FAULTS.values(), *positions, width}
+    assert {f"{one.seam}={one.value}" for one in FAULTS} <= {
+        *KNOWN_FAULTS.values(),
+        *positions,
+        width,
+        *PLACED_ONLY,
+    }
+    assert not PLACED_ONLY & set(KNOWN_FAULTS.values())
 
 
 def test_how_a_loader_misreads_a_file_decides_which_fault_it_is() -> None:
