@@ -241,7 +241,7 @@ FAULTS = (
         level="step",
         first_tap="layers.*.attn.q_norm",
         symptom="each rank's q and k are off by factors of their own; one rank alone is right",
-        source="exllamav3#141",
+        source="turboderp-org/exllamav3#141",
         patch={"sum_squares": own_squares},
         needs=all_of(qk_norm_whole, several_ranks),
     ),

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.hypotheses import roundings
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.diagnosis.variants import roundings
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.diagnosis.variants.made import accepted
 from tests.workbench.diagnosis.variants.patched import Patch, recorded, wrong_sites
