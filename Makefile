@@ -57,9 +57,9 @@ $(VENV)/.installed: pyproject.toml | $(BIN)/python
 	@$(PIP) --editable '.[engine]'
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml examples/lockstep-msprobe/pyproject.toml | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml tests/constraints.txt examples/lockstep-msprobe/pyproject.toml | $(BIN)/python
 	@echo "Installing into $(VENV) (once; this takes a few minutes)" >&2
-	@$(PIP) --editable '.[dev]'
+	@$(PIP) --constraint tests/constraints.txt --editable '.[dev]'
 	@$(PIP) --no-deps --editable examples/lockstep-msprobe
 	@touch $@ $(VENV)/.installed
 

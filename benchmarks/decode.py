@@ -27,6 +27,7 @@ from benchmarks.model import half_billion
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.messages import AddSequence, RemoveSequence, RunStep, WatchTaps
+from lockstep.workbench.references.loading import CACHE
 
 PROMPT = list(range(100, 164))
 WARM_UP = 2
@@ -67,12 +68,12 @@ def reference(model: PreTrainedModel, batch: int) -> Contender:
     @torch.inference_mode()
     def run(steps: int) -> list[float]:
         cache = DynamicCache(config=model.config)
-        logits = model(torch.tensor([PROMPT] * batch), past_key_values=cache, logits_to_keep=1).logits
+        logits = model(torch.tensor([PROMPT] * batch), logits_to_keep=1, **{CACHE: cache}).logits
         seconds = []
         for _ in range(WARM_UP + steps):
             started = time.perf_counter()
             tokens = logits[:, -1].argmax(-1).tolist()
-            logits = model(torch.tensor(tokens)[:, None], past_key_values=cache, logits_to_keep=1).logits
+            logits = model(torch.tensor(tokens)[:, None], logits_to_keep=1, **{CACHE: cache}).logits
             seconds.append(time.perf_counter() - started)
         return seconds[WARM_UP:]
 

@@ -12,6 +12,7 @@ import pytest
 import torch
 from transformers import DynamicCache
 
+from lockstep.workbench.references.loading import CACHE
 from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint, tiny_model
 from tests.engine.harness import Engine, Pass, reference_logits
 
@@ -76,7 +77,7 @@ def cached_reference(name: str, ids: list[int], steps: int) -> tuple[np.ndarray,
     rows, tokens, cache, given = [], [], DynamicCache(), ids
     with torch.inference_mode():
         for _ in range(steps):
-            rows.append(model(torch.tensor([given]), past_key_values=cache, use_cache=True).logits[0, -1])
+            rows.append(model(torch.tensor([given]), use_cache=True, **{CACHE: cache}).logits[0, -1])
             given = [int(rows[-1].argmax())]
             tokens += given
     return torch.stack(rows).numpy(), tokens

@@ -7,6 +7,8 @@ from pathlib import Path
 from typing import Any, cast
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
 
@@ -23,6 +25,9 @@ TORCH_DTYPES: dict[DType, torch.dtype] = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
 }
+
+#: What transformers calls the cache that a model is given and that its output has; the name changed with 5.24.
+CACHE = "cache" if Version(transformers.__version__) >= Version("5.24") else "past_key_values"
 
 
 def load_golden(path: Path, dtype: DType, device: str) -> Any:

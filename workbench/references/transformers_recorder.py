@@ -18,7 +18,7 @@ from lockstep.sessions.meta import HUGGING_FACE, ConfigMeta, ModelMeta, SessionM
 from lockstep.sessions.records import Tap
 from lockstep.workbench.references.doubles import DoubleWhereFloat
 from lockstep.workbench.references.hooks import absent_taps, golden_taps, model_config, tapped
-from lockstep.workbench.references.loading import load_golden
+from lockstep.workbench.references.loading import CACHE, load_golden
 from lockstep.workbench.references.request import GoldenRequest, model_path
 from lockstep.workbench.references.steps import See, record_steps
 
@@ -65,9 +65,9 @@ class _TransformersModel:
         with torch.inference_mode(), tapped(self.model, see), wide:
             out = self.model(
                 input_ids=torch.tensor([ids], device=self.model.device),
-                past_key_values=self.caches[seq],
                 use_cache=True,
                 logits_to_keep=1,
+                **{CACHE: self.caches[seq]},
             )
         logits: Tensor = out.logits[0, -1]
         return logits

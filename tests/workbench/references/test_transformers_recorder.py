@@ -15,6 +15,7 @@ from lockstep.engine.taps.names import tap_specs
 from lockstep.sessions import Session
 from lockstep.workbench.references import attention
 from lockstep.workbench.references.golden import forced_onto
+from lockstep.workbench.references.loading import CACHE
 from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure
 from lockstep.workbench.references.steps import TOP_K
 from lockstep.workbench.references.transformers_recorder import record
@@ -65,10 +66,10 @@ def test_numbers_are_those_of_unhooked_transformers(family: tuple[Path, Session,
         with torch.inference_mode():
             out = model(
                 torch.tensor([ids]),
-                past_key_values=cache,
                 use_cache=True,
                 output_hidden_states=True,
                 output_attentions=True,
+                **{CACHE: cache},
                 logits_to_keep=1,
             )
         np.testing.assert_array_equal(tensor(session, "logits", step), out.logits[0].numpy())

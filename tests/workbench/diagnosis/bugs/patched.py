@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface
 
 from lockstep.workbench.references import attention as recorder
+from lockstep.workbench.references.loading import CACHE
 
 Layers = Iterable[int] | None
 
@@ -49,7 +50,7 @@ class Patched:
         self.decoder.register_forward_pre_hook(self._begin, with_kwargs=True)
 
     def _begin(self, _module: nn.Module, _args: Any, kwargs: dict[str, Any]) -> None:
-        cache = kwargs["past_key_values"]
+        cache = kwargs[CACHE]
         if not any(cache is known for known in self.caches):
             self.caches.append(cache)
         self.seq = next(i for i, known in enumerate(self.caches) if known is cache)
@@ -185,8 +186,8 @@ class Patched:
             self.attention([layer.self_attn.layer_idx])
 
             def around(forward: Any, attn: Any = layer.self_attn, **kwargs: Any) -> Any:
-                view = _CacheView(kwargs["past_key_values"], attn, written, read)
-                return forward(**(kwargs | {"past_key_values": view}))
+                view = _CacheView(kwargs[CACHE], attn, written, read)
+                return forward(**(kwargs | {CACHE: view}))
 
             self.wrap(layer.self_attn, around)
 
@@ -197,11 +198,11 @@ class _CacheView:
     def __init__(self, real: Any, attn: Any, written: Any, read: Any) -> None:
         self.real, self.attn, self.written, self.read = real, attn, written, read
 
-    def update(self, k: Tensor, v: Tensor, layer: int, *rest: Any) -> tuple[Tensor, Tensor]:
+    def update(self, k: Tensor, v: Tensor, layer: int, *rest: Any, **more: Any) -> tuple[Tensor, Tensor]:
         self.attn.fresh = k
         if self.written:
             k, v = self.written(k, v)
-        k, v = self.real.update(k, v, layer, *rest)
+        k, v = self.real.update(k, v, layer, *rest, **more)
         return self.read(k, v) if self.read else (k, v)
 
 

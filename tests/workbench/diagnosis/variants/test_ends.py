@@ -10,6 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.workbench.references.loading import CACHE
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, synthetic, tiny_case
 from tests.workbench.diagnosis.variants.made import accepted
 from tests.workbench.diagnosis.variants.patched import Patch, recorded, wrong_sites
@@ -87,7 +88,7 @@ def penalised(change: Any) -> Patch:
         read: dict[int, Tensor] = {}
 
         def listen(_m: Any, args: Any, kwargs: Any) -> None:
-            cache = kwargs["past_key_values"]
+            cache = kwargs[CACHE]
             counts = read.get(id(cache), torch.zeros(131))
             read["now"] = read[id(cache)] = counts + torch.bincount(kwargs["input_ids"][0], minlength=131)  # type: ignore[index]
 

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 from transformers.models.qwen2.modeling_qwen2 import apply_rotary_pos_emb
 
+from lockstep.workbench.references.loading import CACHE
+
 #: One pass of one request: its ids, its positions, and its taps by name.
 Taps = dict[str, Tensor]
 
@@ -41,10 +43,10 @@ def _computed(model: Any, prompt: Sequence[int], steps: int) -> Computed:
         taps: Taps = {}
         hooks = _hooked(model, taps)
         with torch.inference_mode():
-            out = model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
+            out = model(torch.tensor([ids]), use_cache=True, **{CACHE: cache})
         for hook in hooks:
             hook.remove()
-        cache = out.past_key_values
+        cache = out[CACHE]
         fed.append(tuple(ids))
         passes.append({name: tap.clone() for name, tap in taps.items()})
         ids = [int(out.logits[0, -1].argmax())]

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from lockstep.workbench.references.loading import CACHE
 from tests.workbench.foreign.readers.packed import Outputs, PackedPass, Rank
 
 
@@ -92,7 +93,7 @@ def write_model(folder: Path, model: Any, batches: Iterable[dict[str, Tensor]], 
             if name
         ]
         with torch.inference_mode():
-            cache = model(**inputs, past_key_values=cache, use_cache=True).past_key_values
+            cache = model(**inputs, use_cache=True, **{CACHE: cache})[CACHE]
         for hook in hooks:
             hook.remove()
         probe.close()

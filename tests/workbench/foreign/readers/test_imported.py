@@ -18,6 +18,7 @@ from lockstep.workbench.diagnosis.diagnose import diagnose
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.foreign.added import open_dump
 from lockstep.workbench.foreign.importing import import_run
+from lockstep.workbench.references.loading import CACHE
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.msprobe_writer import write_model
@@ -63,7 +64,7 @@ def write_transformers(folder: Path, model: Any, runs: list[Computed]) -> None:
     cache = None
     for k, ids in enumerate(runs[0].ids):
         with model_addition_debugger_context(model, debug_path=str(folder / f"pass{k}"), use_repr=False):
-            cache = model.forward(torch.tensor([ids]), past_key_values=cache, use_cache=True).past_key_values
+            cache = model.forward(torch.tensor([ids]), use_cache=True, **{CACHE: cache})[CACHE]
 
 
 WRITERS: dict[str, tuple[Callable[..., None], int]] = {

@@ -13,6 +13,7 @@ from transformers import model_addition_debugger_context
 
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
 from lockstep.workbench.foreign.readers.transformers import open_transformers
+from lockstep.workbench.references.loading import CACHE
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import Computed, computed
 from tests.workbench.foreign.readers.packed import packed
@@ -41,16 +42,14 @@ def folder(model: Any, run: Computed, tmp_path_factory: pytest.TempPathFactory) 
             with model_addition_debugger_context(
                 model, debug_path=str(path / f"pass{k + 1}"), use_repr=False
             ):
-                cache = model.forward(
-                    torch.tensor([ids]), past_key_values=cache, use_cache=True
-                ).past_key_values
+                cache = model.forward(torch.tensor([ids]), use_cache=True, **{CACHE: cache})[CACHE]
         elif k == 0:
             options = {"debug_path": str(path / "pass1"), "use_repr": False, "do_prune_layers": False}
             with model_addition_debugger_context(model, **options):
-                cache = model.forward(torch.tensor([ids]), use_cache=True).past_key_values
+                cache = model.forward(torch.tensor([ids]), use_cache=True)[CACHE]
         else:
             with torch.inference_mode():
-                model(torch.tensor([ids]), past_key_values=cache, use_cache=True)
+                model(torch.tensor([ids]), use_cache=True, **{CACHE: cache})
     return path
 
 
