@@ -115,7 +115,7 @@ def plan(
         config, max_tokens=min(longest + max_tokens, context), max_sequences=max(1, len(prompts))
     )
     check_loadable(model.path, planned)
-    wanted = capture.leaves(model_taps(model.config, planned.tp))
+    wanted = capture.leaves(model_taps(model.config, planned.tp, planned.ep))
     check_room(model.config, planned, [*map(len, prompts)], wanted, loaded=planned.weights == "quantised")
     return planned
 
