@@ -149,11 +149,13 @@ class Decoder:
         names = [modules[f"mlp.experts.{one}"] for one in ("gate", "up", "down")]
         experts = [
             Expert(
-                *(name.format(expert) for name in names), shards.expert_features(m, *where, expert),
-                m.hidden_size, store,
+                [name.format(expert) for name in names],
+                shards.expert_features(m, *where, expert),
+                m.hidden_size,
+                store,
             )
             for expert in range(config.count)
-        ]  # fmt: skip
+        ]
         router = Router(modules["mlp.router"], m.hidden_size, config, store)
         held, shared = shards.held_experts(m, *where), self._shared_expert(m, config, modules)
         return MixtureOfExperts(router, experts, held, shared, m.activation, self.comm)
@@ -170,7 +172,7 @@ class Decoder:
             gate = MergedColumnParallelLinear(
                 [modules["mlp.shared_gate"]], [shards.Span(0, 1)], m.hidden_size, False, self._store
             )
-        expert = Expert(*names, features, m.hidden_size, self._store)
+        expert = Expert(names, features, m.hidden_size, self._store)
         return SharedExpert(expert, gate, m.activation)
 
     def _qk_norm(self, layer: str) -> QKNorm | None:

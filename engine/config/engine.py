@@ -99,7 +99,9 @@ def _check_experts(model: ModelConfig, engine: EngineConfig) -> None:
         raise ConfigError(f"ep={engine.ep} divides experts among ranks, {model.family} has none: use ep=1")
     if (count := model.experts.count) % engine.ep:
         good = [str(ep) for ep in range(1, engine.tp + 1) if engine.tp % ep == 0 and count % ep == 0]
-        raise ConfigError(f"ep={engine.ep} does not divide {count} experts: with tp={engine.tp} use {_either(good)}")
+        raise ConfigError(
+            f"ep={engine.ep} does not divide {count} experts: with tp={engine.tp} use {_either(good)}"
+        )
 
 
 def _either(words: list[str]) -> str:

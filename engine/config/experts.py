@@ -54,7 +54,9 @@ class ExpertsConfig:
                 f"num_experts_per_tok is {self.top_k}: topk_group = {self.top_groups} groups have fewer experts"
             )
         if self.groups > 1 and self.count // self.groups < 2:
-            raise ConfigError(f"{self.count} experts in n_group = {self.groups} groups: each needs two or more")
+            raise ConfigError(
+                f"{self.count} experts in n_group = {self.groups} groups: each needs two or more"
+            )
 
 
 def expert_count(fields: Fields, keys: Sequence[str]) -> int:

@@ -152,7 +152,7 @@ class ModelConfig:
 
 @cache
 def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
-    if model.experts is not None and not model.experts.layers[layer : layer + 1] == (True,):
+    if model.experts is not None and not any(model.experts.layers[layer : layer + 1]):
         model = replace(model, experts=None)
     if layer >= len(model.layer_ropes):
         return model

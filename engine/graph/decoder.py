@@ -73,10 +73,22 @@ _ATTENTION = (
 )
 _MLP = (
     _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm", unless=("bare_inputs",)),
-    _linear("mlp.gate", "mlp_norm", "intermediate", "mlp.gate_proj", "ffn_gate", "mlp_bias", ("ungated", "experts")),
+    _linear(
+        "mlp.gate",
+        "mlp_norm",
+        "intermediate",
+        "mlp.gate_proj",
+        "ffn_gate",
+        "mlp_bias",
+        ("ungated", "experts"),
+    ),
     _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias", ("experts",)),
     Operation(
-        "mlp.act", "activation", {"gate": "mlp.gate", "up": "mlp.up"}, "intermediate", unless=("experts",),
+        "mlp.act",
+        "activation",
+        {"gate": "mlp.gate", "up": "mlp.up"},
+        "intermediate",
+        unless=("experts",),
         optional=("gate",),
     ),
     *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias", ("experts",)),
@@ -103,7 +115,11 @@ OUTSIDE: Mapping[str, Operation] = {
 }
 #: Products of the same input, which engines may make in one.
 QKV, GATE_UP = (
-    tuple(one.tap for one in LAYER.values() if one.kind == "linear" and one.inputs["x"] == read and one.part is None)
+    tuple(
+        one.tap
+        for one in LAYER.values()
+        if one.kind == "linear" and one.inputs["x"] == read and one.part is None
+    )
     for read in ("attn_norm", "mlp_norm")
 )
 #: Of products that are summed over the ranks, what they multiply.

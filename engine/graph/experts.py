@@ -58,7 +58,10 @@ _SHARED = (
 _SUM = (
     Operation(
         "mlp.combine.partial", "combine",
-        {"x": "mlp.experts.down", "weights": "mlp.topk_weights", "shared": "mlp.shared.down", "gate": "mlp.shared_gate"},
+        {
+            "x": "mlp.experts.down", "weights": "mlp.topk_weights", "shared": "mlp.shared.down",
+            "gate": "mlp.shared_gate",
+        },
         summed=True, part="experts", optional=("shared", "gate"),
     ),
     Operation("mlp.combine", "reduce", {"partial": "mlp.combine.partial"}, part="experts"),

@@ -172,7 +172,9 @@ FORMULAS: Mapping[Kind, Node] = {
     "reduce": _of("add", _of("sum", Node("partial")), _BIAS),
     "residual": _of("add", _X, Node("y")),
     "activation": _of("multiply", _of("silu", Node("gate")), Node("up")),
-    "choice": _of("chosen", _of("softmax", Node("logits")), Node("top_k"), Node("groups"), Node("top_groups")),
+    "choice": _of(
+        "chosen", _of("softmax", Node("logits")), Node("top_k"), Node("groups"), Node("top_groups")
+    ),
     "choice_weights": _of("taken", _of("softmax", Node("logits")), Node("ids")),
     "experts": _of("routed", _X, _WEIGHT, Node("ids")),
     "combine": _of("weighed_sum", _X, Node("weights")),

@@ -12,7 +12,16 @@ Kind = Literal[
 ]  # fmt: skip
 #: What the channels of a tensor are.
 Width = Literal[
-    "hidden", "heads", "kv_heads", "intermediate", "vocab", "experts", "slots", "one", "expert", "shared_expert"
+    "hidden",
+    "heads",
+    "kv_heads",
+    "intermediate",
+    "vocab",
+    "experts",
+    "slots",
+    "one",
+    "expert",
+    "shared_expert",
 ]
 #: Those that every rank has whole.
 WHOLE: tuple[Width, ...] = ("hidden", "experts", "slots", "one")

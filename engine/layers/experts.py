@@ -40,7 +40,9 @@ class Router:
 class Expert:
     """One MLP's matrices, of which a rank has `features`: none of them where another rank has the expert."""
 
-    def __init__(self, gate: str, up: str, down: str, features: Span, hidden: int, store: Store) -> None:
+    def __init__(self, names: Sequence[str], features: Span, hidden: int, store: Store) -> None:
+        """`names` of gate, up and down."""
+        gate, up, down = names
         self.gate_up = MergedColumnParallelLinear([gate, up], [features] * 2, hidden, False, store)
         self.down = store.matrix([f"{down}.weight"], [hidden], features.size)
 
@@ -52,7 +54,9 @@ class Expert:
 class SharedExpert:
     """The expert to which every token goes. `gate`: the matrix of one row of its own gate."""
 
-    def __init__(self, expert: Expert, gate: MergedColumnParallelLinear | None, activation: Activation) -> None:
+    def __init__(
+        self, expert: Expert, gate: MergedColumnParallelLinear | None, activation: Activation
+    ) -> None:
         self.expert, self.gate, self.activation = expert, gate, activation
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:

@@ -142,9 +142,16 @@ def size_of(width: Width, model: ModelConfig) -> int:
         "intermediate": model.intermediate_size,
         "vocab": model.vocab_size,
         "one": 1,
-        **({} if (has := model.experts) is None else {
-            "experts": has.count, "slots": has.top_k, "expert": has.width, "shared_expert": has.shared_width,
-        }),
+        **(
+            {}
+            if (has := model.experts) is None
+            else {
+                "experts": has.count,
+                "slots": has.top_k,
+                "expert": has.width,
+                "shared_expert": has.shared_width,
+            }
+        ),
     }[width]
 
 
@@ -165,7 +172,8 @@ def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """A layer's parameter: its global shape, the dimension whose channels the ranks split, and of which expert it is."""
+    """A layer's parameter: its global shape, the dimension whose channels the ranks split, and the expert whose it
+    is."""
 
     shape: tuple[int, ...]
     dim: int | None = None
@@ -201,7 +209,9 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
     return found
 
 
-def _matrices(operation: Operation, whole: _Parameter, model: ModelConfig) -> Iterator[tuple[str, _Parameter]]:
+def _matrices(
+    operation: Operation, whole: _Parameter, model: ModelConfig
+) -> Iterator[tuple[str, _Parameter]]:
     """The matrix of a product, or those of all experts, by their names."""
     if operation.kind == "linear" or model.experts is None:
         yield f"{operation.module}.weight", whole
@@ -234,7 +244,7 @@ def held_in(name: str, model: ModelConfig, dtype: DType) -> DType:
     return "float32" if wide and name.endswith((f".{CORRECTION}", ".mlp.gate.weight")) else dtype
 
 
-class Plan(Protocol):
+class ShardPlan(Protocol):
     """What a rank holds of a parameter."""
 
     def __call__(self, name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shard: ...

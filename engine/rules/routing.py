@@ -27,7 +27,8 @@ def best(scores: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> T
     corrected = scores if correction is None else scores + correction
     if experts.groups > 1:
         corrected = within_groups(corrected, experts)
-    return corrected.topk(experts.top_k, -1).indices.sort(-1).values
+    ids: Tensor = corrected.topk(experts.top_k, -1).indices.sort(-1).values
+    return ids
 
 
 def within_groups(scores: Tensor, experts: ExpertsConfig) -> Tensor:
@@ -35,8 +36,11 @@ def within_groups(scores: Tensor, experts: ExpertsConfig) -> Tensor:
     (DeepSeek-V3, arXiv:2412.19437)."""
     by_group = scores.unflatten(-1, (experts.groups, -1))  # [T, groups, E / groups]
     sums = by_group.topk(2, -1).values.sum(-1)
-    kept = torch.zeros_like(sums, dtype=torch.bool).scatter_(-1, sums.topk(experts.top_groups, -1).indices, True)
-    return by_group.masked_fill(~kept.unsqueeze(-1), -torch.inf).flatten(-2)
+    kept = torch.zeros_like(sums, dtype=torch.bool).scatter_(
+        -1, sums.topk(experts.top_groups, -1).indices, True
+    )
+    within: Tensor = by_group.masked_fill(~kept.unsqueeze(-1), -torch.inf)
+    return within.flatten(-2)
 
 
 def weights(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:

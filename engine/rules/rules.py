@@ -33,7 +33,7 @@ class Rules:
 
     # while loading
     tensor_of: Callable[[str, ModelConfig], str] = own_tensor
-    shard: shards.Plan = shards.plan
+    shard: shards.ShardPlan = shards.plan
     load_bias: Callable[[str], bool] = defaults.load_every
     dequantise: Callable[[str, Tensor, BlockType], Tensor] = defaults.dequantised
     row_order: Callable[[str, ModelConfig], tuple[RowOperation, ...]] = operations

@@ -95,7 +95,9 @@ def working_bytes(model: ModelConfig, config: EngineConfig, sizes: Sequence[Pass
     """Bytes that one rank holds at the height of a pass, beside weights and cache: a layer's activations."""
     attention = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // config.tp
     row = 8 * model.hidden_size + 3 * model.intermediate_size // config.tp + 2 * attention
-    if (experts := model.experts) is not None:  # what goes in and comes out lies beside itself in the experts' order
+    if (
+        experts := model.experts
+    ) is not None:  # what goes in and comes out lies beside itself in the experts' order
         features = 2 * model.hidden_size + 3 * experts.width * config.ep // config.tp
         row += experts.top_k * features + 3 * experts.shared_width // config.tp
     logits = 2 * len(sizes) * model.vocab_size

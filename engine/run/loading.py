@@ -103,7 +103,7 @@ class Loader:
         return found
 
     def _shards(
-        self, source: Source, device: torch.device, keep: Keep, plan: shards.Plan, tensor_of: TensorOf
+        self, source: Source, device: torch.device, keep: Keep, plan: shards.ShardPlan, tensor_of: TensorOf
     ) -> Iterator[Named]:
         """This rank's shards, one at a time; read by itself, or received from rank 0."""
         read = partial(shards_of, source) if self.config.load == "direct" else self._from_rank0(source)

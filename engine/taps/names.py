@@ -42,9 +42,9 @@ class TapLayout:
     """How one tap's tensor is spread over the ranks.
 
     `replicate`: the same bits on every rank. `shard`: concatenate along `dim`; groups of `replicas`
-    neighbouring ranks hold the same shard (KV heads when tp > kv_heads), and with several `groups` of neighbouring ranks
-    each has all shards of its own experts' rows, zeros elsewhere: the whole is the groups' sum. `partial`: sum over the
-    ranks.
+    neighbouring ranks hold the same shard (KV heads when tp > kv_heads); each of several `groups` of
+    neighbouring ranks has all shards of its own experts' rows, zeros elsewhere: the whole is their sum.
+    `partial`: sum over the ranks.
     """
 
     kind: Literal["replicate", "shard", "partial"]
@@ -72,8 +72,8 @@ class TapSpec:
 
 
 def layout_of(operation: Operation, kv_replicas: int = 1, ep: int = 1) -> TapLayout:
-    """How what an operation gives is spread over the ranks. `kv_replicas` = ranks that share each KV head, `ep` = groups
-    of ranks among which the experts are divided."""
+    """How what an operation gives is spread over the ranks. `kv_replicas` = ranks that share each KV head,
+    `ep` = groups of ranks among which the experts are divided."""
     if operation.summed:
         return PARTIAL
     if not operation.sharded:

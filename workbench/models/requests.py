@@ -64,6 +64,7 @@ def engine_config(
     tp: int,
     device: str,
     dtype: str,
+    ep: int = 1,
     load: str = "direct",
     weights: str = "dequantised",
     batch_invariant: bool = False,
@@ -82,6 +83,7 @@ def engine_config(
         raise ConfigError(f"--device is cpu or cuda (or cuda:N), not {device!r}")
     return EngineConfig(
         tp=tp,
+        ep=ep,
         device=device,
         dtype=pick_dtype(dtype, model.config, kind),
         load="rank0" if load == "rank0" else "direct",

@@ -41,7 +41,7 @@ def _eager_with_taps(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) 
             seen[name][at] = rows
 
     for expert in ids.unique().tolist():
-        slots, tokens = torch.where(ids.T == expert)  # as transformers lists them: slot by slot
+        slots, tokens = torch.where((ids == expert).T)  # as transformers lists them: slot by slot
         at = (tokens, (ordered[tokens] == expert).nonzero()[:, 1])
         gate, up = nn.functional.linear(hidden[tokens], module.gate_up_proj[expert]).chunk(2, dim=-1)
         act = module.act_fn(gate) * up

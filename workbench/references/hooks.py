@@ -67,7 +67,9 @@ def model_config(model: Any) -> ModelConfig:
 
 def absent_taps(model: Any) -> dict[str, str]:
     """Tap -> why the reference has no such tensor."""
-    return {spec.name: ABSENT[name] for spec in golden_taps(model) if (name := local_name(spec.name)) in ABSENT}
+    return {
+        spec.name: ABSENT[name] for spec in golden_taps(model) if (name := local_name(spec.name)) in ABSENT
+    }
 
 
 @contextmanager
