@@ -11,10 +11,10 @@ from lockstep.engine.graph.operation import Operation
 #: The router, and what chooses by it.
 _ROUTING = (
     Operation("mlp.router", "linear", {"x": "mlp_norm"}, "experts", module="mlp.gate", part="experts"),
-    Operation("mlp.topk_ids", "choice", {"logits": "mlp.router"}, "slots", module="mlp.gate", part="experts"),
+    Operation("mlp.topk_ids", "choice", {"logits": "mlp.router"}, "slots", part="experts"),
     Operation(
         "mlp.topk_weights", "choice_weights", {"logits": "mlp.router", "ids": "mlp.topk_ids"}, "slots",
-        module="mlp.gate", part="experts",
+        part="experts",
     ),
 )  # fmt: skip
 #: `module`s are one of each expert: `{}` stands for its number.

@@ -185,6 +185,7 @@ class _Parameter:
 def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
     """Those of a layer that has all there is."""
     found: dict[str, _Parameter] = {}
+    modules: dict[str, str] = {}
     widths: dict[str, Width] = {STREAM: "hidden"}
     for one in operations_of(model):
         widths[one.tap], rows = one.width, size_of(one.width, model)
@@ -196,8 +197,9 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
                 found[f"{one.module}.bias"] = _Parameter((size,))
             continue
         split = 0 if one.sharded else None
+        modules[one.tap] = one.module
         if one.kind == "choice" and model.experts is not None and model.experts.correction:
-            found[f"{one.module}.{CORRECTION}"] = _Parameter((model.experts.count,))
+            found[f"{modules[one.inputs['logits']]}.{CORRECTION}"] = _Parameter((model.experts.count,))
         if one.kind in ("linear", "experts"):
             read = widths[one.inputs["x"]]
             whole = read == "hidden"

@@ -33,7 +33,8 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
         return {"weight": f"{module}.weight"}
     if operation == "choice":
         corrected = facts.model.experts is not None and facts.model.experts.correction
-        return {"correction": f"{module}.{shards.CORRECTION}"} if corrected else {}
+        router = module_of(near("mlp.router", layer_of(tap), 0), facts.model)
+        return {"correction": f"{router}.{shards.CORRECTION}"} if corrected else {}
     if operation not in ("linear", "reduce", "norm", "experts"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)
