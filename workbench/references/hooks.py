@@ -125,9 +125,11 @@ def _tap_layer(
         if operation.part in ("partial", "experts") or not operation.module:
             continue
         place = stacked.get(f"model.layers.0.{operation.module}.weight")
-        module = layer.get_submodule(operation.module if place is None else _within_layer(place[0]))
+        module = layer.get_submodule(operation.module if place is None else _within_layer(place.tensor))
         after(
-            module, f"{name}.{operation.tap}", _shaped(operation, model, None if place is None else place[1])
+            module,
+            f"{name}.{operation.tap}",
+            _shaped(operation, model, None if place is None else place.rows),
         )
         for read in _multiplied(operation):
             if read in LAYER and LAYER[read].kind in _BEFORE and read not in seen:

@@ -62,10 +62,14 @@ def test_a_family_that_nothing_tells_of_is_refused_as_such() -> None:
 @pytest.mark.parametrize(
     ("config", "told"),
     [
-        ({"expert_count": 8, "expert_used_count": 2}, "it has a mixture of experts of its own, not supported here"),
+        (
+            {"expert_count": 8, "expert_used_count": 2},
+            "it has a mixture of experts of its own, not supported here",
+        ),
         (
             {"attention.kv_lora_rank": 512, "expert_shared_count": 1, "ssm.state_size": 16},
-            "it has a mixture of experts of its own, keys and values from latents (MLA) and a recurrent state, not supported here",
+            "it has a mixture of experts of its own, keys and values from latents (MLA) and a recurrent state, not "
+            "supported here",
         ),
         ({"attention.clamp_kqv": 8.0}, "it has a clamped projection, not supported here"),
     ],
