@@ -61,7 +61,7 @@ class SafetensorsSource(FileSource):
     def read_matrix(
         self, name: str, rows: Span, columns: Span | None = None, matrix: int | None = None
     ) -> torch.Tensor:
-        """Some rows and columns (None: all) of a matrix, or (`matrix`) of that one of a stack [matrices, rows, columns]."""
+        """Some rows and columns (None: all) of a matrix, or of the one with the number `matrix` of a stack."""
         info = self.readable(name, 0 if matrix is None else 1, rows)
         columns = columns or Span(0, info.shape[-1])
         self.readable(name, len(info.shape) - 1, columns)

@@ -119,7 +119,11 @@ class MixtureOfExperts:
         """Take the seams in force and the taps that are on."""
         rules = wiring.rules
         self.scores, self.choose, self.weigh = rules.router_scores, rules.choice, rules.choice_weights
-        self.rows_of, self.combine, self.add_shared = rules.own_rows, rules.combine, rules.shared_expert
+        self.own_experts, self.combine, self.add_shared = (
+            rules.own_experts,
+            rules.combine,
+            rules.shared_expert,
+        )
         self.act, self.reduce = rules.act, rules.reduce
         self.tap_router, self.tap_ids, self.tap_weights = (
             wiring.tap(f"mlp.{one}") for one in ("router", "topk_ids", "topk_weights")
@@ -149,9 +153,9 @@ class MixtureOfExperts:
 
     def _rows(self, ids: Tensor) -> list[tuple[Expert, Tensor]]:
         """The experts of this rank that any token goes to, and which of the rows [T * S] are theirs."""
-        flat = ids.flatten()
-        hit = (expert for expert in flat.unique().tolist() if self.held.start <= expert < self.held.stop)
-        return [(self.experts[expert], self.rows_of(flat, expert, self.held)) for expert in hit]
+        numbers = self.own_experts(ids.flatten(), self.held)
+        hit = (number for number in numbers.unique().tolist() if self.held.start <= number < self.held.stop)
+        return [(self.experts[number], (numbers == number).nonzero().squeeze(-1)) for number in hit]
 
     def __call__(self, x: Tensor) -> Tensor:
         ids, weights = self.route(x)

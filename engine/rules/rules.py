@@ -75,7 +75,7 @@ class Rules:
     router_scores: Callable[[Tensor, ExpertsConfig], Tensor] = routing.scores
     choice: Callable[[Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.best
     choice_weights: Callable[[Tensor, Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.weights
-    own_rows: Callable[[Tensor, int, shards.Span], Tensor] = routing.rows_of
+    own_experts: Callable[[Tensor, shards.Span], Tensor] = routing.by_number
     combine: Callable[[Tensor, Tensor], Tensor] = routing.weighed_sum
     shared_expert: Callable[[Tensor, Tensor, Tensor | None, Comm], Tensor] = routing.with_shared
     head_input: Callable[[Tensor, Tensor], Tensor] = defaults.normed_rows
