@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
 
+from msgspec import structs
+
 from lockstep.engine.taps.names import operation_at
 from lockstep.workbench.diagnosis.judgement import TapVerdict
 from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
@@ -59,7 +61,7 @@ class Flips:
 
     def settled(self, miss: TokenMismatch) -> TokenMismatch:
         """Another token that follows from a flip is as good."""
-        return replace(miss, tie=miss.tie or (miss.step, miss.seq) in self.logits)
+        return structs.replace(miss, tie=miss.tie or (miss.step, miss.seq) in self.logits)
 
     def in_words(self) -> str:
         """The first one, and what it means; "" where there is none."""
