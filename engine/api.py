@@ -59,7 +59,10 @@ class Pass:
             return np.asarray(np.sum(parts, axis=0))
         if layout.kind == "replicate":
             return parts[0]
-        return np.concatenate(parts[:: layout.replicas], axis=layout.dim)
+        shards = parts[:: layout.replicas]
+        size = len(shards) // layout.groups
+        groups = [shards[i : i + size] for i in range(0, len(shards), size)]
+        return np.asarray(sum(np.concatenate(group, axis=layout.dim) for group in groups))
 
     @cached_property
     def statistics(self) -> NDArray[np.float32]:
@@ -106,7 +109,7 @@ class Engine:
         """Load a checkpoint: each rank reads its shards only, and reports."""
         path = Path(path)
         self.model = check_loadable(path, self.client.config)
-        self.specs = self.client.specs = model_taps(self.model, self.client.config.tp)
+        self.specs = self.client.specs = model_taps(self.model, self.client.config.tp, self.client.config.ep)
         self._next = 0
         return self.client.load(path, rules, self.model)
 

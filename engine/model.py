@@ -14,10 +14,12 @@ from torch import Tensor
 from lockstep.engine.batch import Batch
 from lockstep.engine.checkpoint.load import TORCH_DTYPES
 from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import GATE_UP, operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers.attention import Attention, StepInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
+from lockstep.engine.layers.experts import Expert, MixtureOfExperts, Router, SharedExpert
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
@@ -31,7 +33,9 @@ from lockstep.engine.rules import Rules
 class DecoderLayer:
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). `norms` by tap: those that the model has."""
 
-    def __init__(self, attention: Attention, mlp: MLP, norms: Mapping[str, Norm], comm: Comm) -> None:
+    def __init__(
+        self, attention: Attention, mlp: MLP | MixtureOfExperts, norms: Mapping[str, Norm], comm: Comm
+    ) -> None:
         self.attention, self.mlp, self.norms, self.comm = attention, mlp, norms, comm
         self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm = (
             norms.get(tap, unnormed) for tap in ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm")
@@ -116,26 +120,60 @@ class Decoder:
         return unfilled
 
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
-        m, tp, rank = self.model, self.comm.size, self.comm.rank
+        m, tp, rank = self.model.of_layer(i), self.comm.size, self.comm.rank
         name, store = f"model.layers.{i}", self._store
         q_rows = shards.heads(m, tp, rank).scaled(m.head_dim)
-        mlp_rows = shards.intermediate(m, tp, rank)
         qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
         o_proj = RowParallelLinear(
             f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, store
         )
         attention = Attention(i, m, qkv, o_proj, self._qk_norm(name), self.config.block_size)
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
-        read = [modules[tap] for tap in GATE_UP if tap in modules]
-        gate_up = MergedColumnParallelLinear(read, [mlp_rows] * len(read), m.hidden_size, m.mlp_bias, store)
-        down = RowParallelLinear(modules["mlp.down"], mlp_rows, m.hidden_size, m.mlp_bias, self.comm, store)
-        mlp = (MLP if m.gated else UngatedMLP)(gate_up, down, m.activation)
+        mlp = self._mlp(m, modules) if m.experts is None else self._experts(m, m.experts, modules)
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
             for one in operations_of(m)
             if one.kind == "norm" and not one.sharded
         }
         return DecoderLayer(attention, mlp, norms, self.comm)
+
+    def _mlp(self, m: ModelConfig, modules: Mapping[str, str]) -> MLP:
+        rows, store = shards.intermediate(m, self.comm.size, self.comm.rank), self._store
+        read = [modules[tap] for tap in GATE_UP if tap in modules]
+        gate_up = MergedColumnParallelLinear(read, [rows] * len(read), m.hidden_size, m.mlp_bias, store)
+        down = RowParallelLinear(modules["mlp.down"], rows, m.hidden_size, m.mlp_bias, self.comm, store)
+        return (MLP if m.gated else UngatedMLP)(gate_up, down, m.activation)
+
+    def _experts(self, m: ModelConfig, config: ExpertsConfig, modules: Mapping[str, str]) -> MixtureOfExperts:
+        where, store = (self.comm.size, self.comm.rank, self.config.ep), self._store
+        names = [modules[f"mlp.experts.{one}"] for one in ("gate", "up", "down")]
+        experts = [
+            Expert(
+                [name.format(expert) for name in names],
+                shards.expert_features(m, *where, expert),
+                m.hidden_size,
+                store,
+            )
+            for expert in range(config.count)
+        ]
+        router = Router(modules["mlp.router"], m.hidden_size, config, store)
+        held, shared = shards.held_experts(m, *where), self._shared_expert(m, config, modules)
+        return MixtureOfExperts(router, experts, held, shared, m.activation, self.comm)
+
+    def _shared_expert(
+        self, m: ModelConfig, config: ExpertsConfig, modules: Mapping[str, str]
+    ) -> SharedExpert | None:
+        if not config.shared_width:
+            return None
+        names = [modules[f"mlp.shared.{one}"] for one in ("gate", "up", "down")]
+        features = shards.span_of("shared_expert", m, self.comm.size, self.comm.rank)
+        gate = None
+        if config.shared_gated:
+            gate = MergedColumnParallelLinear(
+                [modules["mlp.shared_gate"]], [shards.Span(0, 1)], m.hidden_size, False, self._store
+            )
+        expert = Expert(names, features, m.hidden_size, self._store)
+        return SharedExpert(expert, gate, m.activation)
 
     def _qk_norm(self, layer: str) -> QKNorm | None:
         m, module = self.model, f"{layer}.self_attn"
@@ -149,7 +187,7 @@ class Decoder:
         """Checkpoint name -> this rank's shard, sharing memory with the layers."""
         params: dict[str, Tensor | KeptTensor] = {**self.embed.weight.parts(), **self.final_norm.parameters()}
         for layer in self.layers:
-            for part in (layer.attention.qkv, layer.attention.o_proj, layer.mlp.gate_up, layer.mlp.down):
+            for part in (layer.attention.qkv, layer.attention.o_proj, layer.mlp):
                 params |= part.parameters()
             for norm in (*layer.norms.values(), layer.attention.qk_norm):
                 params |= {} if norm is None else norm.parameters()

@@ -3,6 +3,8 @@
     replicate               the same bits on every rank
     shard(D)                concatenate along dimension D in rank order; shards may be uneven
     shard(D,replicas=R)     groups of R neighbouring ranks hold the same shard
+    shard(D,groups=G)       each of G groups of neighbouring ranks holds the shards of a tensor: the sum of those
+                            (experts divided among groups of ranks: each has the rows of its own, zeros elsewhere)
     partial                 the sum over the ranks
 
 (PyTorch DTensor's placements; `replicas` is Megatron's duplication of KV heads when tp exceeds them.)
@@ -24,7 +26,7 @@ from lockstep.sessions.dtypes import widen
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.records import TensorRecord
 
-_SHARD = re.compile(r"shard\((\d{1,2})(?:,replicas=(\d{1,4}))?\)")
+_SHARD = re.compile(r"shard\((\d{1,2})(?:,replicas=(\d{1,4}))?(?:,groups=(\d{1,4}))?\)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,11 +36,13 @@ class Layout:
     kind: Literal["replicate", "shard", "partial"]
     dim: int = 0
     replicas: int = 1
+    groups: int = 1
 
     def __str__(self) -> str:
         if self.kind != "shard":
             return self.kind
-        return f"shard({self.dim})" if self.replicas == 1 else f"shard({self.dim},replicas={self.replicas})"
+        more = {"replicas": self.replicas, "groups": self.groups}
+        return f"shard({self.dim}{''.join(f',{name}={count}' for name, count in more.items() if count > 1)})"
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,11 +69,12 @@ def parse(text: str) -> Layout:
     if text == "partial":
         return Layout("partial")
     match = _SHARD.fullmatch(text)
-    if match is None or (replicas := int(match[2] or 1)) < 1:
+    if match is None or (replicas := int(match[2] or 1)) < 1 or (groups := int(match[3] or 1)) < 1:
         raise LayoutError(
-            f"{text[:60]!r} is no layout; use replicate, partial, shard(DIM) or shard(DIM,replicas=N)"
+            f"{text[:60]!r} is no layout; use replicate, partial, shard(DIM), shard(DIM,replicas=N) or "
+            "shard(DIM,groups=N)"
         )
-    return Layout("shard", int(match[1]), replicas)
+    return Layout("shard", int(match[1]), replicas, groups)
 
 
 def rebuild(
@@ -97,7 +102,7 @@ def rebuild(
     note = _note(disagreeing, missing)
     if len(shards) < len(groups):
         return Rebuilt(None, tuple(disagreeing), missing, note, part)
-    array = shards[0] if layout.kind == "replicate" else _concatenate(layout, shards, arrays_by_rank)
+    array = shards[0] if layout.kind == "replicate" else _together(layout, shards, arrays_by_rank)
     return Rebuilt(array, tuple(disagreeing), missing, note, part)
 
 
@@ -111,10 +116,10 @@ def rebuild_records(layout: Layout | str, records: Mapping[int, TensorRecord], r
 
 
 def shard_groups(layout: Layout, ranks: int) -> list[range]:
-    """The ranks that hold each distinct shard, in shard order."""
-    if ranks % layout.replicas:
+    """The ranks that hold each distinct shard, in shard order, group by group."""
+    if ranks % (layout.replicas * layout.groups):
         raise LayoutError(
-            f"{layout} does not fit {ranks} ranks: they do not divide into groups of {layout.replicas}"
+            f"{layout} does not fit {ranks} ranks: they do not divide into groups of {layout.replicas * layout.groups}"
         )
     return [range(first, first + layout.replicas) for first in range(0, ranks, layout.replicas)]
 
@@ -152,7 +157,7 @@ def cut(
 ) -> dict[int, NDArray[Any]]:
     """Each rank's part (a view) of a global tensor: the inverse of `rebuild` but for partial layouts.
 
-    `sizes` are the lengths of the distinct shards, equal by default.
+    `sizes` are the lengths of the distinct shards, equal by default. Of several groups each gets the whole.
     """
     layout = parse(layout) if isinstance(layout, str) else layout
     if layout.kind == "partial":
@@ -160,15 +165,30 @@ def cut(
     if layout.kind == "replicate":
         return dict.fromkeys(range(ranks), array)
     groups = shard_groups(layout, ranks)
-    length = array.shape[layout.dim] if layout.dim < array.ndim else -1
-    if sizes is None and length >= 0 and length % len(groups) == 0:
-        sizes = [length // len(groups)] * len(groups)
-    if sizes is None or len(sizes) != len(groups) or sum(sizes) != length:
+    length, count = array.shape[layout.dim] if layout.dim < array.ndim else -1, len(groups) // layout.groups
+    if sizes is None and length >= 0 and length % count == 0:
+        sizes = [length // count] * len(groups)
+    each = [] if sizes is None else [sizes[i : i + count] for i in range(0, len(sizes), count)]
+    if len(each) != layout.groups or any(len(one) != count or sum(one) != length for one in each):
         raise LayoutError(
             f"shape {array.shape} cannot be cut by {layout} into {len(groups)} shards of {sizes}"
         )
-    parts = np.split(array, np.cumsum(sizes)[:-1], axis=layout.dim)
+    parts = [part for one in each for part in np.split(array, np.cumsum(one)[:-1], axis=layout.dim)]
     return {rank: part for group, part in zip(groups, parts, strict=True) for rank in group}
+
+
+def _together(
+    layout: Layout, shards: list[NDArray[Any]], arrays_by_rank: Mapping[int, NDArray[Any]]
+) -> NDArray[Any]:
+    """Each group's shards side by side, and the groups' sum: zeros where another group has something."""
+    count = len(shards) // layout.groups
+    wholes = [
+        _concatenate(layout, shards[i : i + count], arrays_by_rank) for i in range(0, len(shards), count)
+    ]
+    if len({whole.shape for whole in wholes}) > 1:
+        raise LayoutError(f"groups of different shapes: {_shapes(arrays_by_rank)}")
+    with np.errstate(over="ignore", invalid="ignore"):
+        return reduce(np.add, wholes)
 
 
 def _concatenate(

@@ -20,22 +20,32 @@ from transformers import (
     Gemma3TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
+    Glm4MoeConfig,
+    Glm4MoeForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MistralConfig,
     MistralForCausalLM,
+    MixtralConfig,
+    MixtralForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoeConfig,
+    OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
+    Qwen2MoeConfig,
+    Qwen2MoeForCausalLM,
     Qwen3Config,
     Qwen3ForCausalLM,
+    Qwen3MoeConfig,
+    Qwen3MoeForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Starcoder2Config,
@@ -56,6 +66,11 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "granite": (GraniteConfig, GraniteForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
+    "mixtral": (MixtralConfig, MixtralForCausalLM),
+    "olmoe": (OlmoeConfig, OlmoeForCausalLM),
+    "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
+    "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
 }
 
 SIZES: dict[str, Any] = {
@@ -94,6 +109,15 @@ OWN: dict[str, dict[str, Any]] = {
         "full_attention": {"rope_type": "yarn", "rope_theta": 5e5, "factor": 8.0,
                            "original_max_position_embeddings": 32},
         "sliding_attention": {"rope_type": "default", "rope_theta": 5e5}}},
+    "qwen3_moe": {"num_key_value_heads": 4, "head_dim": 16, "num_experts": 8, "num_experts_per_tok": 2,
+                  "moe_intermediate_size": 32, "norm_topk_prob": True, "mlp_only_layers": [1]},
+    "mixtral": {"num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 2, "intermediate_size": 32},
+    "olmoe": {"num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32},
+    "qwen2_moe": {"num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 2, "mlp_only_layers": [0],
+                  "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48},
+    "glm4_moe": {"num_key_value_heads": 4, "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
+                 "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
+                 "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True},
     "gemma2": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True,
                "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
 }  # fmt: skip
@@ -154,6 +178,11 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4": ("glm4", {}),
     "olmo3": ("olmo3", {}),
     "starcoder2": ("starcoder2", {}),
+    "qwen3-moe": ("qwen3_moe", {}),
+    "mixtral": ("mixtral", {}),
+    "olmoe": ("olmoe", {}),
+    "qwen2-moe": ("qwen2_moe", {}),
+    "glm4-moe": ("glm4_moe", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 
@@ -181,6 +210,9 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
                 parameter.copy_(0.5 * noise)
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
+        for name, buffer in model.named_buffers():
+            if name.endswith("e_score_correction_bias"):
+                buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
     return model.eval()
 
 

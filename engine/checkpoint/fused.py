@@ -1,14 +1,17 @@
-"""Tensors that a checkpoint holds stacked, as the model's own: q, k and v of `qkv_proj`, gate and up of `gate_up_proj`.
-Loads torch when a tensor is read."""
+"""Tensors that a checkpoint holds stacked, as the model's own: q, k and v of `qkv_proj`, gate and up of `gate_up_proj`,
+the matrices of all experts. Loads torch when a tensor is read."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, NamedTuple, Self
 
-from lockstep.engine.checkpoint.source import Source, TensorInfo
+from lockstep.engine.checkpoint.safetensors import SafetensorsSource
+from lockstep.engine.checkpoint.source import TensorInfo
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph import operation_of
 from lockstep.engine.graph.checkpoint_names import FUSED
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
@@ -17,36 +20,69 @@ if TYPE_CHECKING:
     import torch
 
 
-def stored_in(model: ModelConfig) -> dict[str, tuple[str, Span]]:
-    """Parameter -> the checkpoint's tensor that holds it, and in which rows; of those that are stacked."""
-    rows = {name: shape[0] for name, shape in shards.layer_parameters(model).items()}
-    found: dict[str, tuple[str, Span]] = {}
-    for whole, parts in FUSED.get(model.family, {}).items():
-        start = 0
-        for part in (f"{one}.weight" for one in parts):
-            span = Span(start, start + rows[part])
-            for i in range(model.num_layers):
-                found[f"model.layers.{i}.{part}"] = f"model.layers.{i}.{whole}.weight", span
-            start = span.stop
+class Place(NamedTuple):
+    """Where a parameter lies: in which rows of a tensor of the checkpoint, of a stack of matrices in those of the one
+    with that number. `shape` is the tensor's."""
+
+    tensor: str
+    rows: Span
+    shape: tuple[int, ...]
+    matrix: int | None = None
+
+    def of(self, whole: torch.Tensor) -> torch.Tensor:
+        """The parameter, as a view of the tensor."""
+        matrix = whole if self.matrix is None else whole[self.matrix]
+        return matrix[self.rows.start : self.rows.stop]
+
+
+def stored_in(model: ModelConfig) -> dict[str, Place]:
+    """Parameter -> where it lies in a checkpoint that stacks it; of those that may be stacked."""
+    found: dict[str, Place] = {}
+    for i in range(model.num_layers):
+        shapes = shards.layer_parameters(model, i)
+        places = dict(_rows_of(model, shapes)) | dict(_experts_of(model.of_layer(i)))
+        for part, place in places.items():
+            found[f"model.layers.{i}.{part}"] = place._replace(tensor=f"model.layers.{i}.{place.tensor}")
     return found
 
 
-class UnstackedSource:
-    """`source` with the stacked tensors as their parts. A stack of another height stays as it is, and is refused."""
+def _rows_of(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Place]]:
+    """Of a layer's stacks by rows."""
+    for whole, modules in FUSED.get(model.family, {}).items():
+        parts = [shapes[f"{one}.weight"] for one in modules]
+        start, shape = 0, (sum(part[0] for part in parts), *parts[0][1:])
+        for module, part in zip(modules, parts, strict=True):
+            yield f"{module}.weight", Place(f"{whole}.weight", Span(start, start + part[0]), shape)
+            start += part[0]
 
-    def __init__(self, source: Source, model: ModelConfig) -> None:
+
+def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
+    """Of a layer's experts as transformers has them, and of a router that it calls otherwise than the checkpoint."""
+    if (has := model.experts) is None:
+        return
+    gate, up, down, router = (
+        "" if (one := operation_of(model, f"mlp.{tap}")) is None else one.module
+        for tap in ("experts.gate", "experts.up", "experts.down", "router")
+    )
+    hidden, width = model.hidden_size, has.width
+    both, single = (has.count, 2 * width, hidden), (has.count, hidden, width)
+    for e in range(has.count):
+        yield f"{gate.format(e)}.weight", Place("mlp.experts.gate_up_proj", Span(0, width), both, e)
+        yield f"{up.format(e)}.weight", Place("mlp.experts.gate_up_proj", Span(width, 2 * width), both, e)
+        yield f"{down.format(e)}.weight", Place("mlp.experts.down_proj", Span(0, hidden), single, e)
+    if router != "mlp.gate":
+        yield f"{router}.weight", Place("mlp.gate.weight", Span(0, has.count), (has.count, hidden))
+
+
+class UnstackedSource:
+    """`source` with the stacked tensors as their parts. A stack of another shape stays as it is, and is refused."""
+
+    def __init__(self, source: SafetensorsSource, model: ModelConfig) -> None:
         self._source = source
-        stacked = stored_in(model)
-        heights: dict[str, int] = {}
-        for whole, span in stacked.values():
-            heights[whole] = max(heights.get(whole, 0), span.stop)
-        there = source.names()
-        right = {
-            whole
-            for whole, rows in heights.items()
-            if whole in there and source.info(whole).shape[:1] == (rows,)
-        }
-        self._parts = {name: place for name, place in stacked.items() if place[0] in right}
+        there, stacked = source.names(), stored_in(model)
+        shapes = {place.tensor: place.shape for place in stacked.values()}
+        right = {name for name, shape in shapes.items() if name in there and source.info(name).shape == shape}
+        self._parts = {name: place for name, place in stacked.items() if place.tensor in right}
         self._names = (there - right) | self._parts.keys()
 
     @property
@@ -62,23 +98,18 @@ class UnstackedSource:
         """Of a part: its own shape."""
         if name not in self._parts:
             return self._source.info(name)
-        whole, span = self._parts[name]
-        info = self._source.info(whole)
-        return replace(info, shape=(span.size, *info.shape[1:]))
+        place = self._parts[name]
+        return replace(self._source.info(place.tensor), shape=(place.rows.size, place.shape[-1]))
 
     def read(self, name: str, dim: int | None = None, span: Span | None = None) -> torch.Tensor:
         """As the source does."""
         if name not in self._parts:
             return self._source.read(name, dim, span)
-        whole, rows = self._parts[name]
-        if dim != 0 or span is None:
-            part = self._source.read(whole, 0, rows)
-            return (
-                part if dim is None or span is None else part.narrow(dim, span.start, span.size).contiguous()
-            )
-        return self._source.read(
-            whole, 0, Span(rows.start + span.start, min(rows.start + span.stop, rows.stop))
-        )
+        tensor, rows, _, matrix = self._parts[name]
+        if dim == 0 and span is not None:
+            rows = Span(rows.start + span.start, min(rows.start + span.stop, rows.stop))
+        columns = span if dim == 1 else None
+        return self._source.read_matrix(tensor, rows, columns, matrix)
 
     def digest(self) -> str:
         """The checkpoint's own."""

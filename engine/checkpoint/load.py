@@ -59,7 +59,8 @@ def shards_of(
     def each() -> Iterator[Named]:
         for name in filter(keep, shards.parameters(model)):
             shard = plan(name, model, tp, rank)
-            yield name, _read(source, tensor_of(name, model), shard, dtype, device)
+            held = shards.held_in(name, model, dtype)
+            yield name, _read(source, tensor_of(name, model), shard, held, device)
 
     return each()
 
@@ -93,17 +94,18 @@ def rank0_shards(
 
     def each() -> Iterator[Named]:
         for name in filter(keep, shards.parameters(model)):
+            held = shards.held_in(name, model, dtype)
             if source is not None:
                 mine = _read_and_send(
                     source,
                     tensor_of(name, model),
                     [plan(name, model, tp, r) for r in range(tp)],
                     send,
-                    dtype,
+                    held,
                     device,
                 )
             else:
-                mine = _receive(plan(name, model, tp, rank).local_shape, recv, dtype, device)
+                mine = _receive(plan(name, model, tp, rank).local_shape, recv, held, device)
             yield name, mine
 
     return each()

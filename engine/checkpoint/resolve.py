@@ -37,9 +37,9 @@ def open_checkpoint(path: Path) -> tuple[ModelConfig, Source]:
     generation_file = directory / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     model = ModelConfig.from_hf(config, generation, str(config_file))
-    source: Source = SafetensorsSource(path, config_file.read_bytes())
-    if model.family in FUSED:
-        source = UnstackedSource(source, model)
+    stored = SafetensorsSource(path, config_file.read_bytes())
+    stacked = model.family in FUSED or model.experts is not None
+    source: Source = UnstackedSource(stored, model) if stacked else stored
     return settle(model, source), source
 
 

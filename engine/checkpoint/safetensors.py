@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -52,8 +53,26 @@ class SafetensorsSource(FileSource):
     def read(self, name: str, dim: int | None = None, span: Span | None = None) -> torch.Tensor:
         """The tensor, or `span` of dimension `dim`, as a contiguous CPU tensor of its own."""
         info = self.readable(name, dim, span)
+        index = [slice(0, size) for size in info.shape]
+        if dim is not None and span is not None:
+            index[dim] = slice(span.start, span.stop)
+        return self._read(name, info, index)
+
+    def read_matrix(
+        self, name: str, rows: Span, columns: Span | None = None, matrix: int | None = None
+    ) -> torch.Tensor:
+        """Some rows and columns (None: all) of a matrix, or of the one with the number `matrix` of a stack."""
+        info = self.readable(name, 0 if matrix is None else 1, rows)
+        columns = columns or Span(0, info.shape[-1])
+        self.readable(name, len(info.shape) - 1, columns)
+        index = [slice(rows.start, rows.stop), slice(columns.start, columns.stop)]
+        return self._read(
+            name, info, index if matrix is None else [slice(matrix, matrix + 1), *index]
+        ).reshape(rows.size, columns.size)
+
+    def _read(self, name: str, info: TensorInfo, index: Sequence[slice]) -> torch.Tensor:
         try:
-            tensor = _copy(name, info, dim, span)
+            tensor = _copy(name, info, index)
         except (SafetensorError, OSError) as error:
             raise CheckpointError(f"{info.file}: {printable(name)}: {printable(error)}") from error
         self.bytes_read += tensor.numel() * tensor.element_size()
@@ -75,25 +94,25 @@ class SafetensorsSource(FileSource):
         return hasher.hexdigest()
 
 
-def _copy(name: str, info: TensorInfo, dim: int | None, span: Span | None) -> torch.Tensor:
-    """The slice in memory of its own, copied by whole rows, at most about PIECE_BYTES of the file mapped in."""
+def _copy(name: str, info: TensorInfo, index: Sequence[slice]) -> torch.Tensor:
+    """The slice in memory of its own, copied by whole rows, at most about PIECE_BYTES of the file mapped in. Of a stack
+    of matrices by rows of each."""
     if not info.numel or not info.shape:
         with safe_open(info.file, framework="pt") as file:
             whole: torch.Tensor = file.get_tensor(name).clone()
-        return whole if dim is None or span is None else whole.narrow(dim, span.start, span.size)
-    index = [slice(0, size) for size in info.shape]
-    if dim is not None and span is not None:
-        index[dim] = slice(span.start, span.stop)
-    first, last = index[0].start, index[0].stop
-    rows = max(1, PIECE_BYTES * info.shape[0] // info.nbytes)
+        return whole[tuple(index)].clone() if index else whole
+    along = 1 if len(index) == 3 else 0
+    first, last = index[along].start, index[along].stop
+    row_bytes = info.nbytes // info.shape[0] // (info.shape[1] if along else 1)
+    rows = max(1, PIECE_BYTES // max(1, row_bytes))
     tensor: torch.Tensor | None = None
     for start in range(first, max(last, first + 1), rows):
         stop = min(start + rows, last)
         with safe_open(info.file, framework="pt") as file:
-            view = file.get_slice(name)[(slice(start, stop), *index[1:])]
+            view = file.get_slice(name)[(*index[:along], slice(start, stop), *index[along + 1 :])]
             if tensor is None:
                 tensor = view.new_empty([part.stop - part.start for part in index])
-            tensor[start - first : stop - first].copy_(view)
+            tensor.narrow(along, start - first, stop - start).copy_(view)
             del view  # the mapping lives as long as a view of it
     assert tensor is not None, "a range with at least one step"
     return tensor

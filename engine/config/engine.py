@@ -23,6 +23,7 @@ class EngineConfig:
     """How to run: parallelism, device, dtype, cache. Checked against the model by `check_fit`."""
 
     tp: int = 1
+    ep: int = 1  # groups of ranks among which the experts are divided; each expert is split within its group
     device: str = "cpu"
     dtype: DType = "float32"
     block_size: int = 0  # tokens; 0: 16, on a GPU 256, the least page that FlashAttention-2 reads
@@ -42,6 +43,9 @@ class EngineConfig:
     def __post_init__(self) -> None:
         if self.tp < 1:
             raise ConfigError(f"tp must be at least 1, not {self.tp}")
+        if self.ep < 1 or self.tp % self.ep:
+            good = [str(ep) for ep in range(1, min(self.tp, MOST_RANKS) + 1) if self.tp % ep == 0]
+            raise ConfigError(f"ep={self.ep} does not divide tp={self.tp}: use {_either(good)}")
         if self.dtype not in DTYPES:
             raise ConfigError(f"dtype {self.dtype!r} is not one of {', '.join(DTYPES)}")
         if self.weights == "quantised" and self.load == "rank0":
@@ -68,10 +72,11 @@ def check_fit(model: ModelConfig, engine: EngineConfig) -> None:
     """Refuse a tensor parallelism that cannot split this model, naming the ones that can.
 
     `tp` must divide the query heads, and divide the KV heads or be a multiple of them (which replicates them). The
-    vocabulary and the MLP's width need not divide: the last ranks hold less of them.
+    vocabulary and the MLP's width need not divide: the last ranks hold less of them. `ep` must divide the experts.
     """
     problem = _misfit(model, engine.tp)
     if problem is None:
+        _check_experts(model, engine)
         return
     good = [str(tp) for tp in range(1, min(model.num_heads, MOST_RANKS) + 1) if _misfit(model, tp) is None]
     raise ConfigError(f"tp={engine.tp} {problem}: use {_either(good)}")
@@ -84,6 +89,19 @@ def _misfit(model: ModelConfig, tp: int) -> str | None:
     if model.num_kv_heads % tp and tp % model.num_kv_heads:
         return f"neither divides nor is a multiple of {model.num_kv_heads} key/value heads"
     return None
+
+
+def _check_experts(model: ModelConfig, engine: EngineConfig) -> None:
+    """Refuse groups of ranks among which the experts cannot be divided."""
+    if engine.ep == 1:
+        return
+    if model.experts is None:
+        raise ConfigError(f"ep={engine.ep} divides experts among ranks, {model.family} has none: use ep=1")
+    if (count := model.experts.count) % engine.ep:
+        good = [str(ep) for ep in range(1, engine.tp + 1) if engine.tp % ep == 0 and count % ep == 0]
+        raise ConfigError(
+            f"ep={engine.ep} does not divide {count} experts: with tp={engine.tp} use {_either(good)}"
+        )
 
 
 def _either(words: list[str]) -> str:

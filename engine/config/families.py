@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
+from lockstep.engine.config.experts import ExpertsConfig, expert_count, sparse_layers
 from lockstep.engine.config.fields import Fields
 
 Family = Literal[
@@ -24,14 +25,20 @@ Family = Literal[
     "glm4",
     "olmo3",
     "starcoder2",
+    "qwen3_moe",
+    "mixtral",
+    "olmoe",
+    "qwen2_moe",
+    "glm4_moe",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
 NormForm = Literal["rms", "wide", "plus_one", "layer"]
 #: The activation of the MLP's gate; GELU exact, or by a tanh.
 Activation = Literal["silu", "gelu", "gelu_tanh"]
-#: Which layers have a sliding window: none, all, those that are switched on, those of that type.
-Windows = Literal["none", "all", "switched", "typed"]
+#: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those of that
+#: type.
+Windows = Literal["none", "all", "all_switched", "switched", "typed"]
 
 #: Fields of `ModelConfig` that differ from their defaults.
 Own = Mapping[str, Any]
@@ -120,6 +127,88 @@ def _starcoder2(fields: Fields) -> Own:
     return {"norm": "layer", "gated": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
 
 
+def _qwen3_moe(fields: Fields) -> Own:
+    """Qwen3 with experts in place of most MLPs (arXiv:2505.09388)."""
+    experts = ExpertsConfig(
+        expert_count(fields, ("num_experts", "num_local_experts")),
+        fields.size("num_experts_per_tok", 8),
+        fields.size("moe_intermediate_size", 768),
+        sparse_layers(fields),
+        renormalised=fields.flag("norm_topk_prob", False),
+    )
+    return {**_qwen3(fields), "experts": experts}
+
+
+def _mixtral(fields: Fields) -> Own:
+    """Mistral with experts in place of MLPs (arXiv:2401.04088)."""
+    experts = ExpertsConfig(
+        expert_count(fields, ("num_local_experts", "num_experts")),
+        fields.size("num_experts_per_tok", 2),
+        fields.size("intermediate_size"),
+        _every_layer(fields),
+        wide_weights=True,
+    )
+    return {"experts": experts}
+
+
+def _olmoe(fields: Fields) -> Own:
+    """Experts in place of MLPs, norms over all heads of q and k (arXiv:2409.02060)."""
+    if "clip_qkv" in fields:
+        raise fields.error("clip_qkv", "clamped projections are not supported")
+    experts = ExpertsConfig(
+        expert_count(fields, ("num_experts", "num_local_experts")),
+        fields.size("num_experts_per_tok", 8),
+        fields.size("intermediate_size"),
+        _every_layer(fields),
+        renormalised=fields.flag("norm_topk_prob", False),
+    )
+    return {**_biased(fields), "qk_norm": True, "qk_norm_whole": True, "experts": experts}
+
+
+def _qwen2_moe(fields: Fields) -> Own:
+    """Qwen2 with experts, and one to which every token goes, through a gate (arXiv:2407.10671)."""
+    experts = ExpertsConfig(
+        expert_count(fields, ("num_experts", "num_local_experts")),
+        fields.size("num_experts_per_tok", 4),
+        fields.size("moe_intermediate_size", 1408),
+        sparse_layers(fields),
+        renormalised=fields.flag("norm_topk_prob", False),
+        shared_width=fields.size("shared_expert_intermediate_size", 5632),
+        shared_gated=True,
+    )
+    return {"qkv_bias": fields.flag("qkv_bias", True), "experts": experts}
+
+
+def _glm4_moe(fields: Fields) -> Own:
+    """Routing as in DeepSeek-V3: sigmoids, of which a bias corrects the choice (arXiv:2508.06471, arXiv:2412.19437)."""
+    width = fields.size("moe_intermediate_size", 1408)
+    layers, dense = fields.size("num_hidden_layers"), fields.size("first_k_dense_replace", 1, least=0)
+    experts = ExpertsConfig(
+        expert_count(fields, ("n_routed_experts", "num_local_experts")),
+        fields.size("num_experts_per_tok", 8),
+        width,
+        tuple(i >= dense for i in range(layers)),
+        scores="sigmoid",
+        renormalised=fields.flag("norm_topk_prob", True),
+        correction=True,
+        groups=fields.size("n_group", 1),
+        top_groups=fields.size("topk_group", 1),
+        factor=fields.number("routed_scaling_factor", 1.0),
+        shared_width=width * fields.size("n_shared_experts", 1),
+        wide=True,
+        wide_weights=True,
+    )
+    return {
+        "qkv_bias": fields.flag("attention_bias", False),
+        "qk_norm": fields.flag("use_qk_norm", False),
+        "experts": experts,
+    }
+
+
+def _every_layer(fields: Fields) -> tuple[bool, ...]:
+    return (True,) * fields.size("num_hidden_layers")
+
+
 @dataclass(frozen=True, slots=True)
 class FamilyRules:
     """`own(fields)`: what the family's models do differently. The others are what is assumed of keys that are missing:
@@ -175,4 +264,9 @@ RULES: Mapping[Family, FamilyRules] = {
         _starcoder2, 4096, eps=1e-5, eps_key="norm_epsilon", tied=True, own_kv_heads=True, windows="all",
         activation=("hidden_act", "gelu_pytorch_tanh"),
     ),
+    "qwen3_moe": FamilyRules(_qwen3_moe, 32768, own_kv_heads=True, windows="all_switched", window=4096),
+    "mixtral": FamilyRules(_mixtral, 131072, eps=1e-5, own_kv_heads=True, theta=1e6, windows="all"),
+    "olmoe": FamilyRules(_olmoe, 4096, eps=1e-5),
+    "qwen2_moe": FamilyRules(_qwen2_moe, 32768, own_kv_heads=True, windows="switched", window=4096),
+    "glm4_moe": FamilyRules(_glm4_moe, 131072, eps=1e-5, own_kv_heads=True, partial_rotary=0.5),
 }  # fmt: skip

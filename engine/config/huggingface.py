@@ -81,7 +81,7 @@ def windows(fields: Fields, rules: FamilyRules, types: Sequence[str]) -> tuple[i
 def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str]:
     """Of each layer whether it sees everything or has a window."""
     types, window = _stated_types(fields, layers), _window(fields, rules)
-    if rules.windows == "all":
+    if rules.windows in ("all", "all_switched"):
         uniform = [SLIDING if window else FULL] * layers
         if types not in (None, uniform):
             raise ConfigError(
@@ -118,7 +118,7 @@ def _stated_types(fields: Fields, layers: int) -> list[str] | None:
 
 def _window(fields: Fields, rules: FamilyRules) -> int | None:
     """An explicit null switches the window off; an absent key means the config classes' default."""
-    off = rules.windows == "switched" and not fields.flag("use_sliding_window", False)
+    off = rules.windows in ("switched", "all_switched") and not fields.flag("use_sliding_window", False)
     stated = "sliding_window" in fields
     if (
         off

@@ -10,15 +10,11 @@ _SHOWN_BY: dict[str, tuple[str, ...]] = {
     "an encoder": ("is_encoder_decoder", "encoder_layers", "num_decoder_layers"),
     "images": ("vision_config", "vision_tower", "mm_vision_tower"),
     "sound": ("audio_config", "audio_token_id"),
-    "a mixture of experts": (
+    "a mixture of experts of its own": (
         "num_experts", "num_local_experts", "n_routed_experts", "moe_num_experts", "moe_intermediate_size",
-        "ffn_config", "expert_count", "expert_used_count",
+        "n_shared_experts", "num_shared_experts", "ffn_config", "expert_count", "expert_used_count",
+        "expert_shared_count", "routed_scaling_factor", "router_scaling_factor",
     ),
-    "shared experts": (
-        "n_shared_experts", "num_shared_experts", "shared_expert_intermediate_size", "moe_num_shared_experts",
-        "expert_shared_count",
-    ),
-    "a scaled router": ("routed_scaling_factor", "router_scaling_factor", "expert_weights_scale"),
     "keys and values from latents (MLA)": ("kv_lora_rank", "attention.kv_lora_rank"),
     "sparse attention by an indexer": ("index_topk", "index_n_heads", "attention.indexer.top_k"),
     "attention in chunks": ("attention_chunk_size", "attention.chunk_size"),

@@ -5,9 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from functools import cache
 from typing import Literal, get_args
 
 from lockstep.engine.config import huggingface
+from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import FAMILIES, RULES, Activation, Family, NormForm
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
@@ -54,6 +56,7 @@ class ModelConfig:
     qk_norm_whole: bool = False  # over all heads at once
     activation: Activation = "silu"
     gated: bool = True  # the MLP: activation(gate) * up, else activation(up)
+    experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
     score_scale: float | None = None  # None: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # of scores, and of logits: cap * tanh(x / cap); 0: none
     logit_cap: float = 0.0
@@ -85,13 +88,9 @@ class ModelConfig:
         return self.head_dim if self.rotary is None else self.rotary
 
     def of_layer(self, layer: int | None) -> ModelConfig:
-        """The model with the rotation of that layer as its own; None: outside of the layers."""
-        if layer is None or layer >= len(self.layer_ropes):
-            return self
-        rope = self.layer_ropes[layer]
-        if rope is None:
-            return replace(self, rotary=0, layer_ropes=())
-        return replace(self, rope_theta=rope.theta, rope_scaling=rope.scaling, layer_ropes=())
+        """The model with that layer's rotation as its own, and without experts where that layer has none; None: outside
+        of the layers."""
+        return self if layer is None else _of_layer(self, layer)
 
     @property
     def context(self) -> int:
@@ -149,6 +148,18 @@ class ModelConfig:
             eos_ids=extra.ids("eos_token_id") or fields.ids("eos_token_id"),
         )
         return replace(plain, **rules.own(fields))
+
+
+@cache
+def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
+    if model.experts is not None and not any(model.experts.layers[layer : layer + 1]):
+        model = replace(model, experts=None)
+    if layer >= len(model.layer_ropes):
+        return model
+    rope = model.layer_ropes[layer]
+    if rope is None:
+        return replace(model, rotary=0, layer_ropes=())
+    return replace(model, rope_theta=rope.theta, rope_scaling=rope.scaling, layer_ropes=())
 
 
 def _family(fields: Fields) -> Family:

@@ -9,6 +9,7 @@ from lockstep.engine.errors import ConfigError
 from lockstep.engine.faults import (
     bias,
     cache,
+    experts,
     grouped_query,
     layer_rope,
     lm_head,
@@ -39,6 +40,7 @@ FAULTS: tuple[Fault, ...] = (
     *sharding.FAULTS,
     *norm.FAULTS,
     *mlp.FAULTS,
+    *experts.FAULTS,
     *lm_head.FAULTS,
     *names.FAULTS,
     *stream.FAULTS,

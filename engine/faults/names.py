@@ -6,8 +6,9 @@ import re
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.fault import Fault
-from lockstep.engine.faults.needs import several_layers
+from lockstep.engine.faults.needs import all_of, layers_alike, several_experts, several_layers
 
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 _NUMBER = re.compile(r"(?<=model\.layers\.)\d+")
 
 
@@ -28,7 +29,15 @@ def norms_exchanged(name: str, model: ModelConfig) -> str:
 
 def next_layer(name: str, model: ModelConfig) -> str:
     """Layers are counted from 1: each is filled from the one after it, the last from the first."""
+    if layers_alike(model, 1) is not None:
+        return name
     return _NUMBER.sub(lambda found: str((int(found[0]) + 1) % model.num_layers), name)
+
+
+def next_expert(name: str, model: ModelConfig) -> str:
+    """Experts are counted from 1: each is filled from the one after it, the last from the first."""
+    count = 1 if model.experts is None else model.experts.count
+    return _EXPERT.sub(lambda found: str((int(found[0]) + 1) % count), name)
 
 
 def _exchanged(name: str, one: str, other: str) -> str:
@@ -87,6 +96,20 @@ FAULTS = (
         symptom="embedding and head are right, every layer is another one",
         source="tenstorrent/tt-metal#54884",
         patch={"tensor_of": next_layer},
-        needs=several_layers,
+        needs=all_of(several_layers, layers_alike),
+    ),
+    Fault(
+        id="next-experts-weights",
+        seam="tensor_of",
+        value="next_expert",
+        correct="own",
+        title="experts filled from the expert after them",
+        group="loading",
+        level="load",
+        first_tap="layers.*.mlp.experts.gate",
+        symptom="the router is right, each token's rows go through another expert than was chosen",
+        source="vllm-project/vllm#31534",
+        patch={"tensor_of": next_expert},
+        needs=several_experts,
     ),
 )

@@ -25,6 +25,17 @@ def several_layers(model: ModelConfig, tp: int) -> str | None:
     return None if model.num_layers > 1 else "the model has a single layer"
 
 
+def layers_alike(model: ModelConfig, tp: int) -> str | None:
+    """Every layer has what the others have."""
+    mixed = model.experts is not None and not all(model.experts.layers)
+    return "some layers have experts, others none" if mixed else None
+
+
+def several_experts(model: ModelConfig, tp: int) -> str | None:
+    """There are experts that can be taken for each other."""
+    return None if model.experts is not None and model.experts.count > 1 else "the model has no experts"
+
+
 def several_heads(model: ModelConfig, tp: int) -> str | None:
     """A rank has heads that can be taken for each other."""
     return None if model.num_heads > tp else "each rank holds a single head"

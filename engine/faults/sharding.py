@@ -26,9 +26,9 @@ def qkv_by_in_features(model: ModelConfig, tp: int, rank: int) -> shards.QKVPlan
     return shards.QKVPlan((q, kv, kv), columns, right.rows, bias=rank == 0)
 
 
-def qkv_shards_by_in_features(name: str, model: ModelConfig, tp: int, rank: int) -> shards.Shard:
+def qkv_shards_by_in_features(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> shards.Shard:
     """q/k/v weights are cut along dimension 1, their biases not at all."""
-    right = shards.plan(name, model, tp, rank)
+    right = shards.plan(name, model, tp, rank, ep)
     if not name.endswith(tuple(f"{part}_proj.{kind}" for part in "qkv" for kind in ("weight", "bias"))):
         return right
     if name.endswith("bias"):
@@ -98,21 +98,21 @@ def no_row_bias(total: Tensor, bias: Tensor, comm: Comm) -> Tensor:
 _COLUMN = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj")
 
 
-def _of_rank_0(name: str, model: ModelConfig, tp: int, rank: int) -> shards.Shard:
-    own, first = (shards.plan(name, model, tp, at) for at in (rank, 0))
+def _of_rank_0(name: str, model: ModelConfig, tp: int, rank: int, ep: int) -> shards.Shard:
+    own, first = (shards.plan(name, model, tp, at, ep) for at in (rank, 0))
     return first if first.local_shape == own.local_shape else own
 
 
-def columns_of_rank_0(name: str, model: ModelConfig, tp: int, rank: int) -> shards.Shard:
+def columns_of_rank_0(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> shards.Shard:
     """Every rank loads rank 0's part of the column-parallel matrices."""
     column = name.rpartition(".")[0].endswith(_COLUMN)
-    return _of_rank_0(name, model, tp, rank) if column else shards.plan(name, model, tp, rank)
+    return _of_rank_0(name, model, tp, rank, ep) if column else shards.plan(name, model, tp, rank, ep)
 
 
-def biases_of_rank_0(name: str, model: ModelConfig, tp: int, rank: int) -> shards.Shard:
+def biases_of_rank_0(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> shards.Shard:
     """The biases are not split: each rank reads the first elements."""
     column = name.endswith(tuple(f"{part}.bias" for part in _COLUMN))
-    return _of_rank_0(name, model, tp, rank) if column else shards.plan(name, model, tp, rank)
+    return _of_rank_0(name, model, tp, rank, ep) if column else shards.plan(name, model, tp, rank, ep)
 
 
 FAULTS = (

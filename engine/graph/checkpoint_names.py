@@ -14,6 +14,14 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo3": _BEHIND,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
+    "mixtral": {
+        "mlp.router": "block_sparse_moe.gate",
+        **{
+            f"mlp.experts.{ours}": f"block_sparse_moe.experts.{{}}.{theirs}"
+            for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+        },
+    },
+    "glm4_moe": {f"mlp.shared.{one}": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}

@@ -12,6 +12,7 @@ from functools import cache
 
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph.checkpoint_names import MODULES
+from lockstep.engine.graph.experts import EXPERTS
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
 
 
@@ -22,7 +23,7 @@ def _norm(
     gguf: str,
     width: Width = "hidden",
     part: Part | None = None,
-    unless: Part | None = None,
+    unless: tuple[Part, ...] = (),
 ) -> Operation:
     """RMSNorm over the stream, or over each head (arXiv:1910.07467), or LayerNorm over the stream."""
     form: Form = "rows" if width == "hidden" else "heads"
@@ -31,23 +32,27 @@ def _norm(
 
 
 def _linear(
-    tap: str, read: str, width: Width, module: str, gguf: str, bias: Bias, unless: Part | None = None
+    tap: str, read: str, width: Width, module: str, gguf: str, bias: Bias, unless: tuple[Part, ...] = ()
 ) -> Operation:
     """A product of which each rank has its columns."""
     return Operation(tap, "linear", {"x": read}, width, "rows", module, gguf, bias, unless=unless)
 
 
-def _summed(tap: str, read: str, module: str, gguf: str, bias: Bias) -> tuple[Operation, Operation]:
+def _summed(
+    tap: str, read: str, module: str, gguf: str, bias: Bias, unless: tuple[Part, ...] = ()
+) -> tuple[Operation, Operation]:
     """A product of which each rank has a term, and their sum (arXiv:1909.08053)."""
     term = f"{tap}.partial"
     return (
-        Operation(term, "linear", {"x": read}, module=module, gguf=gguf, part="partial"),
-        Operation(tap, "reduce", {"partial": term}, module=module, gguf=gguf, bias=bias),
+        Operation(
+            term, "linear", {"x": read}, module=module, gguf=gguf, summed=True, part="partial", unless=unless
+        ),
+        Operation(tap, "reduce", {"partial": term}, module=module, gguf=gguf, bias=bias, unless=unless),
     )
 
 
 _ATTENTION = (
-    _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless="bare_inputs"),
+    _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
     _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias"),
     _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias"),
     _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias"),
@@ -67,16 +72,36 @@ _ATTENTION = (
     Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}),
 )
 _MLP = (
-    _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm", unless="bare_inputs"),
-    _linear("mlp.gate", "mlp_norm", "intermediate", "mlp.gate_proj", "ffn_gate", "mlp_bias", "ungated"),
-    _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias"),
-    Operation("mlp.act", "activation", {"gate": "mlp.gate", "up": "mlp.up"}, "intermediate"),
-    *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias"),
+    _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm", unless=("bare_inputs",)),
+    _linear(
+        "mlp.gate",
+        "mlp_norm",
+        "intermediate",
+        "mlp.gate_proj",
+        "ffn_gate",
+        "mlp_bias",
+        ("ungated", "experts"),
+    ),
+    _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias", ("experts",)),
+    Operation(
+        "mlp.act",
+        "activation",
+        {"gate": "mlp.gate", "up": "mlp.up"},
+        "intermediate",
+        unless=("experts",),
+        optional=("gate",),
+    ),
+    *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias", ("experts",)),
+    *EXPERTS,
     _norm("post_mlp_norm", "mlp.down", "post_mlp_layernorm", "post_ffw_norm", part="post_norm"),
     Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}),
 )
 #: All operations that a layer may have.
 LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
+#: What takes the place of what layers of another kind lack.
+_INSTEAD: Mapping[str, str] = {"mlp.down": "mlp.combine"}
+#: Parts of which an operation's first input takes its place where they are not there.
+_PASSED: Collection[Part] = ("qk_norm", "partial", "post_norm")
 #: The taps of the two blocks that add to the stream.
 BLOCKS = tuple(tuple(one.tap for one in block) for block in (_ATTENTION, _MLP))
 #: Those before and behind the layers.
@@ -90,12 +115,18 @@ OUTSIDE: Mapping[str, Operation] = {
 }
 #: Products of the same input, which engines may make in one.
 QKV, GATE_UP = (
-    tuple(one.tap for one in LAYER.values() if one.kind == "linear" and one.inputs["x"] == read)
+    tuple(
+        one.tap
+        for one in LAYER.values()
+        if one.kind == "linear" and one.inputs["x"] == read and one.part is None
+    )
     for read in ("attn_norm", "mlp_norm")
 )
 #: Of products that are summed over the ranks, what they multiply.
 MULTIPLIED: Mapping[str, str] = {
-    one.tap: LAYER[one.inputs["partial"]].inputs["x"] for one in LAYER.values() if one.kind == "reduce"
+    one.tap: term.inputs["x"]
+    for one in LAYER.values()
+    if one.kind == "reduce" and (term := LAYER[one.inputs["partial"]]).kind == "linear"
 }
 #: The end of a layer: the stream that enters the next.
 LAYER_OUTPUT = _MLP[-1].tap
@@ -109,6 +140,9 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "bare_inputs": not model.pre_norms,
         "post_norm": model.post_norms,
         "ungated": not model.gated,
+        "experts": model.experts is not None,
+        "shared_expert": model.experts is not None and model.experts.shared_width > 0,
+        "shared_gate": model.experts is not None and model.experts.shared_gated,
     }
     return frozenset(part for part, there in has.items() if there)
 
@@ -129,7 +163,7 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
             inputs={
                 role: next(name for name in instead_of(tap) if name in there or name == STREAM)
                 for role, tap in one.inputs.items()
-                if tap not in LAYER or LAYER[tap].unless != "ungated" or tap in there
+                if role not in one.optional or tap in there
             },
         )
         for one in there.values()
@@ -142,7 +176,8 @@ def layer_operations(parts: Collection[Part]) -> tuple[Operation, ...]:
 
 
 def operations_of(model: ModelConfig) -> tuple[Operation, ...]:
-    """The operations of the model's layers, with the names of its checkpoint."""
+    """The operations of the model's layers, with the names of its checkpoint. Of a model whose layers differ: of those
+    that have all there is; `model.of_layer(i)` has layer i's."""
     return _operations(parts_of(model), model.family)
 
 
@@ -159,6 +194,8 @@ def _by_tap(parts: frozenset[Part], family: Family) -> Mapping[str, Operation]:
 def instead_of(tap: str) -> tuple[str, ...]:
     """The tap, and what takes its place in models and engines that lack it, nearest first."""
     operation = LAYER.get(tap)
-    if operation is None or (operation.part is None and operation.unless in (None, "ungated")):
+    if tap in _INSTEAD:
+        return (tap, _INSTEAD[tap])
+    if operation is None or (operation.part not in _PASSED and "bare_inputs" not in operation.unless):
         return (tap,)
     return (tap, *instead_of(next(iter(operation.inputs.values()))))

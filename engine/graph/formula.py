@@ -9,7 +9,7 @@ A leaf is an input or a weight by its role, or a number. T tokens of one sequenc
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.experts import ExpertsConfig
+from lockstep.engine.graph import routing
 from lockstep.engine.graph.operation import Kind, Operation
 
 Array = NDArray[np.float64]
@@ -129,6 +131,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "softmax": _softmax,
     "weigh": _weigh,
     "row": lambda weight, token: weight[token].astype(np.float64),
+    "sigmoid": routing.sigmoid,
+    "chosen": routing.chosen,
+    "taken": routing.taken,
+    "total": lambda x: x.sum(-1, keepdims=True),
+    "routed": routing.routed,
+    "weighed_sum": routing.weighed_sum,
 }
 
 
@@ -164,6 +172,12 @@ FORMULAS: Mapping[Kind, Node] = {
     "reduce": _of("add", _of("sum", Node("partial")), _BIAS),
     "residual": _of("add", _X, Node("y")),
     "activation": _of("multiply", _of("silu", Node("gate")), Node("up")),
+    "choice": _of(
+        "chosen", _of("softmax", Node("logits")), Node("top_k"), Node("groups"), Node("top_groups")
+    ),
+    "choice_weights": _of("taken", _of("softmax", Node("logits")), Node("ids")),
+    "experts": _of("routed", _X, _WEIGHT, Node("ids")),
+    "combine": _of("weighed_sum", _X, Node("weights")),
 }
 
 
@@ -200,8 +214,29 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
         case "head":
             divided = usual if model.logit_divisor == 1 else _of("divide", usual, Node("logit_divisor"))
             return _capped(divided, "logit_cap", model.logit_cap)
+        case "choice" | "choice_weights":
+            return _routing(operation.kind, model.experts) if model.experts is not None else usual
+        case "combine":
+            return _with_shared(usual, operation.inputs)
         case _:
             return usual
+
+
+def _routing(kind: Kind, experts: ExpertsConfig) -> Node:
+    scores = _of(experts.scores, Node("logits"))
+    if kind == "choice":
+        choice = _of("add", scores, Node("correction")) if experts.correction else scores
+        return _of("chosen", choice, Node("top_k"), Node("groups"), Node("top_groups"))
+    weights = _of("taken", scores, Node("ids"))
+    weights = _of("divide", weights, _of("total", weights)) if experts.renormalised else weights
+    return _times(weights, "routed_factor", experts.factor)
+
+
+def _with_shared(routed: Node, inputs: Collection[str]) -> Node:
+    shared = Node("shared")
+    if "gate" in inputs:
+        shared = _of("multiply", _of("sigmoid", Node("gate")), shared)
+    return _of("add", routed, shared) if "shared" in inputs else routed
 
 
 def rotation_of(model: ModelConfig) -> Node:
@@ -221,7 +256,11 @@ def numbers_of(model: ModelConfig) -> dict[str, float]:
         "logit_divisor",
         "scale",
     )
-    return {"1": 1.0, "eps": model.rms_eps, **{name: getattr(model, name) for name in names}}
+    routing: dict[str, float] = {}
+    if (experts := model.experts) is not None:
+        routing = {"top_k": experts.top_k, "groups": experts.groups, "top_groups": experts.top_groups}
+        routing["routed_factor"] = experts.factor
+    return {"1": 1.0, "eps": model.rms_eps, **{name: getattr(model, name) for name in names}, **routing}
 
 
 def evaluate(formula: Node, given: Mapping[str, Any]) -> Any:

@@ -8,16 +8,32 @@ from typing import Literal
 
 Kind = Literal[
     "embedding", "norm", "linear", "rope", "cache", "scores", "softmax", "context", "reduce", "residual", "activation",
-    "head",
+    "head", "choice", "choice_weights", "experts", "combine",
 ]  # fmt: skip
-#: What the channels of a tensor are, which are split over the ranks but for `hidden`.
-Width = Literal["hidden", "heads", "kv_heads", "intermediate", "vocab"]
-#: T new tokens, K positions attended to: [T, width] · [T, heads, head_dim] · [K, heads, head_dim] · [heads, T, K].
-Form = Literal["rows", "heads", "cache", "cells"]
+#: What the channels of a tensor are.
+Width = Literal[
+    "hidden",
+    "heads",
+    "kv_heads",
+    "intermediate",
+    "vocab",
+    "experts",
+    "slots",
+    "one",
+    "expert",
+    "shared_expert",
+]
+#: Those that every rank has whole.
+WHOLE: tuple[Width, ...] = ("hidden", "experts", "slots", "one")
+#: T new tokens, K positions attended to, S experts that each token goes to: [T, width] · [T, heads, head_dim] ·
+#: [K, heads, head_dim] · [heads, T, K] · [T, S, width].
+Form = Literal["rows", "heads", "cache", "cells", "slots"]
 #: Flags of `ModelConfig` by which products have biases.
 Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias"]
 #: What only some models or engines have.
-Part = Literal["qk_norm", "partial", "bare_inputs", "post_norm", "ungated"]
+Part = Literal[
+    "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate"
+]
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.
 STREAM = "<"
@@ -30,8 +46,9 @@ class Operation:
     `inputs` are taps of the same layer by role. `module` is the checkpoint's, whose parameters it reads, by its name
     within `model.layers.{i}.` (outside: its whole name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
     product split over the ranks by what goes in, each rank's term has the weight and the sum the bias. `bias` names the
-    flag of `ModelConfig` with which it has one. `part`: what a model must have for it, `unless`: what it must not have;
-    where it is not there, its first input takes its place (of the MLP's gate: nothing).
+    flag of `ModelConfig` with which it has one. `summed`: each rank has a term of it. `part`: what a layer must have
+    for it, `unless`: what it must not have; what takes its place where it is not there is said by `instead_of`.
+    `optional`: roles of inputs that may not be there, with nothing in their place.
     """
 
     tap: str
@@ -42,12 +59,14 @@ class Operation:
     module: str = ""
     gguf: str = ""
     bias: Bias = ""
+    summed: bool = False
     part: Part | None = None
-    unless: Part | None = None
+    unless: tuple[Part, ...] = ()
+    optional: tuple[str, ...] = ()
 
     def is_in(self, parts: Collection[Part]) -> bool:
         """Whether a layer with these parts has it."""
-        return (self.part is None or self.part in parts) and self.unless not in parts
+        return (self.part is None or self.part in parts) and not any(one in parts for one in self.unless)
 
     @property
     def remembers(self) -> bool:
@@ -56,5 +75,5 @@ class Operation:
 
     @property
     def sharded(self) -> bool:
-        """Whether each rank has only its part of the channels, or heads."""
-        return self.width != "hidden"
+        """Whether each rank has only its part of the channels, heads or experts."""
+        return self.width not in WHOLE

@@ -6,6 +6,7 @@ from torch import Tensor
 
 from lockstep.engine.config.families import Activation
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.layers.wiring import Wiring
 
 
@@ -18,6 +19,10 @@ class MLP:
         self.gate_up = gate_up
         self.down = down
         self.activation = activation
+
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's share."""
+        return self.gate_up.parameters() | self.down.parameters()
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""

@@ -183,6 +183,12 @@ class Store:
         self.by_rows = rules.stored is CORRECT.stored
         self._scratch = torch.empty(0, dtype=dtype, device=device)
 
+    def wide(self) -> Store:
+        """The same in float32."""
+        return Store(
+            torch.float32, self.device, self.rules, kept=self.kept, batch_invariant=self._batch_invariant
+        )
+
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]; `batch_invariant`: each row the same bits whatever T is."""
         if self._float32 and len(x) <= FEW_TOKENS and torch.backends.mkl.is_available():

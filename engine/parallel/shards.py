@@ -5,7 +5,9 @@ Every parameter of the model is split along at most one dimension (Megatron's sc
     column   q/k/v, gate, up       rows of the weight (out features) and their bias are split
     row      o, down               columns of the weight (in features) are split; the bias is replicated
     vocab    embedding, lm_head    rows are split, after padding the vocabulary to a multiple of tp
-    whole    norms                 replicated, but for those of all heads of q or k at once
+    whole    norms, router         replicated, but for norms of all heads of q or k at once
+    experts  gate, up, down        `ep` groups of ranks have the experts, equally many each in their order; within a
+                                   group each is split as gate, up and down of an MLP are
 
 Which is which follows from what an operation reads and gives (`engine.graph`).
 
@@ -15,11 +17,14 @@ Which is which follows from what an operation reads and gives (`engine.graph`).
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import Protocol
 
-from lockstep.engine.config import ModelConfig
+from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.errors import ConfigError
-from lockstep.engine.graph import STREAM, Width, operations_of
+from lockstep.engine.graph import STREAM, Operation, Width, operations_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -107,6 +112,24 @@ def vocab(vocab_size: int, tp: int, rank: int) -> Span:
     return cropped(vocab_size, tp, rank)
 
 
+def held_experts(model: ModelConfig, tp: int, rank: int, ep: int) -> Span:
+    """The experts that a rank has, whole or in part."""
+    if model.experts is None:
+        return Span(0, 0)
+    if tp % ep:
+        raise ConfigError(f"ep={ep} does not divide tp={tp}")
+    return even(model.experts.count, ep, rank // (tp // ep), "the number of experts")
+
+
+def expert_features(model: ModelConfig, tp: int, rank: int, ep: int, expert: int) -> Span:
+    """The part of that expert's width that a rank computes: none where another group has it."""
+    held = held_experts(model, tp, rank, ep)
+    size = size_of("expert", model) if held.start <= expert < held.stop else 0
+    return cropped(size, tp // ep, rank % (tp // ep))
+
+
+#: The bias of a router by which experts are chosen, and no more.
+CORRECTION = "e_score_correction_bias"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)", re.ASCII)
 
 
@@ -118,35 +141,51 @@ def size_of(width: Width, model: ModelConfig) -> int:
         "kv_heads": model.num_kv_heads * model.head_dim,
         "intermediate": model.intermediate_size,
         "vocab": model.vocab_size,
+        "one": 1,
+        **(
+            {}
+            if (has := model.experts) is None
+            else {
+                "experts": has.count,
+                "slots": has.top_k,
+                "expert": has.width,
+                "shared_expert": has.shared_width,
+            }
+        ),
     }[width]
 
 
 def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
     """The channels that a rank has."""
     match width:
-        case "hidden":
-            return Span(0, model.hidden_size)
+        case "hidden" | "experts" | "slots" | "one":
+            return Span(0, size_of(width, model))
         case "heads":
             return heads(model, tp, rank).scaled(model.head_dim)
         case "kv_heads":
             return kv_heads(model, tp, rank).scaled(model.head_dim)
-        case "intermediate":
-            return intermediate(model, tp, rank)
+        case "intermediate" | "expert" | "shared_expert":
+            return cropped(size_of(width, model), tp, rank)
         case "vocab":
             return vocab(model.vocab_size, tp, rank)
 
 
 @dataclass(frozen=True, slots=True)
 class _Parameter:
-    """A layer's parameter: its global shape, and the dimension whose channels the ranks split."""
+    """A layer's parameter: its global shape, the dimension whose channels the ranks split, and the expert whose it
+    is."""
 
     shape: tuple[int, ...]
     dim: int | None = None
     width: Width = "hidden"
+    expert: int | None = None
 
 
+@lru_cache(256)
 def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
+    """Those of a layer that has all there is."""
     found: dict[str, _Parameter] = {}
+    modules: dict[str, str] = {}
     widths: dict[str, Width] = {STREAM: "hidden"}
     for one in operations_of(model):
         widths[one.tap], rows = one.width, size_of(one.width, model)
@@ -158,30 +197,42 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
                 found[f"{one.module}.bias"] = _Parameter((size,))
             continue
         split = 0 if one.sharded else None
-        if one.kind == "linear":
+        modules[one.tap] = one.module
+        if one.kind == "choice" and model.experts is not None and model.experts.correction:
+            found[f"{modules[one.inputs['logits']]}.{CORRECTION}"] = _Parameter((model.experts.count,))
+        if one.kind in ("linear", "experts"):
             read = widths[one.inputs["x"]]
             whole = read == "hidden"
             shape = rows, size_of(read, model)
-            found[f"{one.module}.weight"] = _Parameter(
-                shape, split if whole else 1, one.width if whole else read
-            )
+            matrix = _Parameter(shape, split if whole else 1, one.width if whole else read)
+            found |= dict(_matrices(one, matrix, model))
         if one.bias and getattr(model, one.bias):
             found[f"{one.module}.bias"] = _Parameter((rows,), split, one.width)
     return found
 
 
-def layer_parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
-    """Parameters of one decoder layer (names after `model.layers.{i}.`) and their global shapes."""
-    return {name: one.shape for name, one in _layer_parameters(model).items()}
+def _matrices(
+    operation: Operation, whole: _Parameter, model: ModelConfig
+) -> Iterator[tuple[str, _Parameter]]:
+    """The matrix of a product, or those of all experts, by their names."""
+    if operation.kind == "linear" or model.experts is None:
+        yield f"{operation.module}.weight", whole
+        return
+    for expert in range(model.experts.count):
+        yield f"{operation.module.format(expert)}.weight", replace(whole, expert=expert)
+
+
+def layer_parameters(model: ModelConfig, layer: int = 0) -> dict[str, tuple[int, ...]]:
+    """Parameters of a decoder layer (names after `model.layers.{i}.`) and their global shapes."""
+    return {name: one.shape for name, one in _layer_parameters(model.of_layer(layer)).items()}
 
 
 def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every parameter the checkpoint must hold: Hugging Face name to global shape, in the forward's order."""
     vocabulary = (model.vocab_size, model.hidden_size)
-    layer = layer_parameters(model)
     shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocabulary}
     for i in range(model.num_layers):
-        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer.items()}
+        shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_parameters(model, i).items()}
     for kind in ("weight", "bias") if model.norm_bias else ("weight",):
         shapes[f"model.norm.{kind}"] = (model.hidden_size,)
     if not model.tie_embeddings:
@@ -189,8 +240,21 @@ def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     return shapes
 
 
-def plan(name: str, model: ModelConfig, tp: int, rank: int) -> Shard:
-    """What `rank` of `tp` holds of the parameter `name`. KeyError for a name that the model does not have."""
+def held_in(name: str, model: ModelConfig, dtype: DType) -> DType:
+    """The dtype that a parameter is held in by an engine of `dtype`."""
+    wide = model.experts is not None and model.experts.wide
+    return "float32" if wide and name.endswith((f".{CORRECTION}", ".mlp.gate.weight")) else dtype
+
+
+class ShardPlan(Protocol):
+    """What a rank holds of a parameter."""
+
+    def __call__(self, name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shard: ...
+
+
+def plan(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shard:
+    """What `rank` of `tp` holds of the parameter `name`, the experts being divided among `ep` groups of ranks. KeyError
+    for a name that the model does not have."""
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         return Shard((model.vocab_size, model.hidden_size), 0, vocab(model.vocab_size, tp, rank))
     if name.startswith("model.norm."):
@@ -198,9 +262,11 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int) -> Shard:
     match = _LAYER.fullmatch(name)
     if match is None or int(match.group(1)) >= model.num_layers:
         raise KeyError(name)
-    one = _layer_parameters(model)[match.group(2)]
+    one = _layer_parameters(model.of_layer(int(match.group(1))))[match.group(2)]
     if one.dim is None:
         return _whole(one.shape, tp)
+    if one.expert is not None:
+        return Shard(one.shape, one.dim, expert_features(model, tp, rank, ep, one.expert))
     replicas = kv_replicas(model, tp) if one.width == "kv_heads" else 1
     return Shard(one.shape, one.dim, span_of(one.width, model, tp, rank), replicas)
 

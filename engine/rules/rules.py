@@ -18,10 +18,11 @@ from lockstep.engine.checkpoint.block_types import BlockType
 from lockstep.engine.checkpoint.gguf.names import RowOperation, operations
 from lockstep.engine.checkpoint.load import own_tensor
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Activation, NormForm
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import defaults
+from lockstep.engine.rules import defaults, routing
 from lockstep.engine.rules.norm import layer_norm, rms_norm
 from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
 
@@ -32,7 +33,7 @@ class Rules:
 
     # while loading
     tensor_of: Callable[[str, ModelConfig], str] = own_tensor
-    shard: Callable[[str, ModelConfig, int, int], shards.Shard] = shards.plan
+    shard: shards.ShardPlan = shards.plan
     load_bias: Callable[[str], bool] = defaults.load_every
     dequantise: Callable[[str, Tensor, BlockType], Tensor] = defaults.dequantised
     row_order: Callable[[str, ModelConfig], tuple[RowOperation, ...]] = operations
@@ -71,6 +72,12 @@ class Rules:
     residual_factor: Callable[[ModelConfig], float] = defaults.residual_multiplier
     act: Callable[[Tensor, Tensor, Activation], Tensor] = defaults.act_and_mul
     act_alone: Callable[[Tensor, Activation], Tensor] = defaults.activated
+    router_scores: Callable[[Tensor, ExpertsConfig], Tensor] = routing.scores
+    choice: Callable[[Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.best
+    choice_weights: Callable[[Tensor, Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.weights
+    own_experts: Callable[[Tensor, shards.Span], Tensor] = routing.by_number
+    combine: Callable[[Tensor, Tensor], Tensor] = routing.weighed_sum
+    shared_expert: Callable[[Tensor, Tensor, Tensor | None, Comm], Tensor] = routing.with_shared
     head_input: Callable[[Tensor, Tensor], Tensor] = defaults.normed_rows
     logits: Callable[[Tensor, ModelConfig], Tensor] = defaults.divided_logits
 

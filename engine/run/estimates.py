@@ -13,8 +13,9 @@ from lockstep.engine.checkpoint.source import DTYPE_BITS
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import RequestError
 from lockstep.engine.machine import LESS_MEMORY, free_memory
+from lockstep.engine.parallel.shards import size_of
 from lockstep.engine.run.memory import cache_bytes, weight_bytes
-from lockstep.engine.taps.names import local_name, model_taps, newest_rows
+from lockstep.engine.taps.names import local_name, model_taps, newest_rows, operation_at
 from lockstep.engine.text import bytes_text
 
 #: A process that has imported torch, before it holds anything.
@@ -25,7 +26,6 @@ STATISTICS_BYTES = 64 << 20
 _LEAST_CHUNK = 64
 
 _BY_KEY = ("attn.scores", "attn.probs")
-_CACHES = ("attn.k_cache", "attn.v_cache")
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,32 +55,27 @@ def largest_passes(lengths: Sequence[int], chunk: int | None) -> list[PassSize]:
 
 def tap_elements(model: ModelConfig, tap: str, size: PassSize) -> int:
     """Elements of the tensor at a tap, of one sequence, as one rank alone would have it (`engine.taps.names`)."""
-    name, new = local_name(tap), size.new
-    if name in _BY_KEY:
-        return model.num_heads * new * size.keys
-    if name in _CACHES:
-        return size.keys * model.num_kv_heads * model.head_dim
-    if name == "logits":
+    operation = operation_at(tap)
+    if operation is None or operation.kind == "head":  # a row for each sequence
         return model.vocab_size
-    if name in ("mlp.gate", "mlp.up", "mlp.act"):
-        return new * model.intermediate_size
-    if name in ("attn.q_proj", "attn.q_norm", "attn.q_rope", "attn.context"):
-        return new * model.num_heads * model.head_dim
-    if name in ("attn.k_proj", "attn.v_proj", "attn.k_norm", "attn.k_rope"):
-        return new * model.num_kv_heads * model.head_dim
-    return new * model.hidden_size
+    if operation.form == "cells":
+        return model.num_heads * size.new * size.keys
+    slots = model.experts.top_k if operation.form == "slots" and model.experts is not None else 1
+    rows = size.keys if operation.form == "cache" else size.new
+    return rows * slots * size_of(operation.width, model)
 
 
 def captured_bytes(
     model: ModelConfig, config: EngineConfig, wanted: LeftBehind, sizes: Sequence[PassSize]
 ) -> int:
     """Bytes of the tensors that all ranks together hand over after a pass."""
-    specs, total = model_taps(model, config.tp), 0
+    specs, total = model_taps(model, config.tp, config.ep), 0
     item = DTYPE_BITS[config.dtype] // 8
     attention = 0
     for place, spec in enumerate(specs):
         # A shard lies on one rank, or on the replicas of a KV head; all else on every rank.
-        copies = spec.layout.replicas if spec.layout.kind == "shard" else config.tp
+        sharded = spec.layout.kind == "shard"
+        copies = spec.layout.replicas * spec.layout.groups if sharded else config.tp
         if place in wanted.full:
             total += copies * item * sum(tap_elements(model, spec.name, size) for size in sizes)
         elif place in wanted.newest:
@@ -100,6 +95,11 @@ def working_bytes(model: ModelConfig, config: EngineConfig, sizes: Sequence[Pass
     """Bytes that one rank holds at the height of a pass, beside weights and cache: a layer's activations."""
     attention = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // config.tp
     row = 8 * model.hidden_size + 3 * model.intermediate_size // config.tp + 2 * attention
+    if (
+        experts := model.experts
+    ) is not None:  # what goes in and comes out lies beside itself in the experts' order
+        features = 2 * model.hidden_size + 3 * experts.width * config.ep // config.tp
+        row += experts.top_k * features + 3 * experts.shared_width // config.tp
     logits = 2 * len(sizes) * model.vocab_size
     return (sum(size.new for size in sizes) * row + logits) * DTYPE_BITS[config.dtype] // 8
 
@@ -123,7 +123,7 @@ def run_bytes(
 ) -> dict[str, int]:
     """What the ranks of one machine and their host take for a pass beside weights and cache, by what takes it. What is
     captured lies on the rank and, when it has come over, on the host."""
-    names = [local_name(spec.name) for spec in model_taps(model, config.tp)]
+    names = [local_name(spec.name) for spec in model_taps(model, config.tp, config.ep)]
     parts = {"activations": config.tp * working_bytes(model, config, sizes)}
     if any(names[place] in _BY_KEY for place in wanted.full):
         parts["attention held whole"] = config.tp * attention_bytes(model, config, sizes)

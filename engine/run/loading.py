@@ -14,7 +14,6 @@ from lockstep.engine.checkpoint.gguf.source import Decoding, GgufSource
 from lockstep.engine.checkpoint.load import (
     Keep,
     Named,
-    Plan,
     TensorOf,
     keep_all,
     own_tensor,
@@ -79,7 +78,7 @@ class Loader:
         """Fill what stays quantised, each with the blocks that cover this rank's slice; returns their names."""
         for count, (name, part) in enumerate(kept.items(), 1):
             self.comm.note(OpKind.LOADING, count)
-            shard = rules.shard(name, self.model, self.comm.size, self.comm.rank)
+            shard = rules.shard(name, self.model, self.comm.size, self.comm.rank, self.config.ep)
             part.fill(
                 source.blocks(
                     rules.tensor_of(name, self.model), shard.dim, None if shard.dim is None else shard.span
@@ -104,7 +103,7 @@ class Loader:
         return found
 
     def _shards(
-        self, source: Source, device: torch.device, keep: Keep, plan: Plan, tensor_of: TensorOf
+        self, source: Source, device: torch.device, keep: Keep, plan: shards.ShardPlan, tensor_of: TensorOf
     ) -> Iterator[Named]:
         """This rank's shards, one at a time; read by itself, or received from rank 0."""
         read = partial(shards_of, source) if self.config.load == "direct" else self._from_rank0(source)
@@ -116,7 +115,7 @@ class Loader:
             dtype=self.config.dtype,
             device=device,
             keep=keep,
-            plan=plan,
+            plan=partial(plan, ep=self.config.ep),
             tensor_of=tensor_of,
         )
 

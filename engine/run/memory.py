@@ -6,7 +6,6 @@ Torch-free: the host asks before it starts a rank.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 from math import prod
 from pathlib import Path
 
@@ -62,20 +61,19 @@ def _check_memory(model: ModelConfig, config: EngineConfig, source: Source, rank
 
 
 def weight_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
-    """Bytes of a rank's share of the weights. All layers have the same shapes."""
-    one_layer = replace(model, num_layers=1)
-    elements = 0
-    for name in shards.parameters(one_layer):
-        copies = model.num_layers if name.startswith("model.layers.") else 1
-        elements += copies * prod(shards.plan(name, one_layer, config.tp, rank).local_shape)
-    return elements * DTYPE_BITS[config.dtype] // 8
+    """Bytes of a rank's share of the weights."""
+    bits = 0
+    for name in shards.parameters(model):
+        held = shards.plan(name, model, config.tp, rank, config.ep).local_shape
+        bits += prod(held) * DTYPE_BITS[shards.held_in(name, model, config.dtype)]
+    return bits // 8
 
 
 def kept_bytes(model: ModelConfig, config: EngineConfig, rank: int, source: Source) -> int:
     """About the bytes of a rank's share of the weights where they are kept as they lie in the file."""
     total = 0
     for name, shape in shards.parameters(model).items():
-        local = shards.plan(name, model, config.tp, rank).local_shape
+        local = shards.plan(name, model, config.tp, rank, config.ep).local_shape
         total += source.info(name).nbytes * prod(local) // prod(shape)
     return total
 
@@ -92,6 +90,8 @@ def report_bytes(model: ModelConfig) -> int:
     beside it."""
     context = model.context
     width = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    if model.experts is not None:  # rows of each token at all of its experts
+        width = max(width, model.experts.top_k * max(model.hidden_size, model.experts.width))
     of_a_tap = context * max(width, 2 * model.num_kv_heads * model.head_dim, model.num_heads * context)
     of_a_weight = width * max(model.hidden_size, model.vocab_size)
     return _BESIDE_TENSORS + _WIDEST * max(of_a_tap, of_a_weight)

@@ -46,7 +46,7 @@ class Runner:
     ) -> None:
         self.model, self.config, self.comm = model, config, comm
         self._load = load
-        self.specs = model_taps(model, config.tp)
+        self.specs = model_taps(model, config.tp, config.ep)
         self.hub = TapHub(model, self.specs, comm)
         self.context = context_length(model, config)
         self._widths = [shards.vocab(model.vocab_size, config.tp, r).size for r in range(config.tp)]

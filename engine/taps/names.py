@@ -10,12 +10,14 @@ Shapes are those of one sequence of T new tokens with K positions attended to (K
     k_cache, v_cache  [K, kv_heads, head_dim]
     scores, probs     [heads, T, K]
     gate, up, act     [T, intermediate]
+    topk_*            [T, S]                S: experts that each token goes to, in the order of their numbers
+    experts.*         [T, S, width]
     logits            [1, vocab]            the last token's row, the one that is sampled from
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 from functools import lru_cache
@@ -40,17 +42,21 @@ class TapLayout:
     """How one tap's tensor is spread over the ranks.
 
     `replicate`: the same bits on every rank. `shard`: concatenate along `dim`; groups of `replicas`
-    neighbouring ranks hold the same shard (KV heads when tp > kv_heads). `partial`: sum over the ranks.
+    neighbouring ranks hold the same shard (KV heads when tp > kv_heads); each of several `groups` of
+    neighbouring ranks has all shards of its own experts' rows, zeros elsewhere: the whole is their sum.
+    `partial`: sum over the ranks.
     """
 
     kind: Literal["replicate", "shard", "partial"]
     dim: int = 0
     replicas: int = 1
+    groups: int = 1
 
     def __str__(self) -> str:
         if self.kind != "shard":
             return self.kind
-        return f"shard({self.dim})" if self.replicas == 1 else f"shard({self.dim},replicas={self.replicas})"
+        more = {"replicas": self.replicas, "groups": self.groups}
+        return f"shard({self.dim}{''.join(f',{name}={count}' for name, count in more.items() if count > 1)})"
 
 
 REPLICATE = TapLayout("replicate")
@@ -65,32 +71,39 @@ class TapSpec:
     layout: TapLayout
 
 
-def layout_of(operation: Operation, kv_replicas: int = 1) -> TapLayout:
-    """How what an operation gives is spread over the ranks. `kv_replicas` = ranks that share each KV head."""
-    if operation.part == "partial":
+def layout_of(operation: Operation, kv_replicas: int = 1, ep: int = 1) -> TapLayout:
+    """How what an operation gives is spread over the ranks. `kv_replicas` = ranks that share each KV head,
+    `ep` = groups of ranks among which the experts are divided."""
+    if operation.summed:
         return PARTIAL
     if not operation.sharded:
         return REPLICATE
     replicas = kv_replicas if operation.width == "kv_heads" else 1
-    return TapLayout("shard", 0 if operation.form == "cells" else 1, replicas)
+    dim = {"cells": 0, "slots": 2}.get(operation.form, 1)
+    return TapLayout("shard", dim, replicas, ep if operation.form == "slots" else 1)
 
 
-def layer_taps(parts: Collection[Part] = (), kv_replicas: int = 1) -> dict[str, TapLayout]:
+def layer_taps(parts: Collection[Part] = (), kv_replicas: int = 1, ep: int = 1) -> dict[str, TapLayout]:
     """The taps of one decoder layer (names without the `layers.{i}.` prefix) in execution order."""
-    return {one.tap: layout_of(one, kv_replicas) for one in layer_operations({*parts, "partial"})}
+    return {one.tap: layout_of(one, kv_replicas, ep) for one in layer_operations({*parts, "partial"})}
 
 
 def tap_specs(num_layers: int, parts: Collection[Part] = (), kv_replicas: int = 1) -> tuple[TapSpec, ...]:
-    """Every tap of a model in execution order."""
-    block = layer_taps(parts, kv_replicas)
+    """Every tap of a model whose layers all have these parts, in execution order."""
+    return _specs([layer_taps(parts, kv_replicas)] * num_layers)
+
+
+def model_taps(model: ModelConfig, tp: int, ep: int = 1) -> tuple[TapSpec, ...]:
+    """Every tap of `model` split over `tp` ranks, in `ep` groups where it has experts, in execution order."""
+    replicas = shards.kv_replicas(model, tp)
+    layers = map(model.of_layer, range(model.num_layers))
+    return _specs([layer_taps(parts_of(layer), replicas, ep) for layer in layers])
+
+
+def _specs(layers: Sequence[Mapping[str, TapLayout]]) -> tuple[TapSpec, ...]:
     first, *last = (TapSpec(one.tap, layout_of(one)) for one in OUTSIDE.values())
-    layers = (TapSpec(f"layers.{i}.{name}", to) for i in range(num_layers) for name, to in block.items())
-    return (first, *layers, *last)
-
-
-def model_taps(model: ModelConfig, tp: int) -> tuple[TapSpec, ...]:
-    """Every tap of `model` split over `tp` ranks, in execution order."""
-    return tap_specs(model.num_layers, parts_of(model), shards.kv_replicas(model, tp))
+    inside = (TapSpec(f"layers.{i}.{name}", to) for i, taps in enumerate(layers) for name, to in taps.items())
+    return (first, *inside, *last)
 
 
 def operation_at(tap: str) -> Operation | None:

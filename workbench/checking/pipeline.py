@@ -155,7 +155,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         run.progress("naming causes", 0, 0)
         found = diagnose(engine, facts, golden=golden, floor=floor)
         without = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
-        untapped = judge_untapped(without, sides, judgement)
+        untapped = judge_untapped(without, sides, judgement, facts)
         if judgement.failed:
             patches = partial(corrections, engine, golden)
             again = stack.enter_context(_again(run, "ledger", patches))

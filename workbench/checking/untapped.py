@@ -13,13 +13,14 @@ import numpy as np
 from lockstep.sessions import Session
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.models.capture import Capture
 from lockstep.workbench.views.causes import Cause
 from lockstep.workbench.views.golden_event import Divergence, TokenMismatch, UntappedRun
 
-#: No statistics and no tensor inside a layer: what `generate` runs, and the logits.
-UNTAPPED = Capture(statistics=False, full=("logits",), last=())
+#: No statistics and no tensor of attention: what `generate` runs, the logits, and to which experts tokens go.
+UNTAPPED = Capture(statistics=False, full=("logits", "layers.*.mlp.router", "layers.*.mlp.topk_ids"), last=())
 
 #: An error of the logits that the run with taps has as well, up to this factor, is of what both share.
 SHARED = 2.0
@@ -31,9 +32,11 @@ FUSED_PATH = Cause(
 )
 
 
-def judge_untapped(untapped: Session, tapped: Recordings, judged: Judgement) -> UntappedRun:
+def judge_untapped(
+    untapped: Session, tapped: Recordings, judged: Judgement, facts: Facts | None = None
+) -> UntappedRun:
     """Hold the logits of the run without taps against the reference, where the run with taps (`judged`) is right."""
-    found = judge(tapped.held(untapped))
+    found = judge(tapped.held(untapped), facts)
     first = next((_as_divergence(one) for one in found.taps if _wrong_here_only(one, judged)), None)
     if first is None and judged.verdict != "diverged":
         known = {(miss.step, miss.seq) for miss in judged.mismatches}

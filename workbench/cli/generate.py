@@ -48,6 +48,7 @@ def generate(
     top_p: Annotated[float, typer.Option("--top-p", help="Sample among the likeliest of this mass.")] = 1.0,
     seed: Annotated[int, typer.Option("--seed", help="The same seed draws the same at every --tp.")] = 0,
     tp: options.Tp = 1,
+    ep: options.Ep = 1,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     load: options.Load = "direct",
@@ -93,6 +94,7 @@ def generate(
     config = requests.engine_config(
         opened,
         tp=tp,
+        ep=ep,
         device=device,
         dtype=dtype,
         load=load,

@@ -27,6 +27,15 @@ Ids = Annotated[
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Put each prompt through the model's chat template.")]
 Tp = Annotated[int, typer.Option("--tp", metavar="N", min=1, help="Tensor parallelism: how many ranks.")]
+Ep = Annotated[
+    int,
+    typer.Option(
+        "--ep",
+        metavar="N",
+        min=1,
+        help="Expert parallelism: so many groups of ranks divide the experts; divides --tp.",
+    ),
+]
 Device = Annotated[str, typer.Option("--device", metavar="cpu|cuda", help="Where the ranks compute.")]
 DType = Annotated[
     str,

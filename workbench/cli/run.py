@@ -53,6 +53,7 @@ def run(
     ids: options.Ids = None,
     chat: options.Chat = False,
     tp: options.Tp = 1,
+    ep: options.Ep = 1,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     weights: options.Weights = "dequantised",
@@ -91,7 +92,7 @@ def run(
     launch = Launch(
         model, prompt or (), ids or (), chat, tp, device, dtype, fault or (), capture or (),
         Sampling(temperature, top_k, top_p, seed), timeout, save, listen,
-        start_timeout=start_timeout, weights=weights, chunk=chunk,
+        start_timeout=start_timeout, weights=weights, chunk=chunk, ep=ep,
     )  # fmt: skip
     lost = ""
     try:

@@ -29,6 +29,7 @@ def tui(
     ids: options.Ids = None,
     chat: options.Chat = False,
     tp: options.Tp = 1,
+    ep: options.Ep = 1,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
     weights: options.Weights = "dequantised",
@@ -55,7 +56,7 @@ def tui(
     from lockstep.workbench.tui.launch import run_model
 
     code = run_model(
-        target, tp=tp, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
+        target, tp=tp, ep=ep, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,
         weights=weights, rules=fault or (), capture=capture or (), seed=seed, session=save, listen=listen,
         timeout=timeout, start_timeout=start_timeout, chunk=chunk,
     )  # fmt: skip

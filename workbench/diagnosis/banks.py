@@ -198,7 +198,7 @@ UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
 def stages(operation: str) -> tuple[tuple[Bank, ...], ...]:
     """The banks that are tried first, and those that are tried where no variant of these fits."""
     return (
-        (*BANKS[operation], *EVERYWHERE),
+        (*BANKS.get(operation, ()), *EVERYWHERE),
         (*LAST.get(operation, ()), on_a_grid, not_finite),
         PAIRS.get(operation, ()),
         UNKNOWN.get(operation, ()),

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import Literal
 
 from lockstep.engine.taps.names import count_layers, layer_of, local_name
+from lockstep.workbench.diagnosis.flips import is_choice
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings, limits_of, measure
 from lockstep.workbench.diagnosis.upstream import Upstream
@@ -53,7 +54,9 @@ def _entry(plain: TapVerdict, own: TapVerdict, spoilt: bool) -> TapVerdict:
     """The plain verdict with the injected error beside it. `spoilt`: an input could not be replaced."""
     if own.verdict == "absent":
         return plain
-    right, failed = own.verdict != "fail" or spoilt, plain.verdict == "fail"
+    # Golden scores, rounded, may choose otherwise: whether a choice is right is seen on its own inputs.
+    right = own.verdict != "fail" or spoilt or is_choice(own.tap)
+    failed = plain.verdict == "fail"
     entry = replace(plain, injected=own.rel_l2, injected_ratio=own.ratio, inherited=right and failed)
     if right or failed:
         return entry

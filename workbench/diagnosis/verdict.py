@@ -26,6 +26,7 @@ from dataclasses import replace
 from lockstep.engine.taps.names import count_layers, layer_of
 from lockstep.sessions.records import SequenceStep
 from lockstep.workbench.diagnosis.compare import compare, wrong_ranks
+from lockstep.workbench.diagnosis.flips import Flips
 from lockstep.workbench.diagnosis.floors import Floors
 from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapResult, TapVerdict
 from lockstep.workbench.diagnosis.measure import (
@@ -74,10 +75,17 @@ def judge(sides: Recordings, facts: Facts | None = None) -> Judgement:
         )
     apart = references_apart(sides, measured)
     limits = limits_of(sides.engine.dtype, measured if apart is None else [])
-    verdicts = tuple(_judge_taps(sides, measured, limits, facts))
+    layers = count_layers(tap.name for tap in sides.golden.session.taps)
+    own = OwnInputs(
+        RecordedTaps(sides.engine, sides.golden),
+        facts or Facts.without_checkpoint(layers, sides.engine.dtype),
+    )
+    flips = Flips.of(own, layers)
+    verdicts = tuple(_judge_taps(measured, limits, flips, layers))
     first = next((verdict for verdict in verdicts if verdict.verdict == "fail"), None)
     tolerance = 0.0 if sides.floor else ROUNDING[sides.engine.dtype]
     tokens = compare_tokens(sides.engine, *_references(sides), tolerance)
+    tokens = replace(tokens, mismatches=tuple(map(flips.settled, tokens.mismatches)))
     odd = next((miss for miss in tokens.mismatches if not miss.tie), None)
     divergence = _divergence(sides, first) if first else _wrong_choice(sides, odd) if odd else None
     overflow = next((_overflow(verdict) for verdict in verdicts if math.isinf(verdict.floor)), None)
@@ -93,6 +101,7 @@ def judge(sides: Recordings, facts: Facts | None = None) -> Judgement:
         (
             *_notes(sides, limits.whole),
             *([] if apart is None else [apart]),
+            *filter(None, [flips.in_words()]),
             *_nearer(sides, measured, verdicts, tokens),
         ),
         reference=sides.golden.session.meta.source or "transformers",
@@ -122,20 +131,18 @@ def _references(sides: Recordings) -> tuple[Recording, Recording]:
 
 
 def _judge_taps(
-    sides: Recordings, measured: Sequence[MeasuredTap], limits: NoiseLimits, facts: Facts | None
+    measured: Sequence[MeasuredTap], limits: NoiseLimits, flips: Flips, layers: int
 ) -> Iterator[TapVerdict]:
-    layers = count_layers(tap.name for tap in sides.golden.session.taps)
     upstream = Upstream(layers)
-    own = OwnInputs(
-        RecordedTaps(sides.engine, sides.golden),
-        facts or Facts.without_checkpoint(layers, sides.engine.dtype),
-    )
     for place in measured:
         upstream.enter(place.step)
+        flips.following.enter(place.step)
         inherited = upstream.has_failed(place.seq, place.tap)
         verdict = verdict_of(place, limits)
+        if not place.engine.broken:
+            verdict = flips.excused(verdict, inherited)
         if verdict.verdict == "fail" and not inherited and not place.engine.broken:
-            verdict = _reconsidered(own, verdict, upstream.ratio(place.seq, place.tap))
+            verdict = _reconsidered(flips.own, verdict, upstream.ratio(place.seq, place.tap))
         if inherited and verdict.verdict == "fail":
             verdict = replace(verdict, inherited=True)
         upstream.note(verdict, inherited)

@@ -50,6 +50,8 @@ def width(tap: str, model: ModelMeta) -> int | None:
             return model.vocab_size
         case "hidden":
             return model.hidden_size
+        case _:  # of experts, of which a session does not tell
+            return None
 
 
 def by_rows(tap: str, array: NDArray[Any], rows: int) -> NDArray[Any]:

@@ -61,7 +61,7 @@ class Inferior:
         self.rules = dict(rules or {})
         self.faults = check_faults(self.rules, model, config.tp)
         self.capture = capture
-        self.specs: tuple[TapSpec, ...] = model_taps(model, config.tp)
+        self.specs: tuple[TapSpec, ...] = model_taps(model, config.tp, config.ep)
         self.sequences: dict[int, SequenceState] = {}
         self.step_number = 0
         self.on_warning = on_warning

@@ -88,7 +88,8 @@ def cut(
     """Each rank's share of a patch of the global tensor.
 
     `shapes[rank]` are the ranks' own shapes, `bounds` the patched part in global coordinates, `values`
-    broadcast to it. A sum takes the values on rank 0 and zeros on the others, which adds up to them.
+    broadcast to it. A sum takes the values on rank 0 and zeros on the others, which adds up to them; of experts that
+    are divided among groups every group takes them, and reads those of its own.
     """
     target = tuple(stop - start for start, stop in bounds)
     whole = np.broadcast_to(np.asarray(values, np.float32), target)
@@ -99,7 +100,8 @@ def cut(
     if kind.kind == "replicate":
         return dict.fromkeys(range(len(shapes)), (bounds, whole))
     found, offset = {}, 0
-    for group in shard_groups(kind, len(shapes)):
+    for number, group in enumerate(groups := shard_groups(kind, len(shapes))):
+        offset = 0 if number % (len(groups) // kind.groups) == 0 else offset
         length = shapes[group.start][kind.dim]
         start, stop = (min(max(at - offset, 0), length) for at in bounds[kind.dim])
         if start < stop:

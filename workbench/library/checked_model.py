@@ -50,6 +50,7 @@ class ModelToCheck:
         tp: int,
         device: str,
         dtype: str,
+        ep: int = 1,
         load: str = "direct",
         weights: str = "dequantised",
         batch_invariant: bool = False,
@@ -62,7 +63,7 @@ class ModelToCheck:
         opened = open_to_run(model)
         prompts = _prompts(opened, texts, ids, chat)
         config = requests.engine_config(
-            opened, tp=tp, device=device, dtype=dtype, load=load, weights=weights,
+            opened, tp=tp, ep=ep, device=device, dtype=dtype, load=load, weights=weights,
             batch_invariant=batch_invariant, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
             listen=listen,
         )  # fmt: skip
@@ -115,8 +116,9 @@ class ModelToCheck:
         lengths = " + ".join(str(len(prompt)) for prompt in self.prompts)
         config = self.config
         chunks = f" in chunks of {config.chunk_tokens}" if config.chunk_tokens is not None else ""
+        ranks = f"tp={config.tp}" + (f", ep={config.ep}" if config.ep > 1 else "")
         return (
-            f"{self.opened.name}, tp={config.tp}, {config.dtype}: {lengths} prompt tokens{chunks}, "
+            f"{self.opened.name}, {ranks}, {config.dtype}: {lengths} prompt tokens{chunks}, "
             f"{self.steps} decode steps"
         )
 

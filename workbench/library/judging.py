@@ -41,6 +41,7 @@ def check(
     ids: Ids | None = None,
     chat: bool = False,
     tp: int = 1,
+    ep: int = 1,
     steps: int = 8,
     faults: FaultWords | None = None,
     device: str = "cpu",
@@ -64,12 +65,11 @@ def check(
     """Hold a model on Lockstep's engine, or a recording (RUN.session), against a reference, tap by tap.
 
     A model is run on `prompt` or `ids` (of one or several; None: something that any model can be checked on) for
-    `steps` decode steps, `chunk` tokens of a prompt a pass (None: all), on `tp` ranks, and recorded to
-    `save` (None: among the user's sessions); where that cannot be written, to `spare`, and the verdict's `lost` says
-    why. `reference` is "transformers" or "llama.cpp"; `floor`
-    "fixed" judges by constants in place of the reference's own noise. Of a recording `model` is the checkpoint (None:
-    the one it names), `golden` a reference of the same tokens, `branch` what is judged; `save` is a copy that has the
-    verdicts.
+    `steps` decode steps, `chunk` tokens of a prompt a pass (None: all), on `tp` ranks, `ep` groups of which divide the
+    experts, and recorded to `save` (None: among the user's sessions); where that cannot be written, to `spare`, and the
+    verdict's `lost` says why. `reference` is "transformers" or "llama.cpp"; `floor` "fixed" judges by constants in
+    place of the reference's own noise. Of a recording `model` is the checkpoint (None: the one it names), `golden` a
+    reference of the same tokens, `branch` what is judged; `save` is a copy that has the verdicts.
 
     EngineError, SessionError, DiagnosisError and UsageError say what could not be done.
     """
@@ -80,6 +80,7 @@ def check(
             words
             | {
                 "tp": tp != 1,
+                "ep": ep != 1,
                 "chunk": chunk,
                 "floor": floor != "auto",
                 "reference": reference != "transformers",
@@ -96,7 +97,7 @@ def check(
     library = reference_of(reference, "reference")
     asked = ModelToCheck.of(
         str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, faults=words_of(faults), tp=tp,
-        device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk,
+        ep=ep, device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk,
         timeout=timeout, start_timeout=start_timeout, listen=listen,
     )  # fmt: skip
     place = _place(asked, save)
@@ -119,6 +120,7 @@ def diagnose(
     ids: Ids | None = None,
     chat: bool = False,
     tp: int = 1,
+    ep: int = 1,
     steps: int = 8,
     faults: FaultWords | None = None,
     device: str = "cpu",
@@ -149,7 +151,7 @@ def diagnose(
     _refuse_recording(model, golden)
     asked = ModelToCheck.of(
         str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, faults=words_of(faults), tp=tp,
-        device=device, dtype=dtype, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
+        ep=ep, device=device, dtype=dtype, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
     )  # fmt: skip
 
     def confirmed(inferior: Inferior, recorded: Reference, found: CheckResult) -> CheckResult:

@@ -64,6 +64,7 @@ def engine_config(
     tp: int,
     device: str,
     dtype: str,
+    ep: int = 1,
     load: str = "direct",
     weights: str = "dequantised",
     batch_invariant: bool = False,
@@ -82,6 +83,7 @@ def engine_config(
         raise ConfigError(f"--device is cpu or cuda (or cuda:N), not {device!r}")
     return EngineConfig(
         tp=tp,
+        ep=ep,
         device=device,
         dtype=pick_dtype(dtype, model.config, kind),
         load="rank0" if load == "rank0" else "direct",
@@ -115,7 +117,7 @@ def plan(
         config, max_tokens=min(longest + max_tokens, context), max_sequences=max(1, len(prompts))
     )
     check_loadable(model.path, planned)
-    wanted = capture.leaves(model_taps(model.config, planned.tp))
+    wanted = capture.leaves(model_taps(model.config, planned.tp, planned.ep))
     check_room(model.config, planned, [*map(len, prompts)], wanted, loaded=planned.weights == "quantised")
     return planned
 

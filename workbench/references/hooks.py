@@ -7,6 +7,9 @@
 | `attn_residual` | what goes into the module that reads it |
 | `q_rope` … `context` | the attention interface (`attention.py`) |
 | `act` | what goes into `down_proj` |
+| `router`, `topk_ids`, `topk_weights` | what the router gives |
+| `experts.*` | the experts interface (`experts.py`) |
+| `combine` | the output of the module in place of the MLP |
 | `mlp_residual` | the output of the decoder layer |
 """
 
@@ -29,14 +32,16 @@ from lockstep.engine.graph import (
     operations_of,
 )
 from lockstep.engine.parallel.shards import Span
-from lockstep.engine.taps.names import TapSpec, model_taps
+from lockstep.engine.taps.names import TapSpec, local_name, model_taps
 from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
+from lockstep.workbench.references.experts import hearing, in_order
 
 #: Taps with no counterpart, and why.
 ABSENT = {
     "attn.o_proj.partial": "one rank has no partial sums: its o_proj is whole",
     "mlp.down.partial": "one rank has no partial sums: its down_proj is whole",
+    "mlp.combine.partial": "one rank has no partial sums: its experts are whole",
 }
 
 #: Operations that no module gives: they are what goes into the next one.
@@ -62,8 +67,9 @@ def model_config(model: Any) -> ModelConfig:
 
 def absent_taps(model: Any) -> dict[str, str]:
     """Tap -> why the reference has no such tensor."""
-    layers = range(model.config.num_hidden_layers)
-    return {f"layers.{i}.{name}": reason for i in layers for name, reason in ABSENT.items()}
+    return {
+        spec.name: ABSENT[name] for spec in golden_taps(model) if (name := local_name(spec.name)) in ABSENT
+    }
 
 
 @contextmanager
@@ -77,20 +83,23 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 
         def after(module: nn.Module, tap: str, shaped: Shaped = _same) -> None:
             def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-                see(tap, shaped(output[0]))
+                see(tap, shaped(_unbatched(output)))
 
             stack.callback(module.register_forward_hook(hook).remove)
 
         def before(module: nn.Module, tap: str) -> None:
             def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-                see(tap, args[0][0])
+                see(tap, _unbatched(args[0]))
 
             stack.callback(module.register_forward_pre_hook(hook).remove)
 
         before(decoder.layers[0], "embed")
         after(model.get_submodule(OUTSIDE["final_norm"].module), "final_norm")
         for i, layer in enumerate(decoder.layers):
-            _tap_layer(layer, f"layers.{i}", model_config(model), after, before)
+            own = model_config(model).of_layer(i)
+            _tap_layer(layer, f"layers.{i}", own, after, before)
+            if own.experts is not None:
+                _tap_experts(layer.mlp, f"layers.{i}.mlp", see, stack)
 
         def on_attention(layer: int, seen: dict[str, Seen]) -> None:
             for name, tensor in seen.items():
@@ -113,18 +122,46 @@ def _tap_layer(
 ) -> None:
     seen, stacked = set[str](), stored_in(model)
     for operation in operations_of(model):
-        if operation.part == "partial" or not operation.module:
+        if operation.part in ("partial", "experts") or not operation.module:
             continue
         place = stacked.get(f"model.layers.0.{operation.module}.weight")
-        module = layer.get_submodule(operation.module if place is None else _within_layer(place[0]))
+        module = layer.get_submodule(operation.module if place is None else _within_layer(place.tensor))
         after(
-            module, f"{name}.{operation.tap}", _shaped(operation, model, None if place is None else place[1])
+            module,
+            f"{name}.{operation.tap}",
+            _shaped(operation, model, None if place is None else place.rows),
         )
         for read in _multiplied(operation):
             if read in LAYER and LAYER[read].kind in _BEFORE and read not in seen:
                 before(module, f"{name}.{read}")
                 seen.add(read)
     after(layer, f"{name}.{LAYER_OUTPUT}", _same)
+
+
+def _tap_experts(mlp: Any, name: str, see: See, stack: ExitStack) -> None:
+    """The module that has experts in place of an MLP."""
+
+    def on_router(_module: nn.Module, _args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        logits, weights, ids = output
+        see(f"{name}.router", logits)
+        for tap, tensor in zip(("topk_ids", "topk_weights"), in_order(ids, weights), strict=True):
+            see(f"{name}.{tap}", tensor)
+
+    def on_experts(seen: dict[str, Tensor]) -> None:
+        for tap, tensor in seen.items():
+            see(f"{name}.experts.{tap}", tensor)
+
+    def on_sum(_module: nn.Module, _args: Any, output: Tensor) -> None:
+        see(f"{name}.combine", _unbatched(output))
+
+    stack.callback(mlp.gate.register_forward_hook(on_router).remove)
+    stack.enter_context(hearing(mlp.experts, on_experts))
+    stack.callback(mlp.register_forward_hook(on_sum).remove)
+
+
+def _unbatched(x: Tensor) -> Tensor:
+    """Without the batch axis: of rows that have been flattened, [T, …], as they are."""
+    return x if x.ndim == 2 else x[0]
 
 
 def _within_layer(parameter: str) -> str:

@@ -14,6 +14,7 @@ from transformers.utils import logging
 
 from lockstep.engine.config import FAMILIES
 from lockstep.engine.text import printable
+from lockstep.workbench.references import experts
 from lockstep.workbench.references.attention import register
 from lockstep.workbench.references.doubles import widen_rotary
 from lockstep.workbench.references.gguf_loading import fill_from_gguf, gguf_config, scale_rotary
@@ -78,6 +79,7 @@ def _load_directory(directory: Path, dtype: torch.dtype) -> Any:
         config=config,
         dtype=dtype,
         attn_implementation=register(),
+        experts_implementation=experts.register(),
         use_safetensors=True,
         output_loading_info=True,
         ignore_mismatched_sizes=True,  # so that they are told by name, and refused below

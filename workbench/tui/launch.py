@@ -37,6 +37,7 @@ def run_model(
     model: str,
     *,
     tp: int = 1,
+    ep: int = 1,
     prompts: Sequence[str] = (),
     ids: Sequence[str] = (),
     chat: bool = False,
@@ -56,6 +57,7 @@ def run_model(
     better of the settings'."""
     words = [model, "--tp", str(tp), "--device", device, "--dtype", dtype, "--weights", weights]
     words += ["--seed", str(seed)]
+    words += ["--ep", str(ep)] if ep > 1 else []
     for option, values in (("--prompt", prompts), ("--ids", ids), ("--fault", rules), ("--capture", capture)):
         words += [word for value in values for word in (option, value)]
     words += ["--chat"] if chat else []

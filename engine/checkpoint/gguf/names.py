@@ -70,7 +70,7 @@ class NameRule:
 def _rules() -> Iterator[NameRule]:
     rotated = {tap for one in LAYER.values() if one.kind == "rope" for tap in instead_of(one.inputs["x"])}
     for one in LAYER.values():
-        if one.module:
+        if one.module and one.gguf:
             turned = one.kind == "linear" and one.tap in rotated
             yield NameRule(f"model.layers.{{}}.{one.module}", f"blk.{{}}.{one.gguf}", turned)
     for one in OUTSIDE.values():

@@ -46,6 +46,9 @@ MODELS = {
     "by-layer": ("gemma3_text", {}),
     "multiplied": ("granite", {}),
     "in-part": ("glm4", {}),
+    "experts": ("glm4_moe", {}),
+    "gated-expert": ("qwen2_moe", {}),
+    "renormalised": ("qwen3_moe", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

@@ -27,6 +27,8 @@ from tests.checkpoints import tiny_variant
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
 STEPS = 3
 FAMILIES = ("olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2")
+#: Those that have experts; groups of ranks among which these are divided.
+WITH_EXPERTS = ("qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe")
 #: (model, rule) -> where it shows first.
 PLANTED = {
     ("olmo2", "sum_squares=own"): "layers.0.attn.q_norm",
@@ -55,11 +57,11 @@ PLANTED = {
 
 @contextmanager
 def running(
-    folder: Path, name: str, tp: int, dtype: str = "float32"
+    folder: Path, name: str, tp: int, dtype: str = "float32", ep: int = 1
 ) -> Iterator[tuple[OpenedModel, Inferior]]:
     """A tiny model of that variant on so many ranks, which leave everything behind."""
     model = open_model(str(tiny_variant(folder, name)))
-    config = EngineConfig(tp=tp, dtype=dtype, max_tokens=64, threads=1)
+    config = EngineConfig(tp=tp, ep=ep, dtype=dtype, max_tokens=64, threads=1)
     with Inferior(model.path, model.config, config, capture=FULL) as inferior:
         yield model, inferior
 
@@ -71,13 +73,16 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize(
-    "tp", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(4, marks=pytest.mark.slow)]
+    ("tp", "ep"),
+    [(1, 1), *(pytest.param(*ranks, marks=pytest.mark.slow) for ranks in ((2, 1), (4, 1), (2, 2), (4, 2)))],
 )
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", [*FAMILIES, *WITH_EXPERTS])
 def test_a_faultless_engine_matches_and_every_operation_is_judged_right(
-    name: str, tp: int, dtype: str, tmp_path: Path
+    name: str, tp: int, ep: int, dtype: str, tmp_path: Path
 ) -> None:
-    with running(tmp_path, name, tp, dtype) as (model, inferior):
+    if ep > 1 and name not in WITH_EXPERTS:
+        pytest.skip("it has no experts")
+    with running(tmp_path, name, tp, dtype, ep) as (model, inferior):
         result = checked(tmp_path, model, inferior)
     assert result.judgement.verdict == "match"
     absent = {one.tap for one in result.judgement.taps if one.verdict == "absent"}

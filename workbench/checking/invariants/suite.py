@@ -85,7 +85,7 @@ class Suite:
         """RequestError where two runs and their tensors, the second of a batch, would take more than is free."""
         prompt = len(self.prompt)
         batch = [prompt, min(2 * prompt, self._room), max(1, prompt // 3)]
-        specs = model_taps(self.model, self.config.tp)
+        specs = model_taps(self.model, self.config.tp, self.config.ep)
         wanted = LeftBehind(full=range(len(specs)), statistics=True)
 
         def parts(chunk: int | None) -> dict[str, int]:
@@ -194,7 +194,7 @@ class Suite:
                 Invariant(name="tp 1 = tp N", result="not tried", told="there is one rank (--tp 2)")
             )
             return
-        with self._another(replace(self._roomy, tp=1)) as engine:
+        with self._another(replace(self._roomy, tp=1, ep=1)) as engine:
             means = "sharding: a shard cut wrongly, a reduce left out or done twice, heads given to the wrong rank"
             name = f"tp 1 = tp {self.config.tp}"
             self._agree(name, means, lambda: (base, self._run(engine(), self.prompt, base.emitted)))

@@ -41,6 +41,7 @@ class Launch:
     start_timeout: float = 300.0
     catch: Sequence[str] = ()  # sentinels that stop it from the beginning
     weights: str = "dequantised"
+    ep: int = 1  # groups of ranks that divide the experts
     chunk: int | None = None  # tokens of a prompt that are read in one pass; None: all
     reference: ReferenceName = "transformers"  # whom `golden` asks of a GGUF file, until it is told another
 
@@ -63,6 +64,7 @@ def target_of(launch: Launch) -> DebugTarget:
     config = requests.engine_config(
         model,
         tp=launch.tp,
+        ep=launch.ep,
         device=launch.device,
         dtype=launch.dtype,
         weights=launch.weights,
@@ -108,6 +110,7 @@ def parse_options(words: Sequence[str]) -> HostOptions:
         parser.add_argument(f"--{name}", action="append", default=[])
     parser.add_argument("--chat", action="store_true")
     parser.add_argument("--tp", type=int, default=1)
+    parser.add_argument("--ep", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="auto")
     parser.add_argument("--weights", default="dequantised")
@@ -131,6 +134,6 @@ def parse_options(words: Sequence[str]) -> HostOptions:
         found.model, found.prompt, found.ids, found.chat, found.tp, found.device, found.dtype, found.fault,
         found.capture, sampling, found.timeout, found.session,
         found.listen, start_timeout=found.start_timeout, catch=found.catch, weights=found.weights,
-        chunk=found.chunk, reference=found.reference,
+        chunk=found.chunk, reference=found.reference, ep=found.ep,
     )  # fmt: skip
     return HostOptions(found.socket, found.lifeline, launch=launch)

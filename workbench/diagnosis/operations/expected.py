@@ -38,7 +38,8 @@ class Lacking(Exception):
 @dataclass(frozen=True, slots=True)
 class Operands:
     """What an operation works on. `weights` are checkpoint names by role; `span` and `columns` as in `Site`; `declared`
-    is the model's own operation, None where only its kind is known."""
+    is the model's own operation, None where only its kind is known; `held` are the experts that the rank has, None:
+    all."""
 
     facts: Facts
     rows: tuple[Row, ...]
@@ -47,6 +48,7 @@ class Operands:
     span: slice | None
     columns: slice | None
     declared: Operation | None = None
+    held: range | None = None
 
     def formula(self, kind: Kind) -> Node:
         """What the operation computes: that of its kind, as this model has it."""

@@ -13,7 +13,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.resolve import open_checkpoint
-from lockstep.engine.config import ModelConfig
+from lockstep.engine.config import DTYPES, DType, ModelConfig
+from lockstep.engine.parallel.shards import held_in
+from lockstep.engine.taps.names import local_name
 from lockstep.sessions.dtypes import rounded as rounded
 from lockstep.workbench.diagnosis.operations.weights import checkpoint_misreadings, checkpoint_weights
 from lockstep.workbench.diagnosis.recording import Array
@@ -75,6 +77,20 @@ class Facts:
         found.model = model
         return found
 
+    def of_tap(self, tap: str) -> Facts:
+        """The same at float32 where that tap's operation keeps it whatever the model's dtype."""
+        experts, kind = self.model.experts, local_name(tap)
+        if experts is None or UNIT[self.dtype] <= UNIT["float32"]:
+            return self
+        wide = (experts.wide and kind == "mlp.router") or (
+            experts.wide_weights and kind == "mlp.topk_weights"
+        )
+        if not wide:
+            return self
+        found = copy(self)
+        found.dtype = "float32"
+        return found
+
     def norm_weight(self, weight: Array) -> Array:
         """What is multiplied by a norm's weight as the checkpoint has it."""
         return 1 + weight if self.model.norm == "plus_one" else weight
@@ -93,11 +109,15 @@ class Facts:
         """The weight as the engine holds it: rounded to its dtype. In float32 (float64 of a float64 engine)."""
         if name not in self._kept:
             found = self._read(name)
-            self._kept[name] = None if found is None else rounded(found, self.dtype)
+            self._kept[name] = None if found is None else rounded(found, self._held_in(name))
             while len(self._kept) > 1 and sum(_nbytes(x) for x in self._kept.values()) > KEPT_BYTES:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(name)
         return self._kept[name]
+
+    def _held_in(self, name: str) -> str:
+        narrow: DType | None = next((one for one in DTYPES if one == self.dtype), None)
+        return self.dtype if narrow is None else held_in(name, self.model, narrow)
 
     def vector(self, name: str) -> Array | None:
         """A norm's weight or a bias, in float64."""

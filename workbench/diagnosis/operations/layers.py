@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -12,7 +13,8 @@ from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
-from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised
+from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised
+from lockstep.workbench.diagnosis.operations.experts import expert_matrices, hit
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
@@ -55,22 +57,32 @@ def _run(facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: i
     for operation in operations_of(facts.model):
         read = {role: made[tap] for role, tap in operation.inputs.items()}
         weights = weight_names(f"layers.{layer}.{operation.tap}", operation.kind, facts)
-        held = {role: facts.weight(name) for role, name in weights.items()}
-        if any(one is None for one in held.values()):
+        try:
+            held = {role: _held(facts, operation, name, read) for role, name in weights.items()}
+        except Lacking:
             return None
-        given = {**read, **{role: one for role, one in held.items() if one is not None}}
+        given = {**read, **held}
         made[operation.tap] = _value(operation, facts, given, rows, window)
     return made[LAYER_OUTPUT]
 
 
+def _held(facts: Facts, operation: Operation, name: str, read: Mapping[str, Array]) -> Any:
+    """A weight, or those of all experts that a token goes to. Lacking where the checkpoint has none."""
+    if operation.kind == "experts":
+        return expert_matrices(facts, name, hit(read["ids"]))
+    if (found := facts.weight(name)) is None:
+        raise Lacking(f"the checkpoint has no {name}")
+    return found
+
+
 def _value(
-    operation: Operation, facts: Facts, given: Mapping[str, Array], rows: Sequence[Row], window: int | None
+    operation: Operation, facts: Facts, given: Mapping[str, Any], rows: Sequence[Row], window: int | None
 ) -> Array:
     model, at = facts.model, np.arange(len(rows))
     if operation.kind in BLOCKS and operation.kind != "cache":
         return BLOCKS[operation.kind](AttentionPass(facts, given, at, window))[0]
     whole = operation.kind == "norm" and model.qk_norm_whole
-    if operation.form != "rows" and not whole:
+    if operation.form in ("heads", "cache", "cells") and not whole:
         given = {role: heads_of(x, model.head_dim) if x.ndim > 1 else x for role, x in given.items()}
     if operation.kind == "reduce":  # of one rank alone
         given = {**given, "partial": given["partial"][None]}

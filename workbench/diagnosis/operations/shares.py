@@ -25,13 +25,17 @@ def module_of(tap: str, model: ModelConfig) -> str:
 
 
 def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
-    """The checkpoint's names of what the operation needs, by role."""
+    """The checkpoint's names of what the operation needs, by role; of experts with `{}` for the number of one."""
     module, declared = module_of(tap, facts.model), operation_at(tap)
     if operation == "head" and facts.model.tie_embeddings:
         return {"weight": EMBEDDING}
     if operation in ("embedding", "head"):
         return {"weight": f"{module}.weight"}
-    if operation not in ("linear", "reduce", "norm"):
+    if operation == "choice":
+        corrected = facts.model.experts is not None and facts.model.experts.correction
+        router = module_of(near("mlp.router", layer_of(tap), 0), facts.model)
+        return {"correction": f"{router}.{shards.CORRECTION}"} if corrected else {}
+    if operation not in ("linear", "reduce", "norm", "experts"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)
     return ({} if operation == "reduce" else {"weight": f"{module}.weight"}) | (
@@ -61,11 +65,11 @@ def rank_spans(
     declared = operation_at(tap)
     if declared is None:
         return None, None
-    if declared.part == "partial":
+    if declared.summed and operation in ("linear", "experts"):
         read = declared.inputs["x"]
         return None, _part(near(read, layer_of(tap), 0), rank, taps, shards.size_of(LAYER[read].width, model))
     whole_norm = operation == "norm" and model.qk_norm_whole
-    if not (operation in ("linear", "head") or whole_norm) or not declared.sharded:
+    if not (operation in ("linear", "head", "experts") or whole_norm) or not declared.sharded:
         return None, None
     if whole_norm:
         tap = near(next(iter(declared.inputs.values())), layer_of(tap), 0)
@@ -75,13 +79,15 @@ def rank_spans(
 def _part(tap: str, rank: int, taps: RecordedTaps, width: int) -> slice | None:
     """The columns of `width` that a rank holds: as the parts were recorded if they add up, else as they should be."""
     layout, ranks = taps.recording.layout(tap), len(taps.ranks)
-    if layout.kind != "shard" or ranks % layout.replicas:
+    if layout.kind != "shard" or ranks % (layout.replicas * layout.groups):
         return None
     held = [taps.tensors(tap, group.start) for group in shard_groups(layout, ranks)]
     sizes = [next((x.shape[-1] for x in tensors if x is not None and x.ndim), 0) for tensors in held]
+    count = len(sizes) // layout.groups
+    group, number = divmod(rank // layout.replicas, count)
+    sizes = sizes[group * count : (group + 1) * count]
     if sum(sizes) != width:
-        sizes = [shards.cropped(width, len(sizes), i).size for i in range(len(sizes))]
-    number = rank // layout.replicas
+        sizes = [shards.cropped(width, count, i).size for i in range(count)]
     start = sum(sizes[:number])
     return slice(start, start + sizes[number])
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -19,7 +19,16 @@ from lockstep.workbench.diagnosis.operations.attention import (
     settled,
 )
 from lockstep.workbench.diagnosis.operations.deviation import Part
-from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands
+from lockstep.workbench.diagnosis.operations.expected import ROW_WISE as OF_TOKENS
+from lockstep.workbench.diagnosis.operations.expected import Lacking, Operands, Result
+from lockstep.workbench.diagnosis.operations.experts import (
+    choice,
+    choice_weights,
+    combine,
+    experts,
+    held_experts,
+    settled_choice,
+)
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
 from lockstep.workbench.diagnosis.operations.gathered import gathered_logits
 from lockstep.workbench.diagnosis.operations.layers import missing_layers
@@ -28,6 +37,14 @@ from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_na
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sources import OperationInput, made_ready, slack_of, sources_of
 from lockstep.workbench.diagnosis.recording import Array
+
+ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
+    **OF_TOKENS,
+    "choice": choice,
+    "choice_weights": choice_weights,
+    "experts": experts,
+    "combine": combine,
+}
 
 
 def sites(taps: RecordedTaps, facts: Facts) -> Iterator[Site | Unjudged]:
@@ -109,9 +126,12 @@ class _RankOperation:
             rows = [self.taps.passes[i].rows[-1] for i in passes]
             inputs["x"] = inputs["x"][at]
         operands = Operands(
-            self.facts, tuple(rows), inputs, self.weights, self.span, self.columns, self.declared
-        )
+            self.facts, tuple(rows), inputs, self.weights, self.span, self.columns, self.declared,
+            held_experts(self.tap, self.rank, self.taps, self.facts),
+        )  # fmt: skip
         expected, noise = ROW_WISE[self.operation](operands)
+        if self.operation == "choice":
+            seen, expected = settled_choice(operands, seen, expected)
         if self.tap == "logits" and self.span is None:
             others = [replace(operands, inputs={"x": x[at]}) for x in self._of_other_ranks(passes)]
             expected = gathered_logits(expected, [ROW_WISE[self.operation](one)[0] for one in others], seen)
@@ -242,4 +262,5 @@ def _operation(tap: str, rank: int, taps: RecordedTaps, facts: Facts) -> _RankOp
     if facts.model_free and operation not in MODEL_FREE:
         missing = "that takes the model's checkpoint"
     span, columns = rank_spans(tap, operation, rank, taps, facts)
+    facts = facts.of_tap(tap)
     return _RankOperation(tap, operation, rank, taps, facts, sources, missing, span, columns)

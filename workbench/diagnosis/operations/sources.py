@@ -89,6 +89,8 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
     if operation == "reduce" and not taps.captured(
         f"{tap}.partial"
     ):  # an engine that shows no partial products
+        if kind not in MULTIPLIED:
+            return _unsummed(declared, layer, taps, facts)
         source = OperationInput((near(MULTIPLIED[kind], layer, 0),), gathered=len(taps.ranks) > 1)
         return "linear", {"x": source}, "" if taps.has(source.tap) else f"{source.tap} was not recorded"
     found = _inputs(tap, operation, wanted, taps, facts)
@@ -102,6 +104,17 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
         if all(role in instead[0] and taps.captured(instead[0][role].tap) for role in wanted):
             return fused, *instead
     return operation, *found
+
+
+def _unsummed(
+    reduce: Operation, layer: int | None, taps: RecordedTaps, facts: Facts
+) -> tuple[str, dict[str, OperationInput], str]:
+    """A sum over the ranks of which no terms were recorded: what gives the terms, of whole inputs."""
+    term = operation_of(facts.model, reduce.inputs["partial"]) or LAYER[reduce.inputs["partial"]]
+    several = len(taps.ranks) > 1
+    sources = {role: OperationInput((near(tap, layer, 0),), several) for role, tap in term.inputs.items()}
+    missing = next((one.tap for one in sources.values() if not taps.has(one.tap)), None)
+    return term.kind, sources, "" if missing is None else f"{missing} was not recorded"
 
 
 def _inputs(

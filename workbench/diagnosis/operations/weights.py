@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -39,15 +40,18 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
     def read(name: str) -> NDArray[Any] | None:
         if name == "lm_head.weight" and name not in files and model.tie_embeddings:
             name = "model.embed_tokens.weight"
-        name, rows = stacked.get(name, (name, None))
+        place = stacked.get(name) if name not in stored else None
+        name = name if place is None else place.tensor
         if name not in stored:
             return None
         entry = headers[stored[name]].entries[name]
-        kind = np.dtype(_STORED[entry.dtype])
-        count = (entry.stop - entry.start) // kind.itemsize
-        raw = np.fromfile(stored[name], kind, count, offset=entry.start)
-        found = widen(raw.reshape(entry.shape), entry.dtype)
-        return found if rows is None else found[rows.start : rows.stop]
+        kind, shape, start = np.dtype(_STORED[entry.dtype]), entry.shape, entry.start
+        if place is not None and place.matrix is not None:
+            shape = shape[1:]
+            start += place.matrix * prod(shape) * kind.itemsize
+        raw = np.fromfile(stored[name], kind, prod(shape), offset=start)
+        found = widen(raw.reshape(shape), entry.dtype)
+        return found if place is None else found[place.rows.start : place.rows.stop]
 
     return read
 

@@ -1,0 +1,229 @@
+"""A mixture of experts: how tokens are routed, what the experts' outputs are multiplied by, who computes whose rows."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.experts import ExpertsConfig
+from lockstep.engine.faults.fault import Fault, Needs
+from lockstep.engine.faults.needs import all_of, several_experts, several_ranks
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from lockstep.engine.parallel.comm import Comm
+    from lockstep.engine.parallel.shards import Span
+
+
+def softmax_scores(logits: Tensor, experts: ExpertsConfig) -> Tensor:
+    """Another model's scores."""
+    return logits.float().softmax(-1)
+
+
+def sigmoid_scores(logits: Tensor, experts: ExpertsConfig) -> Tensor:
+    """Another model's scores."""
+    return logits.float().sigmoid()
+
+
+def uncorrected(scores: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+    """The bias does not enter the choice."""
+    from lockstep.engine.rules.routing import best
+
+    return best(scores, None, experts)
+
+
+def ungrouped(scores: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+    """Experts are chosen from all groups."""
+    corrected = scores if correction is None else scores + correction
+    ids: Tensor = corrected.topk(experts.top_k, -1).indices.sort(-1).values
+    return ids
+
+
+def worst(scores: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+    """The lowest scores are chosen."""
+    ids: Tensor = scores.topk(experts.top_k, -1, largest=False).indices.sort(-1).values
+    return ids
+
+
+def scaled_twice(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+    """The factor is in two places."""
+    from lockstep.engine.rules.routing import weights
+
+    return weights(scores, ids, correction, experts) * experts.factor
+
+
+def unscaled(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+    """The factor is in no place."""
+    from lockstep.engine.rules.routing import weights
+
+    return weights(scores, ids, correction, experts) / experts.factor
+
+
+def as_they_are(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+    """The weights are no shares of the chosen experts' sum."""
+    return scores.gather(-1, ids) * experts.factor
+
+
+def as_shares(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+    """A softmax over the chosen experts alone: the same as shares of their sum."""
+    taken = scores.gather(-1, ids)
+    return taken / taken.sum(-1, keepdim=True) * experts.factor
+
+
+def corrected_weights(
+    scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig
+) -> Tensor:
+    """The bias of the choice is in the weights as well."""
+    from lockstep.engine.rules.routing import weights
+
+    return weights(scores if correction is None else scores + correction, ids, None, experts)
+
+
+def in_reverse(ids: Tensor, held: Span) -> Tensor:
+    """A rank has its experts the other way round."""
+    return held.start + held.stop - 1 - ids
+
+
+def without_last(ids: Tensor, held: Span) -> Tensor:
+    """The rows of a rank's last expert are nobody's."""
+    return ids.masked_fill(ids == held.stop - 1, -1)
+
+
+def unweighted(outputs: Tensor, weights: Tensor) -> Tensor:
+    """Each expert counts once."""
+    return outputs.float().sum(1).to(outputs.dtype)
+
+
+def no_shared_expert(routed: Tensor, shared: Tensor, gate: Tensor | None, comm: Comm) -> Tensor:
+    """The shared expert is left out."""
+    return routed
+
+
+def shared_expert_on_every_rank(routed: Tensor, shared: Tensor, gate: Tensor | None, comm: Comm) -> Tensor:
+    """The whole shared expert was in every rank's term: it counts once a rank."""
+    from lockstep.engine.rules.routing import with_shared
+
+    return with_shared(routed, shared * comm.size, gate, comm)
+
+
+def ungated_shared_expert(routed: Tensor, shared: Tensor, gate: Tensor | None, comm: Comm) -> Tensor:
+    """The shared expert's own gate is left out."""
+    return routed + shared
+
+
+def _with(has: Callable[[ExpertsConfig], bool], reason: str) -> Needs:
+    """The model has experts of which that is true."""
+
+    def needs(model: ModelConfig, tp: int) -> str | None:
+        if model.experts is None:
+            return "the model has no experts"
+        return None if has(model.experts) else reason
+
+    return needs
+
+
+_WEIGHTS = {"seam": "choice_weights", "correct": "config", "first_tap": "layers.*.mlp.topk_weights"}
+_CHOICE = {"seam": "choice", "correct": "config", "first_tap": "layers.*.mlp.topk_ids"}
+_ROWS = {"seam": "own_experts", "correct": "by_number", "first_tap": "layers.*.mlp.experts.gate"}
+_SHARED = {"seam": "shared_expert", "correct": "once", "first_tap": "layers.*.mlp.combine.partial"}
+
+
+def _fault(
+    base: dict[str, str], value: str, patch: Callable[..., object], needs: Needs, title: str, symptom: str,
+    source: str = "",
+) -> Fault:  # fmt: skip
+    return Fault(
+        id=f"{base['seam']}-{value}".replace("_", "-"),
+        seam=base["seam"],
+        value=value,
+        correct=base["correct"],
+        title=title,
+        group="mlp",
+        level="step",
+        first_tap=base["first_tap"],
+        symptom=symptom,
+        source=source,
+        patch={base["seam"]: patch},
+        needs=needs,
+    )
+
+
+_SCALED = _with(lambda has: has.factor != 1, "the model's experts have no factor")
+_CORRECTED = _with(lambda has: has.correction, "no bias corrects the choice of the model's experts")
+_GATED = _with(lambda has: has.shared_gated, "the model has no shared expert with a gate")
+_IN_GROUPS = _with(lambda has: has.groups > 1, "the model's experts have no groups")
+_SHARED_EXPERT = _with(lambda has: has.shared_width > 0, "the model has no shared expert")
+_EXPERTS = _with(lambda has: True, "")
+
+FAULTS = (
+    _fault(
+        {"seam": "router_scores", "correct": "config", "first_tap": "layers.*.mlp.topk_weights"}, "sigmoid",
+        sigmoid_scores, _with(lambda has: has.scores == "softmax", "the model's scores are sigmoids"),
+        "sigmoids in place of a softmax", "the same experts, every weight is another",
+    ),
+    _fault(
+        {"seam": "router_scores", "correct": "config", "first_tap": "layers.*.mlp.topk_*"}, "softmax",
+        softmax_scores, _with(lambda has: has.scores == "sigmoid", "the model's scores are a softmax"),
+        "a softmax in place of sigmoids", "scores of another size: with a correction other experts are chosen",
+    ),
+    _fault(
+        _CHOICE, "uncorrected", uncorrected, _CORRECTED, "experts chosen without the correction bias",
+        "some tokens go to other experts; their weights are right",
+    ),
+    _fault(
+        _CHOICE, "ungrouped", ungrouped, _IN_GROUPS, "experts chosen from all groups",
+        "some tokens go to experts outside of the best groups",
+    ),
+    _fault(
+        _CHOICE, "worst", worst, _EXPERTS, "the experts with the lowest scores",
+        "every token goes to other experts",
+    ),
+    _fault(
+        _WEIGHTS, "scaled_twice", scaled_twice, _SCALED, "routed_scaling_factor applied twice",
+        "the experts' share of the sum is too large by one factor", "vllm-project/vllm#45037",
+    ),
+    _fault(
+        _WEIGHTS, "unscaled", unscaled, _SCALED, "routed_scaling_factor never applied",
+        "the experts' share of the sum is too small by one factor", "vllm-project/vllm#43769",
+    ),
+    _fault(
+        _WEIGHTS, "as_they_are", as_they_are,
+        _with(lambda has: has.renormalised, "the model's weights are the scores as they are"),
+        "weights that are not renormalised", "weights of a token do not add up to one", "flashinfer-ai/flashinfer#2889",
+    ),
+    _fault(
+        _WEIGHTS, "as_shares", as_shares,
+        _with(lambda has: not has.renormalised, "the model's weights are shares of their sum already"),
+        "softmax over the chosen experts alone", "weights of a token add up to one, as they should not",
+    ),
+    _fault(
+        _WEIGHTS, "corrected", corrected_weights, _CORRECTED, "the correction bias used in the weights",
+        "the right experts, their weights are off by the bias",
+    ),
+    _fault(
+        _ROWS, "in_reverse", in_reverse, several_experts,
+        "a rank's experts in reverse order", "each token's rows go through another expert than was chosen",
+    ),
+    _fault(
+        _ROWS, "without_last", without_last, _EXPERTS, "a rank's last expert lost",
+        "tokens of one expert lack its part of the sum",
+    ),
+    _fault(
+        {"seam": "combine", "correct": "weighted", "first_tap": "layers.*.mlp.combine.partial"}, "unweighted",
+        unweighted, _EXPERTS, "experts' outputs summed without weights", "each expert counts once",
+    ),
+    _fault(
+        _SHARED, "missing", no_shared_expert, _SHARED_EXPERT, "the shared expert left out",
+        "the sum lacks the part that every token has", "vllm-project/vllm#37856",
+    ),
+    _fault(
+        _SHARED, "on_every_rank", shared_expert_on_every_rank, all_of(several_ranks, _SHARED_EXPERT),
+        "the shared expert added once per rank", "the shared part counts tp times", "vllm-project/vllm-ascend#6710",
+    ),
+    _fault(
+        _SHARED, "ungated", ungated_shared_expert, _GATED, "the shared expert's gate left out",
+        "the shared part is too large, for each token by another factor",
+    ),
+)  # fmt: skip

@@ -1,0 +1,69 @@
+"""The operations of a mixture of experts: routing, the chosen experts' MLPs, the shared expert, their sum.
+
+Rows of an expert are a token's, one for each expert that it goes to ("slots", in the order of the experts' numbers). A
+rank that does not hold an expert has zeros there.
+"""
+
+from __future__ import annotations
+
+from lockstep.engine.graph.operation import Operation
+
+#: The router, and what chooses by it.
+_ROUTING = (
+    Operation("mlp.router", "linear", {"x": "mlp_norm"}, "experts", module="mlp.gate", part="experts"),
+    Operation("mlp.topk_ids", "choice", {"logits": "mlp.router"}, "slots", part="experts"),
+    Operation(
+        "mlp.topk_weights", "choice_weights", {"logits": "mlp.router", "ids": "mlp.topk_ids"}, "slots",
+        part="experts",
+    ),
+)  # fmt: skip
+#: `module`s are one of each expert: `{}` stands for its number.
+_CHOSEN = (
+    *(
+        Operation(
+            f"mlp.experts.{one}", "experts", {"x": "mlp_norm", "ids": "mlp.topk_ids"}, "expert", "slots",
+            module=f"mlp.experts.{{}}.{one}_proj", part="experts", unless=("ungated",) if one == "gate" else (),
+        )
+        for one in ("gate", "up")
+    ),
+    Operation(
+        "mlp.experts.act", "activation", {"gate": "mlp.experts.gate", "up": "mlp.experts.up"}, "expert", "slots",
+        part="experts", optional=("gate",),
+    ),
+    Operation(
+        "mlp.experts.down", "experts", {"x": "mlp.experts.act", "ids": "mlp.topk_ids"}, form="slots",
+        module="mlp.experts.{}.down_proj", summed=True, part="experts",
+    ),
+)  # fmt: skip
+_SHARED = (
+    *(
+        Operation(
+            f"mlp.shared.{one}", "linear", {"x": "mlp_norm"}, "shared_expert",
+            module=f"mlp.shared_expert.{one}_proj", part="shared_expert",
+        )
+        for one in ("gate", "up")
+    ),
+    Operation(
+        "mlp.shared.act", "activation", {"gate": "mlp.shared.gate", "up": "mlp.shared.up"}, "shared_expert",
+        part="shared_expert",
+    ),
+    Operation(
+        "mlp.shared.down", "linear", {"x": "mlp.shared.act"}, module="mlp.shared_expert.down_proj", summed=True,
+        part="shared_expert",
+    ),
+    Operation(
+        "mlp.shared_gate", "linear", {"x": "mlp_norm"}, "one", module="mlp.shared_expert_gate", part="shared_gate"
+    ),
+)  # fmt: skip
+_SUM = (
+    Operation(
+        "mlp.combine.partial", "combine",
+        {
+            "x": "mlp.experts.down", "weights": "mlp.topk_weights", "shared": "mlp.shared.down",
+            "gate": "mlp.shared_gate",
+        },
+        summed=True, part="experts", optional=("shared", "gate"),
+    ),
+    Operation("mlp.combine", "reduce", {"partial": "mlp.combine.partial"}, part="experts"),
+)  # fmt: skip
+EXPERTS = (*_ROUTING, *_CHOSEN, *_SHARED, *_SUM)

@@ -1,0 +1,58 @@
+"""What routing to experts computes, in float64 (torch-free). N tokens, S experts for each, E in all."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[np.float64]
+
+
+def sigmoid(x: Array) -> Array:
+    """1 / (1 + exp(-x))."""
+    return np.asarray(1 / (1 + np.exp(-np.clip(x, -700, 700))))
+
+
+def candidates(scores: Array, groups: float = 1, top_groups: float = 1) -> Array:
+    """Scores [N, E], -inf outside of each token's best groups: those whose two best experts have the highest sum
+    (DeepSeek-V3, arXiv:2412.19437)."""
+    if groups == 1:
+        return scores
+    by_group = scores.reshape(len(scores), int(groups), -1)
+    sums = np.sort(by_group, -1)[..., -2:].sum(-1)
+    best = np.argsort(-sums, -1, kind="stable")[:, : int(top_groups)]
+    kept = np.zeros_like(sums, dtype=bool)
+    np.put_along_axis(kept, best, True, -1)
+    return np.where(kept[..., None], by_group, -np.inf).reshape(scores.shape)
+
+
+def chosen(scores: Array, top_k: float, groups: float = 1, top_groups: float = 1) -> Array:
+    """The numbers [N, S], ascending, of the experts with the highest scores [N, E]."""
+    best = np.argsort(-candidates(scores, groups, top_groups), -1, kind="stable")[:, : int(top_k)]
+    return np.sort(best, -1).astype(np.float64)
+
+
+def taken(scores: Array, ids: Array) -> Array:
+    """The scores [N, S] of those experts."""
+    return np.take_along_axis(scores, ids.astype(np.int64), -1)
+
+
+def routed(x: Array, weight: Mapping[int, NDArray[Any]], ids: Array) -> Array:
+    """x [N, in], or [N, S, in], through the matrices [out, in] of the experts `ids` [N, S]: [N, S, out]. Zeros of those
+    that `weight`, by their numbers, lacks."""
+    width = next((len(one) for one in weight.values()), 0)
+    rows = np.broadcast_to(x[:, None], (*ids.shape, x.shape[-1])) if x.ndim == 2 else x
+    out = np.zeros((*ids.shape, width))
+    for expert, matrix in weight.items():
+        here = ids == expert
+        if here.any():
+            out[here] = rows[here] @ matrix.astype(np.float64).T
+    return out
+
+
+def weighed_sum(x: Array, weights: Array) -> Array:
+    """The sum over S of x [N, S, H] times weights [N, S]: [N, H]."""
+    return np.asarray(np.einsum("nsh,ns->nh", x, weights, optimize=True))

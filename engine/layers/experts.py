@@ -1,0 +1,200 @@
+"""A mixture of experts in place of an MLP: a router, the experts that this rank holds, a shared one.
+
+Every rank routes every token, and computes what its own experts, or its part of them, give; one sum over the ranks puts
+both together. Rows of a token's experts are in the order of the experts' numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor
+
+from lockstep.engine.config.experts import ExpertsConfig
+from lockstep.engine.config.families import Activation
+from lockstep.engine.layers.linear import MergedColumnParallelLinear
+from lockstep.engine.layers.weight import KeptTensor, Store
+from lockstep.engine.layers.wiring import Wiring
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.parallel.shards import CORRECTION, Span
+
+
+class Router:
+    """The logits of every expert, and the bias that corrects the choice. In float32 where the model's is."""
+
+    def __init__(self, module: str, hidden: int, experts: ExpertsConfig, store: Store) -> None:
+        self.name, self.experts, self.hidden_size = module, experts, hidden
+        self.store = store.wide() if experts.wide else store
+        self.weight = self.store.matrix([f"{module}.weight"], [experts.count], hidden)
+        self.correction = self.store.vector(experts.count) if experts.correction else None
+
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> the weight, and the bias."""
+        found: dict[str, Tensor | KeptTensor] = {**self.weight.parts()}
+        return found if self.correction is None else found | {f"{self.name}.{CORRECTION}": self.correction}
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return self.weight.product(x.to(self.store.dtype))  # [T, E]
+
+
+class Expert:
+    """One MLP's matrices, of which a rank has `features`: none of them where another rank has the expert."""
+
+    def __init__(self, names: Sequence[str], features: Span, hidden: int, store: Store) -> None:
+        """`names` of gate, up and down."""
+        gate, up, down = names
+        self.gate_up = MergedColumnParallelLinear([gate, up], [features] * 2, hidden, False, store)
+        self.down = store.matrix([f"{down}.weight"], [hidden], features.size)
+
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's share."""
+        return {**self.gate_up.parameters(), **self.down.parts()}
+
+
+class SharedExpert:
+    """The expert to which every token goes. `gate`: the matrix of one row of its own gate."""
+
+    def __init__(
+        self, expert: Expert, gate: MergedColumnParallelLinear | None, activation: Activation
+    ) -> None:
+        self.expert, self.gate, self.activation = expert, gate, activation
+
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's share."""
+        return self.expert.parameters() | ({} if self.gate is None else self.gate.parameters())
+
+    def bind(self, wiring: Wiring) -> None:
+        """Take the seams in force and the taps that are on."""
+        self.act = wiring.rules.act
+        self.tap_gate, self.tap_up, self.tap_act, self.tap_down = (
+            wiring.tap(f"mlp.shared.{one}") for one in ("gate", "up", "act", "down")
+        )
+        self.tap_logit = wiring.tap("mlp.shared_gate")
+
+    def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """This rank's term of what it gives [T, H], and the logits of its gate [T, 1]."""
+        gate, up = self.expert.gate_up(x)
+        if self.tap_gate:
+            self.tap_gate(gate)
+        if self.tap_up:
+            self.tap_up(up)
+        hidden = self.act(gate, up, self.activation)
+        if self.tap_act:
+            self.tap_act(hidden)
+        out = self.expert.down.product(hidden)
+        if self.tap_down:
+            self.tap_down(out)
+        if self.gate is None:
+            return out, None
+        (logit,) = self.gate(x)
+        if self.tap_logit:
+            self.tap_logit(logit)
+        return out, logit
+
+
+class MixtureOfExperts:
+    """The sum over each token's experts of weight times down(activation(gate(x)) * up(x)), and the shared expert."""
+
+    def __init__(
+        self,
+        router: Router,
+        experts: Sequence[Expert],
+        held: Span,
+        shared: SharedExpert | None,
+        activation: Activation,
+        comm: Comm,
+    ) -> None:
+        self.router, self.experts, self.held, self.shared = router, experts, held, shared
+        self.config, self.activation, self.comm = router.experts, activation, comm
+        self.hidden_size = router.hidden_size
+
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's share; empty of the experts that others have."""
+        params = self.router.parameters()
+        for expert in self.experts:
+            params |= expert.parameters()
+        return params if self.shared is None else params | self.shared.parameters()
+
+    def bind(self, wiring: Wiring) -> None:
+        """Take the seams in force and the taps that are on."""
+        rules = wiring.rules
+        self.scores, self.choose, self.weigh = rules.router_scores, rules.choice, rules.choice_weights
+        self.own_experts, self.combine, self.add_shared = (
+            rules.own_experts,
+            rules.combine,
+            rules.shared_expert,
+        )
+        self.act, self.reduce = rules.act, rules.reduce
+        self.tap_router, self.tap_ids, self.tap_weights = (
+            wiring.tap(f"mlp.{one}") for one in ("router", "topk_ids", "topk_weights")
+        )
+        self.tap_gate, self.tap_up, self.tap_act, self.tap_down = (
+            wiring.tap(f"mlp.experts.{one}") for one in ("gate", "up", "act", "down")
+        )
+        self.tap_partial, self.tap_out = wiring.tap("mlp.combine.partial"), wiring.tap("mlp.combine")
+        self.place = wiring.place("mlp.combine")
+        if self.shared is not None:
+            self.shared.bind(wiring)
+
+    def route(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Each token's experts, ascending, and their weights: [T, S] both."""
+        logits = self.router(x)
+        if self.tap_router:
+            self.tap_router(logits)
+        scores = self.scores(logits, self.config)
+        ids = self.choose(scores, self.router.correction, self.config)
+        if self.tap_ids:
+            self.tap_ids(ids)
+        weights = self.weigh(scores, ids, self.router.correction, self.config)
+        weights = weights if self.config.wide_weights else weights.to(x.dtype)
+        if self.tap_weights:
+            self.tap_weights(weights)
+        return ids, weights
+
+    def _rows(self, ids: Tensor) -> list[tuple[Expert, Tensor]]:
+        """The experts of this rank that any token goes to, and which of the rows [T * S] are theirs."""
+        numbers = self.own_experts(ids.flatten(), self.held)
+        hit = (number for number in numbers.unique().tolist() if self.held.start <= number < self.held.stop)
+        return [(self.experts[number], (numbers == number).nonzero().squeeze(-1)) for number in hit]
+
+    def __call__(self, x: Tensor) -> Tensor:
+        ids, weights = self.route(x)
+        rows = self._rows(ids)
+        gate, up = self._products(x, ids, rows)
+        if self.tap_gate:
+            self.tap_gate(gate)
+        if self.tap_up:
+            self.tap_up(up)
+        hidden = self.act(gate, up, self.activation)  # [T, S, I / tp]
+        if self.tap_act:
+            self.tap_act(hidden)
+        down = self._outputs(hidden, rows)
+        if self.tap_down:
+            self.tap_down(down)
+        partial = self.combine(down, weights)  # [T, H], this rank's share of the sum
+        if self.shared is not None:
+            partial = self.add_shared(partial, *self.shared(x), self.comm)
+        if self.tap_partial:
+            self.tap_partial(partial)
+        self.comm.enter(self.place)
+        out = self.reduce(partial, self.comm)
+        if self.tap_out:
+            self.tap_out(out)
+        return out
+
+    def _products(self, x: Tensor, ids: Tensor, rows: list[tuple[Expert, Tensor]]) -> Sequence[Tensor]:
+        """Gate and up [T, S, I / tp] of each token's experts; zeros of those that others have."""
+        sizes = self.experts[self.held.start].gate_up.sizes
+        packed = x.new_zeros(ids.numel(), sum(sizes))
+        slots = ids.shape[1]
+        for expert, at in rows:
+            packed[at] = expert.gate_up.weight.product(x[at // slots])
+        return packed.view(*ids.shape, -1).split_with_sizes(sizes, -1)
+
+    def _outputs(self, hidden: Tensor, rows: list[tuple[Expert, Tensor]]) -> Tensor:
+        """[T, S, I / tp] -> this rank's terms of what each token's experts give, [T, S, H]."""
+        flat = hidden.flatten(0, 1)
+        down = flat.new_zeros(len(flat), self.hidden_size)
+        for expert, at in rows:
+            down[at] = expert.down.product(flat[at])
+        return down.view(*hidden.shape[:2], -1)

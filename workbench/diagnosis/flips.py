@@ -1,0 +1,74 @@
+"""Routing flips: tokens that went to other experts than the reference's because two were equally good within rounding.
+
+Everything that is computed from such a token's row differs by far more than rounding, and nothing is wrong. What
+follows from a flip is not judged against the reference; on its own inputs it is, as everything.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+
+from msgspec import structs
+
+from lockstep.engine.taps.names import operation_at
+from lockstep.workbench.diagnosis.judgement import TapVerdict
+from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
+from lockstep.workbench.diagnosis.upstream import Upstream
+from lockstep.workbench.views.golden_event import TokenMismatch
+
+
+def is_choice(tap: str) -> bool:
+    """Whether it holds the numbers of chosen experts: equal or not, never off by a little."""
+    operation = operation_at(tap)
+    return operation is not None and operation.kind == "choice"
+
+
+@dataclass(slots=True)
+class Flips:
+    """The flips of a run so far, taps being judged in the order of execution."""
+
+    own: OwnInputs
+    following: Upstream
+    found: list[TapVerdict] = field(default_factory=list)
+    #: (step, sequence) of logits that follow from one.
+    logits: set[tuple[int, int]] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, own: OwnInputs, layers: int) -> Flips:
+        """None yet."""
+        return cls(own, Upstream(layers))
+
+    def excused(self, verdict: TapVerdict, inherited: bool) -> TapVerdict:
+        """The verdict, no failure where the tap follows from a flip or is one. `inherited`: what it was computed from
+        has failed."""
+        follows = self.following.has_failed(verdict.seq, verdict.tap)
+        flip = (
+            is_choice(verdict.tap)
+            and not (follows or inherited)
+            and verdict.verdict in ("fail", "suspect")
+            and self.own.is_right(verdict.tap, verdict.step, verdict.seq) is True
+        )
+        if flip:
+            why = "other experts than the reference's, by a margin within rounding"
+            verdict = replace(verdict, verdict="suspect", reason=why)
+            self.found.append(verdict)
+        elif follows and verdict.verdict == "fail":
+            verdict = replace(verdict, verdict="suspect", reason=f"{verdict.reason}, after a routing flip")
+        if follows and verdict.tap == "logits":
+            self.logits.add((verdict.step, verdict.seq))
+        self.following.note(verdict, follows or flip)
+        return verdict
+
+    def settled(self, miss: TokenMismatch) -> TokenMismatch:
+        """Another token that follows from a flip is as good."""
+        return structs.replace(miss, tie=miss.tie or (miss.step, miss.seq) in self.logits)
+
+    def in_words(self) -> str:
+        """The first one, and what it means; "" where there is none."""
+        if not self.found:
+            return ""
+        first, more = self.found[0], f" (and {len(self.found) - 1} more)" if len(self.found) > 1 else ""
+        return (
+            f"{first.tap} of sequence {first.seq}, step {first.step}{more}: {first.reason}; what follows from that is "
+            "judged on its own inputs alone"
+        )
