@@ -100,8 +100,7 @@ def find_session(name: str | Path) -> Path:
     if os.path.exists(path) or not path.name:
         return path
     if path.parent == Path("gallery"):
-        shown = GALLERY / f"{path.name.removesuffix('.session')}.session"
-        return shown if os.path.isfile(shown) else path
+        return GALLERY / f"{path.name.removesuffix('.session')}.session"
     if path.parent != Path():
         return path
     kept = _sessions() / f"{path.name.removesuffix('.session')}.session"
