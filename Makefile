@@ -5,6 +5,8 @@
 #                 debugger tui cli e2e soak rest backends (tests/parts.py)
 # make vllm       attach to vLLM itself, faultless and with planted bugs; makes its environment once, in VLLM_VENV
 # make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
+# make gallery    record the bugs of the gallery again (sessions/recorded)
+# make docs       build the site from docs/ into build/site
 # make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=check SEED=7 for one try
 #
 # PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=dir where it is set up.
@@ -20,7 +22,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 PARTS := $(TESTING) $(BIN)/python -m tests.parts
 
-.PHONY: demo test test-all vllm soak fuzz lint clean
+.PHONY: demo test test-all vllm soak fuzz gallery docs lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -40,6 +42,13 @@ soak: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	@$(TESTING) $(BIN)/python -m tests.fuzz.run $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
+
+gallery: $(VENV)/.installed-dev
+	@$(TESTING) $(BIN)/python docs/recordings.py
+
+docs: $(VENV)/.installed-dev
+	@$(BIN)/python docs/commands.py --write
+	@$(BIN)/mkdocs build --quiet --strict
 
 lint: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .

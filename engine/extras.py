@@ -1,7 +1,7 @@
 """The parts of an installation that not everybody needs, and the command that installs each (torch-free).
 
 `pip install lockstep-llm` replays, compares, exports, imports dumps and draws the screens. What it takes to run a
-model, to ask llama.cpp or to serve browsers are extras of the same name.
+model, to ask llama.cpp, to serve browsers or agents are extras of the same name.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ EXTRAS: dict[str, tuple[str, ...]] = {
     "engine": ("torch", "transformers", "tokenizers", "gguf"),
     "llamacpp": ("llama_cpp",),
     "web": ("textual_serve", "aiohttp"),
+    "mcp": ("mcp",),
 }
 
 

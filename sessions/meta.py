@@ -149,6 +149,11 @@ class WeightShare(Struct, frozen=True, array_like=True):
 ROW_STATISTICS, ROW_HASHES, PASS_STATISTICS = ".row_statistics", ".row_hashes", ".pass_statistics"
 
 
+def is_companion(tap: str) -> bool:
+    """Whether a tap holds what is known of another's rows, and is no operation of the model."""
+    return tap.endswith((ROW_STATISTICS, ROW_HASHES, PASS_STATISTICS))
+
+
 class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of another engine's run: what its dump held, and what was settled to make a session of it.
 

@@ -21,6 +21,10 @@ _RESERVED = frozenset(
 )
 
 
+#: Recorded bugs that come with the package: `gallery/NAME`.
+GALLERY = Path(__file__).resolve().parents[1] / "sessions" / "recorded"
+
+
 def data_directory() -> Path:
     """What must stay: `$LOCKSTEP_DATA_DIR`, or the user's data directory (XDG)."""
     root = os.environ.get("LOCKSTEP_DATA_DIR")
@@ -88,11 +92,16 @@ def entries(directory: Path, names: str) -> dict[Path, os.stat_result]:
 
 
 def find_session(name: str | Path) -> Path:
-    """A session by its path, or by its name in `sessions_directory` with or without the ending; a path comes first.
+    """A session by its path, by its name in `sessions_directory`, or as `gallery/NAME`, with or without the ending; a
+    path comes first.
     What is neither comes back as the path that it would be, for whoever opens it to say so."""
     path = Path(name).expanduser()
     # Not Path.exists: it raises where a name is too long to be one.
-    if os.path.exists(path) or path.parent != Path() or not path.name:
+    if os.path.exists(path) or not path.name:
+        return path
+    if path.parent == Path("gallery"):
+        return GALLERY / f"{path.name.removesuffix('.session')}.session"
+    if path.parent != Path():
         return path
     kept = _sessions() / f"{path.name.removesuffix('.session')}.session"
     return kept if os.path.isfile(kept) else path

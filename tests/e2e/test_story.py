@@ -73,7 +73,7 @@ def test_a_bug_is_seen_found_undone_and_replayed(terminals: Callable[..., Termin
     here.wait("faults  mask=additive", "differs from main at step")
     here.type("n")  # nobody asked for it: `catch nan` is set from the beginning
     here.wait(re.compile(r"catch 1, nan: step \d+, at layers\.0\.attn\.scores"))
-    here.wait(re.compile(r"NaN first at layers\.0\.attn\.scores, rank 0 1, step \d+: 0 × -inf in the mask"))
+    here.wait(re.compile(r"NaN in step \d+, from layers\.0\.attn\.scores on, rank 0 1: 0 × -inf in the mask"))
     here.type("o")
     here.wait(re.compile(r"layers\.0\.attn\.scores at step \d+ is the first"))
     here.enter(":next 6")  # on past hundreds of taps with NaN in each step

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import shutil
 import sys
-from collections.abc import Iterable, Iterator, Sized
+from collections.abc import Iterable, Sized
 from dataclasses import asdict, dataclass
+from fnmatch import fnmatchcase
 from typing import Annotated
 
 import typer
@@ -69,17 +70,17 @@ def inspect(
     _, source = open_checkpoint(model.path)
     with source:
         names = source.names()
+        _need_some([name for name in names if fnmatchcase(name, tensor)], tensor)
         found = survey(source, model.config, tp=tp, pattern=tensor, statistics=statistics)
         if as_json:
             tensors = [_told(one) for one in found]
-            _need_some(tensors, tensor)
             head = {"metadata": metadata_told(source.headers)} if isinstance(source, GgufSource) else {}
             print(dumps(asdict(_summary(model, names)) | head | {"tp": tp, "tensors": tensors}))
             return
         print(clean(_headline(model, names), newlines=True))
         if isinstance(source, GgufSource) and tensor == "*":
             print("\n".join(head_lines(source.headers)))
-        _need_some(list(_print_all(found, names, tp)), tensor)
+        _print_all(found, names, tp)
 
 
 def _need_some(shown: Sized, pattern: str) -> None:
@@ -156,8 +157,8 @@ def _headline(model: OpenedModel, names: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _print_all(found: Iterable[TensorSurvey], names: set[str], tp: int) -> Iterator[str]:
-    """Print each tensor as soon as it was read; yields their names."""
+def _print_all(found: Iterable[TensorSurvey], names: set[str], tp: int) -> None:
+    """Print each tensor as soon as it was read."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     longest = max(map(len, names), default=0)
     header = f"{'tensor':{longest}}  {'dtype':6}  {'shape':>12}" + "".join(
@@ -175,7 +176,6 @@ def _print_all(found: Iterable[TensorSurvey], names: set[str], tp: int) -> Itera
         if one.outliers:
             print(f"  ! {_outliers(one, tp)}")
             notes[one.note] = notes.get(one.note, 0) + 1
-        yield one.name
     for note, count in notes.items():
         print(f"\n! {count} tensor{'s' * (count > 1)}: {note}")
 

@@ -76,12 +76,23 @@ Chunk = Annotated[
         show_default=False,
     ),
 ]
+
+
+def _fault_words(incomplete: str) -> list[str]:
+    """The known bugs that begin so, for the shell."""
+    from lockstep.engine.faults.catalogue import FAULTS  # here: only completion needs them
+
+    words = (f"{fault.seam}={fault.value}" for fault in FAULTS)
+    return [word for word in words if word.startswith(incomplete)]
+
+
 Faults = Annotated[
     list[str] | None,
     typer.Option(
         "--fault",
         "--rule",
         metavar="NAME=VALUE",
+        autocompletion=_fault_words,
         help="Switch a known bug on; `lockstep faults` lists them. (--rule is its former name.)",
         show_default=False,
     ),

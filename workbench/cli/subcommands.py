@@ -39,6 +39,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "Write a session as a report, a picture, a table or a test result.",
     ),
     "web": ("lockstep.workbench.cli.web", "The screens in a browser of this machine."),
+    "mcp": ("lockstep.workbench.cli.mcp", "Serve the debugger to agents (Model Context Protocol, stdio)."),
     "inspect": ("lockstep.workbench.cli.inspect", "What a checkpoint holds, and which rank gets what of it."),
     "faults": ("lockstep.workbench.cli.faults", "List the known bugs that --fault switches on."),
     "bench": ("lockstep.workbench.cli.bench", "How fast a model runs here, beside other libraries."),

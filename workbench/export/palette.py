@@ -1,4 +1,7 @@
-"""The colours of both grounds, one meaning each: what is wrong, the present step, the four ranks; the rest is quiet."""
+"""The colours of both grounds, one meaning each: what is wrong, the present step, the four ranks; the rest is quiet.
+
+Text is never below a contrast of 3 to its ground (WCAG 2.2, 1.4.11): `dim` is the dimmest, `faint` is for lines.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +16,7 @@ DARK: Mapping[str, str] = {
     "cursor": "#2a313c",
     "text": "#ccd3dc",
     "quiet": "#828d9b",
+    "dim": "#707a89",
     "faint": "#343b46",
     "trace": "#566070",
     "accent": "#5cc8d7",
@@ -28,6 +32,7 @@ LIGHT: Mapping[str, str] = {
     "cursor": "#e0e4e6",
     "text": "#262b33",
     "quiet": "#666c75",
+    "dim": "#7b7e80",
     "faint": "#d3d0c8",
     "trace": "#a3a59f",
     "accent": "#0a7286",

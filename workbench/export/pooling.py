@@ -18,6 +18,8 @@ FINITE, INF, NAN, ABSENT = 0, 1, 2, 3
 _STRETCH = 4.0
 #: Elements of equal size are drawn while they leave no more than this share of the room empty.
 _EVEN = 0.85
+#: So few elements are of equal size whatever room that leaves.
+_FEW = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,13 +70,16 @@ def _grown(rows: int, columns: int, width: int, height: int) -> tuple[int, int]:
     """The pixels down and across that a matrix takes."""
     across, down = max(1.0, width / max(columns, 1)), max(1.0, height / max(rows, 1))
     across, down = min(across, _STRETCH * down), min(down, _STRETCH * across)
-    return _whole(rows, down, height), _whole(columns, across, width)
+    return _whole(rows, down, height, 2), _whole(columns, across, width, 1)
 
 
-def _whole(size: int, times: float, room: int) -> int:
-    """The pixels of `size` elements of `times` pixels each, a whole number where that fills the room well."""
-    even = math.floor(times)
-    return min(room, size * even if even >= _EVEN * times else round(size * times))
+def _whole(size: int, times: float, room: int, cell: int) -> int:
+    """The pixels of `size` elements of `times` pixels each: a whole number of cells of `cell` pixels where that fills
+    the room well, or where there are so few that every uneven one would be seen; else a whole number of pixels."""
+    for even in (math.floor(times / cell) * cell, math.floor(times)):
+        if even and (even >= _EVEN * times or (size <= _FEW and even >= cell)):
+            return min(room, size * even)
+    return min(room, round(size * times))
 
 
 def _strongest(

@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.sessions import STATISTICS, Session, SessionError
-from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
+from lockstep.sessions.meta import is_companion
 from lockstep.sessions.text import clean
 from lockstep.workbench.library import html
 from lockstep.workbench.library.judged_html import judged
@@ -25,9 +25,6 @@ from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.tensor import REBUILT
 from lockstep.workbench.views.tensor import tensor as tensor_view
 from lockstep.workbench.views.where import Where
-
-#: What stands beside a tap of another engine: statistics and hashes of its rows.
-_OF_ROWS = (ROW_STATISTICS, ROW_HASHES, PASS_STATISTICS)
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +81,7 @@ class RecordedRun:
     @property
     def taps(self) -> tuple[str, ...]:
         """The names of all taps, in the order of execution."""
-        return tuple(tap.name for tap in self.session.taps if not tap.name.endswith(_OF_ROWS))
+        return tuple(tap.name for tap in self.session.taps if not is_companion(tap.name))
 
     @property
     def captured(self) -> tuple[str, ...]:

@@ -197,6 +197,13 @@ class LockstepApp(Guarded, App[int]):
         if isinstance(error, Exception) and self.is_running and not self._leaving:
             self._handle_exception(error)
 
+    def action_suspend_process(self) -> None:
+        """Suspend the whole job, as the terminal's ctrl+z does: a script that has started this process too. The shell
+        would wait for it otherwise."""
+        if self._driver is not None and self._driver.can_suspend:
+            self._suspend_signal()
+            os.killpg(os.getpgrp(), signal.SIGTSTP)
+
     def _end(self, number: int, _: FrameType | None) -> None:
         """SIGTERM, or the terminal was closed (SIGHUP). A signal handler, as the event loop may be the one that waits
         for a terminal which is gone."""

@@ -23,7 +23,7 @@ class LoggedMessage:
     after: int
     where: Where
     text: str
-    wrong: bool
+    kind: str  # "said", "finding" (something wrong with the model), "error"
 
 
 class MessageLog:
@@ -34,9 +34,9 @@ class MessageLog:
         self._messages: deque[LoggedMessage] = deque(maxlen=_MOST)
         self._newest = 0
 
-    async def add(self, where: Where, text: str, wrong: bool) -> None:
+    async def add(self, where: Where, text: str, kind: str) -> None:
         """Keep a message that was said at a place."""
-        said = LoggedMessage(0, where, clean(text, newlines=True, limit=_LONGEST), wrong)
+        said = LoggedMessage(0, where, clean(text, newlines=True, limit=_LONGEST), kind)
         self._newest = await self.reader.ask(_newest, self._newest)
         if not self._messages or self._messages[-1].text != said.text:
             self._messages.append(replace(said, after=self._newest))
@@ -52,8 +52,8 @@ class MessageLog:
 
 
 def _entry(one: LoggedMessage, names: dict[int, str]) -> JournalEntry:
-    at, kind = one.where, "error" if one.wrong else "said"
-    return JournalEntry(0, at.branch, names.get(at.branch, ""), at.step, kind, one.text)
+    at = one.where
+    return JournalEntry(0, at.branch, names.get(at.branch, ""), at.step, one.kind, one.text)
 
 
 def _newest(source: SessionSource, known: int) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions.meta import is_companion
 from lockstep.workbench.debugger.host.messages import DebuggerState
 from lockstep.workbench.tui.reader import Reader
 from lockstep.workbench.views.overview import Overview
@@ -74,8 +75,9 @@ def same_operation(taps: Sequence[str], where: Where, by: int) -> Where:
 
 def operation_beside(taps: Sequence[str], where: Where, by: int) -> Where:
     """The next operation (`by` 1) or the one before (-1); at the end of the step, the place."""
-    tap = where.tap + by
-    return replace(where, tap=tap) if 0 <= tap < len(taps) else where
+    ahead = range(where.tap + by, len(taps) if by > 0 else -1, by)
+    tap = next((tap for tap in ahead if not is_companion(taps[tap])), None)
+    return where if tap is None else replace(where, tap=tap)
 
 
 def layer_beside(taps: Sequence[str], where: Where, by: int) -> Where:

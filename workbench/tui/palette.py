@@ -32,14 +32,14 @@ class PaletteEntries(Provider):
     async def search(self, query: str) -> Hits:
         """Those that have every word: in the name before in the help, then names that are like what was typed."""
         words, matcher = query.casefold().split(), self.matcher(query)
-        for name, told, act, _ in self.app.get_system_commands(self.screen):
+        for name, told, act, listed in self.app.get_system_commands(self.screen):
             title, help = name.casefold(), told.casefold()
             if all(word in title for word in words):
                 score = 3 + matcher.match(name)
             elif all(word in title or word in help for word in words):
                 score = 2
-            else:
-                score = matcher.match(name)
+            else:  # a long title that is not listed is like any word
+                score = matcher.match(name) if listed else 0
             if score > 0:
                 yield Hit(score, _marked(name, words, matcher.match_style), act, text=name, help=escape(told))
 

@@ -17,7 +17,7 @@ from lockstep.workbench.export import palette
 from lockstep.workbench.export.palette import RANK_HUES
 
 #: Roles of the palette that Textual does not have by another name.
-_OURS = (*RANK_HUES, "wrong", "quiet", "faint", "trace", "raised", "cursor")
+_OURS = (*RANK_HUES, "wrong", "quiet", "dim", "faint", "trace", "raised", "cursor")
 
 
 def _theme(name: str, dark: bool, colours: Mapping[str, str]) -> Theme:
@@ -76,7 +76,8 @@ class Paint:
     text: Style
     strong: Style
     quiet: Style
-    faint: Style
+    faint: Style  # dimmed text
+    edge: Style  # lines between things
     trace: Style
     accent: Style
     wrong: Style
@@ -116,7 +117,8 @@ def _paint(theme: Theme) -> Paint:
         text=Style(color=text),
         strong=Style(color=text, bold=True),
         quiet=Style(color=colours["quiet"]),
-        faint=Style(color=colours["faint"]),
+        faint=Style(color=colours["dim"]),
+        edge=Style(color=colours["faint"]),
         trace=Style(color=colours["trace"]),
         accent=Style(color=str(theme.accent)),
         wrong=Style(color=colours["wrong"]),

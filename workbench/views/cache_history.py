@@ -26,6 +26,12 @@ class CacheHistory:
     first: int
     ranks: int
     wrong: frozenset[tuple[int, int]]
+    begin: int = 0  # the first step of the branch: `first` is later in a long run
+
+    @property
+    def even(self) -> bool:
+        """Whether every layer of every rank held after each step what the positions ask for."""
+        return not self.wrong and bool(np.isfinite(self.rows).all())
 
 
 def cache_history(source: SessionSource, where: Where, layers: int) -> CacheHistory | None:
@@ -51,4 +57,5 @@ def cache_history(source: SessionSource, where: Where, layers: int) -> CacheHist
                     wrong.add((layer * ranks + rank, column))
     if not np.isfinite(rows).any():
         return None
-    return CacheHistory(rows, tuple(expected), steps.start, ranks, frozenset(wrong))
+    begin = source.session.steps(where.branch).start
+    return CacheHistory(rows, tuple(expected), steps.start, ranks, frozenset(wrong), begin)

@@ -20,7 +20,7 @@ from lockstep.engine.taps.names import layer_of, layer_taps, local_name
 from lockstep.sessions import Session
 from lockstep.sessions.dtypes import rounded
 from lockstep.sessions.errors import LayoutError
-from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS, ForeignMeta
+from lockstep.sessions.meta import PASS_STATISTICS, ROW_STATISTICS, ForeignMeta, is_companion
 from lockstep.sessions.text import clean
 from lockstep.workbench.views.plain_text import plural
 
@@ -89,7 +89,6 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Endings of taps that hold statistics of the tap without them.
 _STATISTICS = (ROW_STATISTICS, PASS_STATISTICS)
-_ENDINGS = (*_STATISTICS, ROW_HASHES)
 #: Of inferred layouts so many are listed.
 _SHOWN = 6
 
@@ -110,7 +109,7 @@ class _Recorded:
         foreign = session.meta.foreign or ForeignMeta(ranks=tuple(range(session.ranks)))
         captured = session.captured_taps(branch)
         measured = {name.removesuffix(end) for name in captured for end in _STATISTICS if name.endswith(end)}
-        tensors = {name for name in captured if not name.endswith(_ENDINGS)}
+        tensors = {name for name in captured if not is_companion(name)}
         missing = sorted(set(range(session.ranks)) - set(foreign.ranks))
         lacking = ""
         if missing:
@@ -146,7 +145,7 @@ def coverage(
         taps=len(set(wanted) & local),
         of_taps=len(wanted),
         layers=len(layers),
-        by_statistics=len(layers & {layer_of(tap) for tap in seen - whole if not tap.endswith(_ENDINGS)}),
+        by_statistics=len(layers & {layer_of(tap) for tap in seen - whole if not is_companion(tap)}),
         ranks=len(mine.ranks),
         of_ranks=session.ranks,
         mode=clean(

@@ -178,6 +178,11 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
         return [cause.in_words() for cause in self.causes] or [NO_CAUSE]
 
 
+def compared_by(name: str) -> str:
+    """The command that holds another engine's recording against a reference, and writes the verdict into a copy."""
+    return f"lockstep check {name} --model MODEL --save JUDGED.session"
+
+
 def plain(value: object) -> JSON:
     """Structs and dataclasses as plain JSON values; what is not a finite number is null."""
     return msgspec.json.decode(msgspec.json.encode(value, enc_hook=_number))

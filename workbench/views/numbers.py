@@ -42,11 +42,10 @@ def fixed(value: float | None, decimals: int) -> str:
 
 
 def chance(probability: float | None) -> str:
-    """A probability with four decimals; a small one as what it means: 1 in 40,000."""
-    if probability is None or not 0 < probability < 0.01:
+    """A probability between 0 and 1, with four decimals; a smaller one than they show in powers of ten: 2.5e-5."""
+    if probability is None or not 0 < probability < 0.001:
         return fixed(probability, 4) if probability != 0 else "0"
-    one_in = float(f"{1 / probability:.2g}")
-    return f"1 in {one_in:,.0f}" if one_in < 1e6 else f"1 in {power(one_in)}"
+    return power(probability, 1)
 
 
 def times(ratio: float) -> str:

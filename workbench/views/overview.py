@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.taps.names import count_layers
 from lockstep.sessions.errors import SessionDamaged
+from lockstep.sessions.meta import is_companion
 from lockstep.sessions.records import SequenceStep, StepInFlight, StepRecord
 from lockstep.sessions.state import State, foreign_log, state_of
 from lockstep.sessions.text import clean
@@ -43,6 +44,12 @@ class Overview:
     state: State
     losses: tuple[str, ...]  # what is missing or damaged, or not the session's, each in a sentence
     absent: Mapping[str, str]  # why the recorder has not a tap
+
+    @property
+    def operations(self) -> list[tuple[int, str]]:
+        """The taps that are operations of the model, each with its index: all but those that describe another's
+        rows."""
+        return [(index, name) for index, name in enumerate(self.taps) if not is_companion(name)]
 
     @property
     def lost(self) -> str:
@@ -169,8 +176,8 @@ def _alarm(
         return NAMES[kind], f"{NAMES[kind]}: {one.words}"
     ranks = " ".join(map(str, one.ranks))
     at = clean(source.session.taps[one.tap].name, limit=120)
-    where = f"{f', rank {ranks}' if ranks else ''}, step {step}{f': {one.why}' if one.why else ''}"
-    return NAMES[kind], f"{NAMES[kind]} first at {at}{where}"
+    where = f"{f', rank {ranks}' if ranks else ''}{f': {one.why}' if one.why else ''}"
+    return NAMES[kind], f"{NAMES[kind]} in step {step}, from {at} on{where}"
 
 
 def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Present:

@@ -26,7 +26,7 @@ def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
         ("generate demo --prompt a", "engine"), ("check demo", "engine"), ("check demo --invariants", "engine"),
         ("diagnose demo", "engine"), ("demo", "engine"), ("run demo --ex next", "engine"), ("inspect demo", "engine"),
         ("inspect demo --no-statistics demo-q8_0", "engine"), (f"replay {RECORDED} --verify demo", "engine"),
-        ("attach --model demo -- true", "engine"), (f"check {RECORDED}", "engine"), ("web", "web"),
+        ("attach --model demo -- true", "engine"), (f"check {RECORDED}", "engine"), ("web", "web"), ("mcp", "mcp"),
     ],
 )  # fmt: skip
 def test_one_line_says_how_to_install_it(line: str, extra: str, capsys: pytest.CaptureFixture[str]) -> None:

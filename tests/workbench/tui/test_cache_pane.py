@@ -43,6 +43,14 @@ def _rows(layer: int, rank: int, length: int, step: int) -> TensorRecord:
 
 
 @pytest.fixture
+def uneven(tmp_path: Path) -> Path:
+    """The usual session, where a rank lacks two rows of a layer after step 7: what does not need a map has none."""
+    path = build(tmp_path / "broken.session", nan_from=None)
+    blob = codec.encode_ints([15, 15, 15, 15, 15, 13, 15, 15])
+    return tamper(path, "UPDATE sequences SET kv_lens = ? WHERE step = 7 AND branch = 0", arguments=(blob,))
+
+
+@pytest.fixture
 def captured(tmp_path: Path) -> Path:
     """Three steps, the keys of the last two captured."""
     path = build(tmp_path / "kv.session", nan_from=None, fork=False, emitted=[9, 10, 5])
@@ -53,7 +61,8 @@ def captured(tmp_path: Path) -> Path:
                 step,
                 [_rows(layer, rank, 8 + step, step) for layer in range(LAYERS) for rank in range(RANKS)],
             )
-    return path
+    blob = codec.encode_ints([8] * 7 + [7])
+    return tamper(path, "UPDATE sequences SET kv_lens = ? WHERE step = 0 AND branch = 0", arguments=(blob,))
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -67,12 +76,14 @@ async def test_the_pool_is_told_in_blocks_and_bytes_and_drawn(bench: Bench, size
         assert "block 0 0█ 0█ 0█ 0█ 0▆" in text
         assert "59 never used beyond" in text
         assert "sequence 0 rows 19 rank 0 19 rank 1 19 =" in text
-        assert "blocks 0 1 2 3 4(3/4)" in text
+        assert ("blocks 0 1 2 3 4(3/4)" if size[1] < 28 else "block 4 3/4") in text
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_rows_over_steps_fill_the_pane_with_labelled_rows(bench: Bench, size: tuple[int, int]) -> None:
-    async with bench(size=size) as pilot:
+async def test_rows_over_steps_fill_the_pane_with_labelled_rows(
+    bench: Bench, uneven: Path, size: tuple[int, int]
+) -> None:
+    async with bench(path=uneven, size=size) as pilot:
         await press(pilot, "3")
         lengths = _map(pilot, "lengths")
         lines = _lines(lengths)
@@ -96,11 +107,8 @@ async def test_rows_over_steps_fill_the_pane_with_labelled_rows(bench: Bench, si
         assert cursor.startswith("1 r1"), "the cursor is on its row"
 
 
-async def test_a_length_that_disagrees_is_marked_where_it_began(bench: Bench, tmp_path: Path) -> None:
-    path = build(tmp_path / "broken.session", nan_from=None)
-    blob = codec.encode_ints([15, 15, 15, 15, 15, 13, 15, 15])
-    tamper(path, "UPDATE sequences SET kv_lens = ? WHERE step = 7 AND branch = 0", arguments=(blob,))
-    async with bench(path=path) as pilot:
+async def test_a_length_that_disagrees_is_marked_where_it_began(bench: Bench, uneven: Path) -> None:
+    async with bench(path=uneven) as pilot:
         await press(pilot, "3")
         lengths = _map(pilot, "lengths")
         assert lengths.matrix is not None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,13 @@ async def test_themes_change_and_are_remembered() -> None:
         app.theme = "lockstep-light"
         await settle(pilot)
     assert settings.load().theme == "lockstep-light"
+
+
+async def test_a_long_name_is_whole_where_there_is_room(session: Path, tmp_path: Path) -> None:
+    named = tmp_path / "demo-20261124-124241-28903.session"
+    shutil.copy(session, named)
+    settings.remember(named)
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
+    async with app.run_test(size=(120, 40)) as pilot:
+        await settle(pilot)
+        assert any(named.name in line for line in text_of(pilot))

@@ -485,7 +485,7 @@ async def test_nan_is_caught_and_gone_to(model: Path, tmp_path: Path) -> None:
 
 
 async def _going_to_an_alarm_moves_the_debugger(pilot: Pilot[int]) -> None:
-    assert "● NaN first at layers.0.attn.scores, rank 0 1" in text_of(pilot)[1]
+    assert "from layers.0.attn.scores on, rank 0 1" in text_of(pilot)[1]
     await press(pilot, "6", "enter")
     at = _driver(pilot).at
     assert (at.branch, at.step, at.tap) == (1, 0, "layers.0.attn.scores")
@@ -512,7 +512,7 @@ async def _nan_is_caught_where_it_begins_without_asking_and_once(pilot: Pilot[in
     at = _driver(pilot).at
     assert (at.branch, at.step, at.tap) == (1, step, "layers.0.attn.scores")
     lines = text_of(pilot)
-    assert f"● NaN first at layers.0.attn.scores, rank 0 1, step {step}: 0 × -inf in the mask" in lines[1]
+    assert f"● NaN in step {step}, from layers.0.attn.scores on, rank 0 1: 0 × -inf in the mask" in lines[1]
     assert any(f"catch 1, nan: step {step}, at layers.0.attn.scores" in line for line in lines)
     await enter(pilot, "colon", "next 4")
     at = _driver(pilot).at
@@ -530,4 +530,4 @@ async def test_what_is_caught_from_the_beginning_is_a_setting(model: Path, tmp_p
         step = _driver(pilot).at.step + 1
         await press(pilot, "n")
         assert (_driver(pilot).at.step, _driver(pilot).at.tap) == (step, None)
-        assert "NaN first at layers.0.attn.scores" in text_of(pilot)[1], "the header tells it all the same"
+        assert "from layers.0.attn.scores on" in text_of(pilot)[1], "the header tells it all the same"

@@ -125,9 +125,9 @@ async def test_what_every_command_says_of_nonsense_is_told_in_full(bench: Bench)
         told: list[str] = []
         tell = screen.tell
 
-        def heard(text: str, wrong: bool = False, keep: bool = True) -> None:
+        def heard(text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
             told.append(text)
-            tell(text, wrong, keep)
+            tell(text, wrong, keep, finding)
 
         screen.tell = screen.runner.tell = heard  # type: ignore[method-assign]
         for name in commands():

@@ -45,7 +45,7 @@ async def test_operations_name_the_first_nan_and_count_it(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "[", "[", "[", "[", "[")
         lines = text_of(pilot)
-        assert "● NaN first at layers.0.attn.scores, rank 0 1" in lines[1]
+        assert "● NaN in step 6, from layers.0.attn.scores on, rank 0 1" in lines[1]
         scores = next(line for line in lines[2:] if "attn.scores" in line and "●" in line)
         assert scores.count("NaN 820") == 2
         assert "✗ 0.80" in scores
@@ -490,7 +490,7 @@ async def test_no_size_hides_the_alarm(bench: Bench, size: tuple[int, int]) -> N
         strip = pilot.app.screen._compositor.render_strips()[0]
         styles = {segment.style.bgcolor for segment in strip if "● NaN" in segment.text}
         assert styles == {_screen(pilot).frame.status.paint.alarm.bgcolor}
-        told = "● NaN first at layers.0.attn.scores, rank 0 1, step 11: 0 × -inf in the mask"
+        told = "● NaN in step 11, from layers.0.attn.scores on, rank 0 1: 0 × -inf in the mask"
         assert (told in text_of(pilot)[1]) is (size[0] >= 120)
         await press(pilot, *"[" * 6)
         assert _screen(pilot).where.step == 5

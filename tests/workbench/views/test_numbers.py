@@ -17,7 +17,7 @@ from tests.workbench.tui.odd import build_odd
     ("probability", "told"),
     [
         (None, "-"), (math.nan, "NaN"), (math.inf, "∞"), (0.0, "0"), (1.0, "1.0000"), (0.6065, "0.6065"),
-        (0.01, "0.0100"), (1 / 120, "1 in 120"), (1 / 39_800, "1 in 40,000"), (4e-8, "1 in 2e7"),
+        (0.01, "0.0100"), (1 / 120, "0.0083"), (1 / 39_800, "2.5e-5"), (4e-8, "4.0e-8"),
     ],
 )  # fmt: skip
 def test_a_probability_says_something(probability: float | None, told: str) -> None:

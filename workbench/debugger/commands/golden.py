@@ -25,7 +25,7 @@ from lockstep.workbench.diagnosis.judgement import DiagnosisError
 from lockstep.workbench.inferior.step_record import taps_of
 from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.references.request import REFERENCES, GoldenSequence, ReferenceName
-from lockstep.workbench.views.golden_event import KIND, GoldenEvent, plain
+from lockstep.workbench.views.golden_event import KIND, GoldenEvent, compared_by, plain
 
 
 @command(
@@ -49,7 +49,7 @@ def golden(debugger: Debugger, reference: ReferenceName | None) -> Result:
             name = clean(debugger.session.path.name, limit=100)
             does = "`golden` does, in the live run"
             if debugger.session.meta.foreign is not None:
-                does = f"`lockstep check {name} --model MODEL` does"
+                does = f"`{compared_by(name)}` does"
             raise NotCaptured(f"the run was never held against {whom}: {does}")
         return GoldenResult(event)
     debugger.engine.land()

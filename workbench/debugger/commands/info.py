@@ -8,7 +8,7 @@ from typing import Any
 
 from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
 from lockstep.engine.ranks.messages import ReadWeights
-from lockstep.sessions.meta import WeightShare
+from lockstep.sessions.meta import WeightShare, is_companion
 from lockstep.sessions.text import clean
 from lockstep.workbench.debugger.answers import Result, TableResult
 from lockstep.workbench.debugger.core import registry
@@ -125,7 +125,11 @@ def _keep(debugger: Debugger, branch: int, shares: tuple[WeightShare, ...]) -> N
 
 def taps(debugger: Debugger, glob: str) -> TableResult:
     """Every tap and its layout."""
-    rows = [[t.index, t.name, t.layout] for t in debugger.session.taps if fnmatchcase(t.name, glob)]
+    rows = [
+        [t.index, t.name, t.layout]
+        for t in debugger.session.taps
+        if fnmatchcase(t.name, glob) and not is_companion(t.name)
+    ]
     return TableResult(
         "", ["place", "tap", "layout"], rows, empty=f"no tap is called {clean(glob, limit=60)}"
     )

@@ -34,8 +34,8 @@ def reverse_step(debugger: Debugger, count: int) -> Result:
         at = debugger.position
         if at.step < 0:
             break
-        before = len(places) - 1 if at.place is None else at.place - 1
-        place = places.layer_start(before) if before >= 0 else None
+        before = places.preceding(at.place)
+        place = None if before is None else places.layer_start(before)
         backward_to(debugger, Position(at.branch, at.step if place is not None else at.step - 1, place))
     return backward_to(debugger, debugger.position)
 
@@ -51,10 +51,8 @@ def reverse_stepi(debugger: Debugger, count: int) -> Result:
         at = debugger.position
         if at.step < 0:
             break
-        before = len(debugger.timeline.places) - 1 if at.place is None else at.place - 1
-        debugger.position = (
-            Position(at.branch, at.step, before) if before >= 0 else Position(at.branch, at.step - 1)
-        )
+        before = debugger.timeline.places.preceding(at.place)
+        debugger.position = Position(at.branch, at.step if before is not None else at.step - 1, before)
     return backward_to(debugger, debugger.position)
 
 

@@ -29,10 +29,9 @@ class Goal:
     def place_in(self, places: Places, after: int) -> int | None:
         """The place at which it stops in a pass that stands behind place `after` (-1: at its beginning)."""
         if self.stop == "operation":
-            return after + 1 if after + 1 < len(places) else None
+            return places.following(after)
         if self.stop == "layer":
-            start = after + 1 if after < 0 else places.layer_end(after) + 1
-            return start if start < len(places) else None
+            return places.following(after if after < 0 else places.layer_end(after))
         if self.stop == "place" and self.place > after:
             return self.place
         return None

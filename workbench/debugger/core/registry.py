@@ -9,6 +9,7 @@ A line is a command word (any unambiguous beginning will do) and its arguments. 
 
 from __future__ import annotations
 
+import difflib
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -157,7 +158,9 @@ def find(word: str) -> Command:
         return _COMMANDS[beginnings[0]]
     if beginnings:
         raise CommandError(f"{shown!r} is ambiguous: {', '.join(beginnings)}")
-    raise CommandError(f"there is no command {shown!r}: try `help`")
+    close = difflib.get_close_matches(word, [*known_commands, *_ALIASES], n=2, cutoff=0.7)
+    advice = f"did you mean {' or '.join(close)}?" if close else "try `help`"
+    raise CommandError(f"there is no command {shown!r}: {advice}")
 
 
 def parse_line(line: str) -> tuple[Command, dict[str, ArgumentValue]]:

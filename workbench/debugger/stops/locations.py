@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from lockstep.engine.taps.names import layer_of, layer_path
+from lockstep.sessions.meta import is_companion
 from lockstep.sessions.text import clean
 from lockstep.workbench.debugger.answers import Position
 from lockstep.workbench.debugger.errors import CommandError
@@ -26,6 +27,8 @@ class Places:
         #: Of each place the number of its layer, None outside the layers.
         self.layers = tuple(layer_of(name) for name in self.names)
         self.flow = DataFlow(self.names)
+        #: The places of the model's operations: where one can stand.
+        self.operations = tuple(place for place, name in enumerate(self.names) if not is_companion(name))
         self._index = {name: place for place, name in enumerate(self.names)}
 
     def __len__(self) -> int:
@@ -53,11 +56,19 @@ class Places:
         if location in self._index:
             return [self._index[location]]
         for pattern in (location, f"layers.*.{location}"):
-            found = [place for place, name in enumerate(self.names) if fnmatchcase(name, pattern)]
+            found = [place for place in self.operations if fnmatchcase(self.names[place], pattern)]
             if found:
                 return found
-        layer = [place for place, name in enumerate(self.names) if name.startswith(f"{location}.")]
+        layer = [place for place in self.operations if self.names[place].startswith(f"{location}.")]
         return layer[:1] if layer else [self.exact(location)]
+
+    def following(self, place: int) -> int | None:
+        """The operation after a place (-1: the first); None after the last."""
+        return next((one for one in self.operations if one > place), None)
+
+    def preceding(self, place: int | None) -> int | None:
+        """The operation before a place (None: the last); None before the first."""
+        return next((one for one in reversed(self.operations) if place is None or one < place), None)
 
     def layer_start(self, place: int) -> int:
         """The first place of the layer of `place`."""
@@ -69,6 +80,6 @@ class Places:
     def layer_end(self, place: int) -> int:
         """The last place of the layer of `place`."""
         layer = layer_path(self.names[place])
-        while place + 1 < len(self.names) and layer_path(self.names[place + 1]) == layer:
-            place += 1
+        while (after := self.following(place)) is not None and layer_path(self.names[after]) == layer:
+            place = after
         return place

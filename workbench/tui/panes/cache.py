@@ -14,9 +14,21 @@ from textual.widget import Widget
 
 from lockstep.workbench.export.table import Table
 from lockstep.workbench.tui.panes.base import Pane
-from lockstep.workbench.tui.panes.cache_blocks import finding_lines, map_lines, pool_lines, table_lines
+from lockstep.workbench.tui.panes.cache_blocks import (
+    finding_lines,
+    map_lines,
+    pool_lines,
+    table_lines,
+    token_lines,
+)
 from lockstep.workbench.tui.panes.cache_lengths import layered, length_lines
-from lockstep.workbench.tui.panes.cache_text import length_facts, norm_facts, progress_lines, row_label
+from lockstep.workbench.tui.panes.cache_text import (
+    growth_lines,
+    length_facts,
+    norm_facts,
+    progress_lines,
+    row_label,
+)
 from lockstep.workbench.tui.panes.titles import CACHE, titled
 from lockstep.workbench.tui.widgets.axes import Axes
 from lockstep.workbench.tui.widgets.heatmap import Heatmap
@@ -24,6 +36,7 @@ from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.shading import Matrix
 from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, flow
+from lockstep.workbench.views.cache_history import CacheHistory
 from lockstep.workbench.views.kv_cache import Cache, cache
 
 #: From this height on both maps are shown.
@@ -123,6 +136,7 @@ shifted slots light up.
             [
                 *progress_lines(snapshot, self.where, layers, self.label, width),
                 *self._sequence_lines(snapshot, width),
+                *self._growth(snapshot, width),
                 *finding_lines(snapshot.rows.findings, width),
                 *pool_lines(snapshot, ranks, width),
                 *map_lines(snapshot, width, 2 if self.size.height < 30 else 6),
@@ -133,7 +147,7 @@ shifted slots light up.
 
     def _draw_maps(self, snapshot: Cache, ranks: int) -> None:
         lengths, norms = self.query_one("#lengths", Heatmap), self.query_one("#norms", Heatmap)
-        history, rows = snapshot.history, snapshot.rows
+        history, rows = self._uneven(snapshot), snapshot.rows
         both = self.size.height >= _TALL
         there = history is not None and rows.values is not None
         norms.set_class(
@@ -146,7 +160,7 @@ shifted slots light up.
                 lambda x: str(history.first + x),
                 "layer",
                 "step",
-                "rows cached",
+                "rows cached" + (f", from step {history.first} on" if history.first > history.begin else ""),
             )
             lengths.matrix = Matrix(history.rows, masked=True, marks=history.wrong, axes=steps)
         if rows.values is not None:
@@ -154,6 +168,16 @@ shifted slots light up.
             unit = f"{'relative error' if rows.against_golden else 'L2 norm'} of the cached {what}"
             axes = Axes(lambda y: row_label(y, ranks), self._slot_label, "layer", "slot", unit)
             norms.matrix = Matrix(rows.values, masked=True, marks=rows.marks, axes=axes)
+
+    @staticmethod
+    def _uneven(snapshot: Cache) -> CacheHistory | None:
+        """The rows over steps where they need a map: a strip shows them where all layers and ranks are alike."""
+        history = snapshot.history
+        return None if history is None or history.even else history
+
+    def _growth(self, snapshot: Cache, width: int) -> list[TextLine]:
+        history = snapshot.history
+        return growth_lines(history, self.where.seq, width) if history is not None and history.even else []
 
     def _slot_label(self, slot: int) -> str:
         return f"{slot} {self.label(slot)}".rstrip()
@@ -167,7 +191,10 @@ shifted slots light up.
                 lines[0] = [("▸ " if chosen else "  ", "accent"), *lines[0]]
             found += lines
             found += [[("   ✗ ", "wrong"), (jump, "wrong")] for jump in sequence.jumps]
-            found += table_lines(sequence, snapshot, width)
+            if sequence.seq == self.where.seq and self.size.height >= _TALL - 12:
+                found += token_lines(sequence, snapshot, self.label, width, max(2, self.size.height // 4))
+            else:
+                found += table_lines(sequence, snapshot, width)
         return found
 
     def _tell(self) -> None:
@@ -210,7 +237,7 @@ shifted slots light up.
     def action_map(self) -> None:
         """The other map."""
         snapshot = self.snapshot
-        if snapshot is None or snapshot.history is None or snapshot.rows.values is None:
+        if snapshot is None or self._uneven(snapshot) is None or snapshot.rows.values is None:
             self.notify(f"There is only one map here: {self.lacks()} brings the norms.")
             return
         shown = next((one.id for one in self.query(Heatmap).results(Heatmap) if one.has_focus), self.chosen)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from lockstep.engine.text import bytes_text
+from lockstep.workbench.tui.panes.cache_text import Label
+from lockstep.workbench.tui.widgets.fit import fit
 from lockstep.workbench.tui.widgets.grid import GridCell
 from lockstep.workbench.tui.widgets.text_block import TextLine, flow
 from lockstep.workbench.views.block_map import Block
@@ -22,7 +24,7 @@ def pool_lines(snapshot: Cache, ranks: int, width: int) -> list[TextLine]:
     used, total, size = snapshot.used, snapshot.used + snapshot.free, snapshot.pool.block_bytes
     room = max(8, min(_BAR, width - 66))
     filled = max(round(room * used / total) if total else 0, 1 if used else 0)
-    bar: TextLine = [("pool   ", "strong"), ("█" * filled, "trace"), ("░" * (room - filled), "faint")]
+    bar: TextLine = [("pool   ", "strong"), ("█" * filled, "trace"), ("░" * (room - filled), "edge")]
     share = f"{100 * used / total if total else 0:.0f} %"
     facts: list[TextLine] = [
         bar,
@@ -47,8 +49,8 @@ def map_lines(snapshot: Cache, width: int, most: int) -> list[TextLine]:
     ]
     left = sum(map(len, rows[most:]))
     legend: list[TextLine] = [
-        [("0█", "text"), (" of sequence 0, full", "quiet")],
-        [("0▄", "accent"), (" half", "quiet")],
+        [("0█", "text"), (" a full block of sequence 0", "quiet")],
+        [("0▄", "accent"), (" a block partly filled", "quiet")],
         [("○", "quiet"), (" given back", "quiet")] if any(one.freed for one in blocks) else [],
         [("◆", "wrong"), (" in two tables", "wrong")] if snapshot.shared else [],
         [("·", "faint"), (f" {snapshot.pool.beyond} never used beyond", "quiet")]
@@ -87,6 +89,23 @@ def table_lines(sequence: CachedSequence, snapshot: Cache, width: int) -> list[T
         for i, line in enumerate(lines)
     ]
     return [*found, [(f"   ✗ {left} rows have no block", "wrong")]] if left > 0 else found
+
+
+def token_lines(
+    sequence: CachedSequence, snapshot: Cache, label: Label, width: int, most: int
+) -> list[TextLine]:
+    """A line a block of a sequence, the last `most` of them: how full it is, and the tokens whose rows it holds."""
+    size, lines = snapshot.block_size, list[TextLine]()
+    for place, block in enumerate(sequence.blocks):
+        held = range(place * size, min((place + 1) * size, sequence.expected))
+        fill = f"{len(held)}/{size}"
+        text = "".join(map(label, held))
+        lines.append([
+            (f"   block {block}".ljust(_LABEL + 3), "text"), (fill.rjust(5), "text" if len(held) == size else "accent"),
+            (f"  {fit(text, max(8, width - _LABEL - 12))}", "quiet"),
+        ])  # fmt: skip
+    left: list[TextLine] = [[(f"   {len(lines) - most} blocks before", "quiet")]] if len(lines) > most else []
+    return [*left, *lines[-most:]]
 
 
 def finding_lines(found: Sequence[str], width: int) -> list[TextLine]:

@@ -6,7 +6,9 @@ from collections.abc import Callable
 
 import numpy as np
 
+from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.tui.widgets.text_block import TextLine, flow
+from lockstep.workbench.views.cache_history import CacheHistory
 from lockstep.workbench.views.cached_lengths import span
 from lockstep.workbench.views.kv_cache import Cache
 from lockstep.workbench.views.numbers import number
@@ -38,6 +40,19 @@ def length_facts(snapshot: Cache, row: int, column: int, value: float, label: La
         [(f"after step {history.first + column}: ", "text"), (held, "strong" if right else "wrong")],
         [("" if right or expected is None else f"its positions ask for {expected}", "wrong")],
     ]
+
+
+def growth_lines(history: CacheHistory, seq: int, width: int) -> list[TextLine]:
+    """How the rows of a sequence grew, in one strip: all layers and ranks are alike."""
+    rows = [row for row in history.expected if row is not None]
+    shown = rows[-max(8, width - 60) :]
+    first = history.first + len(rows) - len(shown)
+    begins = f", of a run that began at step {history.begin}" if first > history.begin else ""
+    return [[
+        ("growth ", "strong"), (sparkline(shown), "trace"), (f"  {shown[0]} → {shown[-1]} rows", "text"),
+        (f"  of sequence {seq}, steps {first}–{history.first + len(rows) - 1}{begins}; ", "quiet"),
+        ("every layer and rank alike", "quiet"),
+    ]]  # fmt: skip
 
 
 def norm_facts(snapshot: Cache, row: int, column: int, value: float, label: Label) -> list[TextLine]:

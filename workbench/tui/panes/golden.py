@@ -27,6 +27,7 @@ from lockstep.workbench.tui.panes.titles import GOLDEN, titled
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.text_block import TextBlock
 from lockstep.workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
+from lockstep.workbench.views.golden_event import compared_by
 from lockstep.workbench.views.step_verdicts import JudgedStep, judged_step, operations_of
 
 
@@ -73,6 +74,7 @@ the noise floor that it is held against; × is an error without a number, such a
         super().__init__(*arguments)
         self.snapshot: JudgedStep | None = None
         self._stages: Sequence[CommandStage] = ()
+        self._found = False  # a comparison has ended: the cursor goes to what it found
         self.add_class("-bare")
 
     def content(self) -> Iterable[Widget]:
@@ -105,11 +107,7 @@ the noise floor that it is held against; × is an error without a number, such a
             others = ", ".join(map(str, snapshot.judged_steps[:12]))
             told = f"\n\nJudged steps: {others}." if others else ""
             overview = self.overview
-            check = (
-                f"lockstep check {overview.name} --model MODEL  compares it"
-                if overview and overview.engine
-                else ""
-            )
+            check = f"{compared_by(overview.name)}  compares it" if overview and overview.engine else ""
             self.empty(
                 f"Step {snapshot.step} was not compared with a golden reference.{told}",
                 "g  compares it",
@@ -119,8 +117,11 @@ the noise floor that it is held against; × is an error without a number, such a
         self.filled()
         assert self.overview is not None
         verdicts = self.query_one(VerdictMap)
-        verdicts.rows = _map(self.overview.taps, snapshot)
+        verdicts.rows = _map(self.overview.operations, snapshot)
         verdicts.point_at(self.where.tap)
+        if self._found and snapshot.first is not None:
+            self.post_message(self.Go(tap=snapshot.first.tap))
+        self._found = False
         self.query_one("#legend", TextBlock).show([legend()])
         self._draw()
 
@@ -134,6 +135,7 @@ the noise floor that it is held against; × is an error without a number, such a
             self.query_one("#progress", TextBlock).show(progress_lines(stages))
             self.filled()
         else:
+            self._found = True
             self.again()
 
     def _draw(self) -> None:
@@ -199,11 +201,12 @@ the noise floor that it is held against; × is an error without a number, such a
         )
 
 
-def _map(taps: tuple[str, ...], snapshot: JudgedStep) -> tuple[VerdictRow, ...]:
+def _map(taps: Sequence[tuple[int, str]], snapshot: JudgedStep) -> tuple[VerdictRow, ...]:
     """The rows of the map; a tap outside the layers has one cell."""
-    layers = count_layers(taps)
-    rows = {name: VerdictRow(name, (None,) * layers) for name in operations_of(taps)}
-    for index, name in enumerate(taps):
+    names = [name for _, name in taps]
+    layers = count_layers(names)
+    rows = {name: VerdictRow(name, (None,) * layers) for name in operations_of(names)}
+    for index, name in taps:
         layer = layer_of(name)
         key = local_name(name)
         found = snapshot.taps.get(index)

@@ -16,7 +16,7 @@ from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 from lockstep.workbench.views.journal import Journal, JournalEntry, journal
 
-_ROLES = {"stop": "quiet", "error": "wrong", "note": "strong", "fork": "quiet"}
+_ROLES = {"stop": "quiet", "error": "wrong", "finding": "wrong", "note": "strong", "fork": "quiet"}
 
 
 class JournalPane(Pane):

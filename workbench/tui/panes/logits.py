@@ -24,7 +24,7 @@ from lockstep.workbench.tui.widgets.text_block import TextBlock
 from lockstep.workbench.views.candidate_history import CandidateHistory, candidate_history
 from lockstep.workbench.views.lens import Lens, lens
 from lockstep.workbench.views.logits import Logits, logits
-from lockstep.workbench.views.numbers import chance, fixed, number
+from lockstep.workbench.views.numbers import chance, number
 from lockstep.workbench.views.plain_text import finite
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
@@ -267,7 +267,7 @@ def _columns(golden: bool) -> list[GridColumn]:
 def _choice_line(snapshot: Logits) -> list[GridCell]:
     how = "given" if snapshot.forced else "chosen"
     share = snapshot.covered
-    covered = "" if share is None or not finite(share) else f"{fixed(100 * share, 1)} % of p shown"
+    covered = "" if share is None or not finite(share) else f"shown p {chance(share)} in all"
     return [
         (f"{how} ", "quiet"),
         (snapshot.emitted or "nothing", "strong"),

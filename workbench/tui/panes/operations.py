@@ -98,7 +98,7 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
         led = key != self._for or self.where.tap != self._pointed_at
         if key != self._for:
             self._for = key
-            self._rows = _rows(*key)
+            self._rows = _rows(self.overview.operations, self.needle)
             self._headings = _headings(self.overview.taps, self._rows)
         grid = self.query_one(Grid)
         grid.show(len(self._rows), self._cells, columns=self._columns(), headings=self._headings)
@@ -227,7 +227,7 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
             return None
         rows = tuple(
             (name, overview.layouts[i], rank, *(float(x) for x in snapshot.stats[i, rank]))
-            for i, name in enumerate(overview.taps)
+            for i, name in overview.operations
             for rank in range(overview.ranks)
         )
         return Table(f"operations of step {snapshot.step}", ("tap", "layout", "rank", *STATISTICS), rows)
@@ -246,13 +246,13 @@ def _rank_column(rank: int, place: int, statistic: str) -> GridColumn:
     )
 
 
-def _rows(taps: Sequence[str], needle: str) -> list[int]:
+def _rows(taps: Sequence[tuple[int, str]], needle: str) -> list[int]:
     """Which rows there are: all taps under headings of their layers, or those whose name holds the needle."""
     if needle:
-        return [i for i, name in enumerate(taps) if needle in name.lower()]
+        return [i for i, name in taps if needle in name.lower()]
     rows: list[int] = []
     previous: int | None = None
-    for i, name in enumerate(taps):
+    for i, name in taps:
         layer = layer_of(name)
         if layer is not None and layer != previous:
             rows.append(-1 - layer)

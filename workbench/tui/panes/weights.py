@@ -15,6 +15,7 @@ from lockstep.sessions.meta import WeightShare
 from lockstep.workbench.export.table import Table
 from lockstep.workbench.tui.panes.filtered import FilteredPane
 from lockstep.workbench.tui.panes.titles import WEIGHTS, titled
+from lockstep.workbench.tui.widgets.axes import Axes
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.tui.widgets.heatmap import Heatmap
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
@@ -185,11 +186,13 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         axis: TextLine = [(low + high.rjust(len(seen.counts) - len(low)), "quiet")]
         figures.show([head, *self._shares(found.name), *histogram, axis])
         far = found.is_strip and {extreme.index for extreme in found.extremes}
-        across = found.matrix.shape[1]
+        down, across = found.matrix.shape
+        rows, columns = ("head", "channel") if found.is_strip else ("row", "column")
         heatmap.matrix = Matrix(
             found.matrix,
             "difference" if found.is_strip else "magnitude",
             marks=frozenset(divmod(index, across) for index in far or ()),
+            axes=Axes(str, str, rows, columns, f"{down} × {across}"),
         )
         told: list[TextLine] = [
             [

@@ -41,8 +41,9 @@ class Bench(Protocol):
     def look(self, where: Where) -> None:
         """Look at a place; at the same one again, where more is known of it now."""
 
-    def tell(self, text: str, wrong: bool = False, keep: bool = True) -> None:
-        """Say something in the message line, and in the Journal if it is to be kept."""
+    def tell(self, text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
+        """Show a text in the message line, and in the Journal if it is to be kept: as an error where it is `wrong`,
+        unless it is a `finding` about the model."""
 
     def show_pane(self, number: int) -> Coroutine[Any, Any, None]:
         """Bring a pane to the front."""

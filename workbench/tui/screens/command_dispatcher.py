@@ -15,6 +15,7 @@ from lockstep.workbench.tui.screens.replies import AsMessage, AsSheet, AsTensor,
 from lockstep.workbench.tui.screens.runner import CommandRunner
 from lockstep.workbench.tui.screens.tensor_opener import TensorOpener
 from lockstep.workbench.tui.screens.view_actions import ViewActions
+from lockstep.workbench.views.golden_event import compared_by
 from lockstep.workbench.views.sides import Other, other_sides, usual_side
 from lockstep.workbench.views.where import Where
 
@@ -60,9 +61,10 @@ class CommandDispatcher:
         if isinstance(shown, AsTensor):
             await self.opener.open_tap(shown.tap)
         elif isinstance(shown, AsSheet):
-            self.bench.app.push_screen(OutputScreen(line, shown.text))
+            self.bench.app.push_screen(OutputScreen(line, shown.text, prose=line.split()[0] in ("help", "h")))
         elif shown.text:
-            self.bench.tell(shown.text, shown.wrong, keep=not (shown.recorded and self.runner.driver.live))
+            keep = not (shown.recorded and self.runner.driver.live)
+            self.bench.tell(shown.text, shown.wrong, keep, finding=True)
 
     async def key(self, name: str) -> None:
         """The key of a command: the command, with what it needs to know."""
@@ -103,7 +105,7 @@ class CommandDispatcher:
         if not found:
             begin = "x forks another, g records a golden reference"
             if bench.overview.engine:
-                begin = f"lockstep check {bench.overview.name} --model MODEL records a golden reference"
+                begin = f"{compared_by(bench.overview.name)} records a golden reference"
             bench.tell(f"there is nothing to put beside this branch: {begin}")
         elif name:
             named = next((side.other for side in found if name in (side.name, str(side.other))), None)

@@ -237,7 +237,7 @@ def _completions(text: str) -> list[str]:
 
 _COLUMNS = (
     GridColumn("", 1),
-    GridColumn("", 28, flex=1),
+    GridColumn("", 28, flex=3),
     GridColumn("", 42, flex=1),
     GridColumn("", 14, right=True),
 )

@@ -166,11 +166,13 @@ class WorkbenchScreen(Guarded, Screen[None]):
             shown = self.keymap.hints(self.front.hints)
             self.query_one(KeyBar).show(shown, list(map(self.keymap.moved, keys.PINNED)))
 
-    def tell(self, text: str, wrong: bool = False, keep: bool = True) -> None:
-        """Say something in the message line, and in the Journal if it is to be kept."""
+    def tell(self, text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
+        """Show a text in the message line, and in the Journal if it is to be kept: as an error where it is `wrong`,
+        unless it is a `finding` about the model."""
         self.frame.message.tell(text, wrong)
+        kind = "said" if not wrong else "finding" if finding else "error"
         if keep:
-            self.run_worker(self.said.add(self.where, text, wrong), group="said")
+            self.run_worker(self.said.add(self.where, text, kind), group="said")
 
     # --- the debugger --------------------------------------------------------------------------------
 

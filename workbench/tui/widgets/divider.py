@@ -16,4 +16,4 @@ class Divider(LineWidget):
     def line(self, y: int) -> Strip:
         """The line."""
         width = self.size.width
-        return Strip([Segment("─" * width, self.paint.faint)], width)
+        return Strip([Segment("─" * width, self.paint.edge)], width)

@@ -46,16 +46,18 @@ class ModelTree(Grid):
         """Show the model at `where`."""
         layer = layer_of(overview.taps[where.tap]) if where.tap < len(overview.taps) else None
         rows: list[tuple[int, str, bool]] = []
-        for index, name in enumerate(overview.taps):
+        before: int | None = None
+        for index, name in overview.operations:
             here = layer_of(name)
             if here is None:
                 rows.append((index, name, False))
-            elif index == 0 or layer_of(overview.taps[index - 1]) != here:
+            elif here != before:
                 rows.append((index, f"{'▾' if here == layer else '▸'} layers.{here}", True))
             if here is not None and here == layer:
                 # Where the ranks stand their mark is in the way of the other one.
                 stop = marks.stops.get(index, " ") if name == marks.stands else " "
                 rows.append((index, f" {stop} {local_name(name)}", False))
+            before = here
         self._rows, self._present = rows, where.tap
         self._worst = _worst(overview, operations)
         self._stops = _stops(overview, marks)
@@ -109,7 +111,7 @@ def _worst(overview: Overview, operations: Operations | None) -> dict[int, str]:
     if operations is None:
         return marks
     first_of: dict[int | None, int] = {}
-    for index, name in enumerate(overview.taps):
+    for index, name in overview.operations:
         layer = layer_of(name)
         first_of.setdefault(layer, index)
         found = operations.judged.get(name)

@@ -28,5 +28,5 @@ def _bar(value: float | None, low: float, high: float) -> str:
     if not math.isfinite(value):
         return BROKEN
     # A statistic that hardly moves is a flat line, not the noise of its last digits blown up.
-    span = max(high - low, 0.02 * max(abs(high), abs(low)))
+    span = max(high - low, 0.1 * max(abs(high), abs(low)))
     return BARS[0] if span == 0 else BARS[min(7, int((value - low) / span * 8))]

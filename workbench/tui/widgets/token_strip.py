@@ -123,7 +123,7 @@ class TokenStrip(LineWidget):
         return _with_edges(strip, left > 0, row.starts[-1] > left + width + 1, styles)
 
     def _cell(self, cell: TokenCell, present: bool, chosen: bool, styles: Paint) -> tuple[Segment, Segment]:
-        divider = Segment(_FORK if cell.fork else _DIVIDER, styles.accent if cell.fork else styles.faint)
+        divider = Segment(_FORK if cell.fork else _DIVIDER, styles.accent if cell.fork else styles.edge)
         return Segment(cell.label, self._style(cell, present, chosen, styles)), divider
 
     def _style(self, cell: TokenCell, present: bool, chosen: bool, styles: Paint) -> Style:

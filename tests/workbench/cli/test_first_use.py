@@ -1,0 +1,74 @@
+"""What somebody who types the commands for the first time stumbles over."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.sessions import STATISTICS, SequenceStep, StepRecord, Tap
+from lockstep.sessions.meta import ROW_HASHES, ROW_STATISTICS
+from lockstep.workbench.cli.main import run
+from lockstep.workbench.debugger.host.replay import open_replay
+from tests.sessions.samples import create
+
+
+def test_a_glob_that_fits_nothing_prints_no_header(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["inspect", "demo", "--tensor", "nope"]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert "no tensor matches 'nope'" in err
+
+
+def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["replay", "gallery/mask-additive", "--batch", "--ex", "brek logits"]) == 2
+    assert "there is no command 'brek': did you mean break or tbreak?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("option", ["--fault", "--rule"])
+def test_faults_are_completed(option: str) -> None:
+    line = f"lockstep generate demo {option} ro"
+    asked = {"_LOCKSTEP_COMPLETE": "complete_bash", "COMP_WORDS": line, "COMP_CWORD": "4"}
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep"], env=os.environ | asked, capture_output=True, text=True, check=True
+    )
+    assert {"rope=interleaved", "rope_theta=10000"} <= set(done.stdout.split())
+    assert all(word.startswith("ro") for word in done.stdout.split())
+
+
+def test_brackets_of_a_help_text_stay(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["import", "--help"])
+    assert "[taps] and [layouts]" in " ".join(capsys.readouterr().out.replace("│", " ").split())
+
+
+def test_stepping_passes_over_rows_beside_a_tap(tmp_path: Path) -> None:
+    names = ("embed", *(f"layers.0.attn_norm{end}" for end in ("", ROW_HASHES, ROW_STATISTICS)), "logits")
+    path = tmp_path / "attached.session"
+    stats = np.ones((len(names), 1, len(STATISTICS)), np.float32)
+    with create(path, tuple(Tap(i, name, "replicate") for i, name in enumerate(names)), ranks=1) as writer:
+        writer.step(
+            0, StepRecord(0, "prefill", [SequenceStep(0, [1], range(1), [[1]], [0])], 0.1, stats=stats)
+        )
+    with open_replay(path) as debugger:
+        stops = [debugger.execute("stepi").to_json()["tap"] for _ in range(3)]
+        back = [debugger.execute("reverse-stepi").to_json()["tap"] for _ in range(2)]
+        taps = debugger.execute("info taps").to_text()
+    assert stops == ["embed", "layers.0.attn_norm", "logits"]
+    assert back == ["layers.0.attn_norm", "embed"]
+    assert "row_" not in taps
+
+
+def test_a_recording_of_another_engine_names_a_command_that_keeps_the_verdict(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from lockstep.sessions.meta import ForeignMeta
+
+    path = tmp_path / "run.session"
+    with create(path, ranks=1, foreign=ForeignMeta()):
+        pass
+    assert run(["replay", str(path), "--batch", "--ex", "golden"]) != 0
+    assert "lockstep check run.session --model MODEL --save JUDGED.session" in capsys.readouterr().err

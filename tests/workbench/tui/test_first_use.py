@@ -1,0 +1,175 @@
+"""What somebody who opens the screens for the first time stumbles over: each line read off the screen."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.style import Style
+from textual import events
+
+from lockstep.sessions import STATISTICS, SequenceStep, StepRecord, Tap
+from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
+from lockstep.workbench.export.pooling import pool
+from lockstep.workbench.paths import find_session
+from lockstep.workbench.tui.theme import DARK, LIGHT, paint
+from lockstep.workbench.tui.widgets.sparkline import sparkline
+from lockstep.workbench.views.numbers import chance
+from tests.sessions.samples import create
+from tests.workbench.tui.conftest import Bench, press, text_of
+
+MASK, BIASES = find_session("gallery/mask-additive"), find_session("gallery/load_bias-false")
+
+
+@pytest.fixture
+def attached(tmp_path: Path) -> Path:
+    """A recording that keeps what it knows of rows beside its taps."""
+    names = ["embed", *(f"layers.0.attn_norm{end}" for end in ("", ROW_HASHES, ROW_STATISTICS)),
+             *(f"layers.0.attn.q_proj{end}" for end in ("", ROW_HASHES, PASS_STATISTICS)), "logits"]  # fmt: skip
+    taps = tuple(Tap(i, name, "replicate") for i, name in enumerate(names))
+    path = tmp_path / "attached.session"
+    stats = np.ones((len(taps), 1, len(STATISTICS)), np.float32)
+    step = StepRecord(0, "prefill", [SequenceStep(0, [1, 2], range(2), [[2]], [0])], 0.1, stats=stats)
+    with create(path, taps, ranks=1) as writer:
+        writer.step(0, step)
+    return path
+
+
+@pytest.mark.parametrize("pane", ["1", "7"])
+async def test_rows_beside_a_tap_are_no_operations(pane: str, attached: Path, bench: Bench) -> None:
+    async with bench(path=attached) as pilot:
+        await press(pilot, pane)
+        shown = "\n".join(text_of(pilot))
+        assert "row_hash" not in shown
+        assert "statistics" not in shown.replace("t statistic", "")
+        await press(pilot, "1", "down", "down", "down")
+        assert "q_proj" in "\n".join(text_of(pilot))
+
+
+async def test_the_alarm_of_a_later_step_does_not_claim_to_be_the_first(bench: Bench) -> None:
+    async with bench(path=MASK) as pilot:
+        header = text_of(pilot)[1]
+        assert "● NaN in step 11, from layers.0.attn.scores on" in header
+        assert "first at" not in header
+        await press(pilot, "6")
+        assert any("NaN   first at step 0" in line for line in text_of(pilot))
+
+
+async def test_faults_are_named_on_a_screen_of_24_lines(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        assert "faults  load_bias=false" in "\n".join(text_of(pilot)[:3])
+
+
+@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=["dark", "light"])
+async def test_the_dimmest_text_has_a_contrast_of_three(bench: Bench, theme: object) -> None:
+    async with bench(theme=theme.name) as pilot:  # type: ignore[attr-defined]
+        styles = paint(pilot.app)
+        for ground in (Style(bgcolor=styles.ground), styles.raised, styles.cursor):
+            assert _contrast(styles.faint, ground) >= 3
+
+
+def test_few_elements_of_a_heatmap_are_whole_cells() -> None:
+    for few in (1, 2, 3):
+        across = np.bincount(pool(np.zeros((40, few), np.float32), 91, 61).columns, minlength=few)
+        down = np.bincount(pool(np.zeros((few, 40), np.float32), 91, 61).rows, minlength=few)
+        assert len(set(across.tolist())) == len(set(down.tolist())) == 1
+        assert down[0] % 2 == 0  # two pixels are a cell
+
+
+def test_a_constant_is_a_flat_line() -> None:
+    assert set(sparkline([1.0, 1.02, 0.99, 1.04])) <= set("▁▂▃▄▅")
+    assert sparkline([0.0, 1.0]) == "▁█"
+
+
+async def test_the_heatmap_of_a_weight_has_axes_and_a_scale(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "4")
+        shown = "\n".join(text_of(pilot))
+        assert "row↓ column→" in shown
+        assert "2003 × 256" in shown
+
+
+async def test_probabilities_have_one_unit(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "5")
+        shown = "\n".join(text_of(pilot))
+        assert "1 in " not in shown
+        assert " %" not in shown
+        assert "0.0161" in shown
+        assert "1.3e-4" in shown
+    assert [chance(p) for p in (1.0, 0.5, 0.0123, 4e-7, 0.0, None)] == [
+        "1.0000", "0.5000", "0.0123", "4.0e-7", "0", chance(None),
+    ]  # fmt: skip
+
+
+async def test_the_cache_in_words(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "3")
+        shown = "\n".join(text_of(pilot))
+        assert "growth ▁" in shown
+        assert "20 → 31 rows  of sequence 0, steps 0–11; every layer and rank alike" in shown
+        assert "block 1    15/16" in shown
+        assert "the kettle" in next(line for line in text_of(pilot) if "block 1 " in line)
+        assert "a full block of sequence 0" in shown
+
+
+async def test_help_of_a_command_wraps_at_80_columns(bench: Bench) -> None:
+    async with bench(size=(80, 30), path=BIASES) as pilot:
+        await press(pilot, "colon")
+        pilot.app.post_message(events.Paste("help toggle"))
+        await press(pilot, "enter")
+        shown = " ".join(re.sub(r".*?│  (.*)│.*", r"\1", line) for line in text_of(pilot))
+        assert "so that the KV cache is consistent; --keep-cache leaves it as it is." in " ".join(
+            shown.split()
+        )
+
+
+async def test_theme_in_the_palette_finds_themes_alone(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "ctrl+p", *"theme")
+        shown = text_of(pilot)
+        assert any("Theme: lockstep-light" in line for line in shown)
+        assert not any("Toggle:" in line for line in shown)
+
+
+async def test_a_finding_is_no_error_in_the_journal(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        for line in ("golden", "brek logits"):
+            await press(pilot, "colon")
+            pilot.app.post_message(events.Paste(line))
+            await press(pilot, "enter")
+        await press(pilot, "8")
+        found = [line for line in text_of(pilot) if " finding " in line]
+        assert len(found) == 1
+        assert "cause: layers.*.attn.{q,k,v}_proj" in found[0]
+        assert any(" error " in line and "did you mean break" in line for line in text_of(pilot))
+
+
+async def test_ctrl_z_stops_the_whole_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[tuple[int, int]] = []
+    async with bench(path=BIASES) as pilot:
+        driver = pilot.app._driver
+        monkeypatch.setattr(type(driver), "can_suspend", property(lambda self: True))
+        monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
+        pilot.app.action_suspend_process()
+    assert sent == [(os.getpgrp(), signal.SIGTSTP)]
+
+
+def _contrast(text: Style, ground: Style) -> float:
+    """WCAG 2.2: the contrast ratio of two colours."""
+    assert text.color is not None
+    assert ground.bgcolor is not None
+    lighter, darker = sorted(
+        (_luminance(one.get_truecolor()) for one in (text.color, ground.bgcolor)), reverse=True
+    )
+    return (lighter + 0.05) / (darker + 0.05)
+
+
+def _luminance(colour: tuple[int, int, int]) -> float:
+    parts = (value / 255 for value in colour)
+    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
+    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -1,0 +1,93 @@
+"""The MCP server: the tools, the sessions as resources, and the guide to the procedure."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+from mcp.server import MCPServer
+from mcp.server.mcpserver.exceptions import ResourceError, ToolError
+
+from lockstep.version import __version__
+from lockstep.workbench.debugger.failures import explain
+from lockstep.workbench.library.reading import open_session
+from lockstep.workbench.mcp.answers import answer
+from lockstep.workbench.mcp.roots import Roots
+from lockstep.workbench.mcp.tools import AgentTools
+from lockstep.workbench.paths import GALLERY
+
+#: The procedure, for the agent to read.
+GUIDE = Path(__file__).parent / "SKILL.md"
+
+_INSTRUCTIONS = (
+    "A debugger for LLM inference. Open a recording or a model, `compare` it with the golden reference, `diagnose` it, "
+    "then look at the tensors that the diagnosis names. Read lockstep://guide first."
+)
+
+
+class AgentServer:
+    """The server of one client. Whatever it does runs in one thread, one call after the other: a debugger has one
+    place where it stands."""
+
+    def __init__(self, roots: Sequence[Path]) -> None:
+        self._roots = Roots(roots)
+        self._tools = AgentTools(self._roots)
+        self._thread = ThreadPoolExecutor(1, thread_name_prefix="debugger")
+        self.mcp: MCPServer[None] = MCPServer(
+            "lockstep", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING"
+        )
+        tools = self._tools
+        for tool in (
+            tools.open, tools.where, tools.step, tools.show, tools.compare, tools.diagnose, tools.branch, tools.export,
+        ):  # fmt: skip
+            self.mcp.add_tool(self._refusing(tool, ToolError), structured_output=False)
+        guide = functools.partial(GUIDE.read_text, encoding="utf-8")
+        self.mcp.resource("lockstep://guide", name="guide", mime_type="text/markdown")(lambda: guide())
+        self.mcp.resource("lockstep://sessions", name="sessions", mime_type="application/json")(
+            self._refusing(self.sessions, ResourceError)
+        )
+        self.mcp.resource("lockstep://session/{+name}", name="session", mime_type="application/json")(
+            self._refusing(self.session, ResourceError)
+        )
+        self.mcp.prompt(name="debug", description="The procedure from garbage text to a named bug.")(
+            lambda: guide()
+        )
+
+    def serve(self) -> None:
+        """Answer on stdin and stdout until the client is gone."""
+        try:
+            self.mcp.run("stdio")
+        finally:
+            self._thread.submit(self._tools.close).result()
+            self._thread.shutdown()
+
+    def sessions(self) -> str:
+        """The recordings that can be opened: those under the roots, and the gallery."""
+        shown = [f"gallery/{path.stem}" for path in sorted(GALLERY.glob("*.session"))]
+        return answer(
+            "recordings that `open` takes", {}, sessions=[*map(str, self._roots.sessions()), *shown]
+        )
+
+    def session(self, name: str) -> str:
+        """One recording: model, dtype, ranks, steps, taps, tokens, and what was judged."""
+        with open_session(self._roots.session(name)) as run:
+            judged = "never judged" if run.judgement is None else run.judgement.verdict
+            return answer(
+                f"{run!r}, {judged}", {"session": run.path.name, "branch": run.branch, "ranks": run.ranks},
+                steps=len(run.steps), captured=list(run.captured), losses=list(run.session.losses),
+                tokens={seq: run.tokens(seq).text for seq in run.sequences[:8]},
+            )  # fmt: skip
+
+    def _refusing(self, act: Callable[..., str], refusal: type[Exception]) -> Callable[..., str]:
+        """`act` in the debugger's thread; where the command line would refuse, its one line is the refusal."""
+
+        @functools.wraps(act)
+        def called(*words: object, **named: object) -> str:
+            try:
+                return self._thread.submit(act, *words, **named).result()
+            except Exception as error:
+                raise refusal(explain(error)[1]) from None
+
+        return called
