@@ -61,6 +61,7 @@ def check(
     prompt: options.Prompts = None,
     ids: options.Ids = None,
     chat: options.Chat = False,
+    prompt_tokens: options.PromptTokens = None,
     tp: options.Tp = 1,
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=0, help="Decode steps after the prefill.")
@@ -143,7 +144,8 @@ def check(
         )
     if invariants:
         asked = ModelToCheck.of(
-            target, texts=prompt, ids=ids, chat=chat, steps=steps, faults=fault, tp=tp, device=device, dtype=dtype,
+            target, texts=prompt, ids=ids, chat=chat, prompt_tokens=prompt_tokens, steps=steps, faults=fault, tp=tp,
+            device=device, dtype=dtype,
             load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk, timeout=timeout,
             start_timeout=start_timeout, listen=listen,
         )  # fmt: skip
@@ -151,7 +153,8 @@ def check(
     with ScratchFolder.make("check") as scratch:
         with Status() as status:
             found = judging.check(
-                target, prompt=prompt, ids=ids, chat=chat, tp=tp, steps=steps, faults=fault, device=device, dtype=dtype,
+                target, prompt=prompt, ids=ids, chat=chat, prompt_tokens=prompt_tokens, tp=tp, steps=steps,
+                faults=fault, device=device, dtype=dtype,
                 floor=floor, reference=reference, load=load, weights=weights, batch_invariant=batch_invariant,
                 chunk=chunk, model=model, golden=golden, branch=branch, save=save, spare=scratch.path / "check.session",
                 timeout=timeout, start_timeout=start_timeout, listen=listen, progress=status,

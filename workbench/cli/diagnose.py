@@ -58,6 +58,7 @@ def diagnose(
     prompt: options.Prompts = None,
     ids: options.Ids = None,
     chat: options.Chat = False,
+    prompt_tokens: options.PromptTokens = None,
     tp: options.Tp = 1,
     steps: Annotated[
         int, typer.Option("--steps", metavar="N", min=0, help="Of a model: decode steps after the prefill.")
@@ -91,8 +92,8 @@ def diagnose(
     with Status() as status:
         found = judging.diagnose(
             target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
-            tp=tp, steps=steps, faults=fault, device=device, dtype=dtype, chunk=chunk, save=save, timeout=timeout,
-            start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
+            prompt_tokens=prompt_tokens, tp=tp, steps=steps, faults=fault, device=device, dtype=dtype, chunk=chunk,
+            save=save, timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
         )  # fmt: skip
     if as_json:
         print(dumps(found.to_json()))

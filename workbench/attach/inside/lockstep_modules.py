@@ -191,7 +191,8 @@ class _CallInputs:
             return None
         if ids.ndim == 1:
             return ids, kwargs["positions"] if "positions" in kwargs else args[1], None
-        past, mask = kwargs.get("past_key_values"), kwargs.get("attention_mask")
+        past = kwargs.get("cache", kwargs.get("past_key_values"))  # transformers renamed it with 5.24
+        mask = kwargs.get("attention_mask")
         start = 0 if past is None else int(past.get_seq_length())
         self.batches += start == 0
         given = [kwargs[name] for name in ("position_ids", "cache_position") if kwargs.get(name) is not None]
