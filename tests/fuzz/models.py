@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.config.thresholds import thresholds
 from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES
 
-DTYPES = ("float32", "float32", "bfloat16", "float16")
-DEGREES = (1, 2, 3, 4, 6, 8)
+DTYPES = ("float32", "bfloat16", "float16")
+DEGREES = (1, 2, 3, 4)
+
+Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +23,7 @@ class RandomModel:
     """A family and what its config.json holds."""
 
     family: str
-    fields: dict[str, Any]
+    fields: Fields
 
     @property
     def config(self) -> Any:
@@ -27,18 +31,13 @@ class RandomModel:
         return CLASSES[self.family][0](**self.fields)
 
 
-#: Families whose config.json has one rotation, and the same weights by the same names.
-ALIKE = ("llama", "mistral", "qwen2", "qwen3")
-
-
-def random_model(chance: random.Random) -> RandomModel:
-    """Two or three small layers."""
-    family = chance.choice(ALIKE)
+def random_model(chance: random.Random, family: str = "") -> RandomModel:
+    """Two to four small layers, of any family where none is given."""
+    family = family or chance.choice(sorted(CLASSES))
     kv_heads, group = chance.choice((1, 2, 3, 4)), chance.choice((1, 2, 3, 4))
-    head_dim, layers = chance.choice((4, 8, 16, 32)), chance.choice((2, 3))
-    hidden = kv_heads * group * head_dim
-    fields: dict[str, Any] = {
-        "hidden_size": hidden,
+    head_dim, layers = chance.choice((4, 8, 16, 32)), chance.choice((2, 3, 4))
+    fields: Fields = {
+        "hidden_size": kv_heads * group * head_dim,
         "intermediate_size": chance.randint(5, 150),
         "num_hidden_layers": layers,
         "num_attention_heads": kv_heads * group,
@@ -50,27 +49,159 @@ def random_model(chance: random.Random) -> RandomModel:
         "bos_token_id": 1,
         "eos_token_id": 2,
         "pad_token_id": None,
-        "rope_parameters": _rotation(chance, head_dim),
     }
-    if family in ("qwen3", "mistral") or chance.random() < 0.3:
+    if family in HEADED or chance.random() < 0.3:
         fields["head_dim"] = head_dim
         if family != "qwen2" and chance.random() < 0.5:  # a head's width is not the hidden size's share
             fields["hidden_size"] = kv_heads * group * chance.choice((2, 6, 10))
-    if family == "mistral":
-        fields["sliding_window"] = chance.choice((None, 4, 9, 16))
-    if family in ("qwen2", "qwen3") and chance.random() < 0.4:
-        fields |= {"use_sliding_window": True, "sliding_window": chance.choice((4, 9, 16)),
-                   "max_window_layers": chance.randint(0, layers)}  # fmt: skip
-    if family in ("llama", "qwen3"):
-        fields["attention_bias"] = chance.random() < 0.5
-    if family == "llama":
-        fields["mlp_bias"] = chance.random() < 0.5
-    return RandomModel(family, fields)
+    if family not in ("phi3", "glm4", "gemma3_text", "olmo3"):
+        fields["rope_parameters"] = _rotation(chance, head_dim)
+    return RandomModel(family, fields | OWN[family](chance, layers, head_dim))
 
 
-def _rotation(chance: random.Random, head_dim: int) -> dict[str, Any]:
-    kind = chance.choice(("default", "default", "linear", "dynamic", "llama3", "yarn", "longrope"))
-    fields: dict[str, Any] = {"rope_type": kind, "rope_theta": chance.choice((1e4, 5e5, 1e6))}
+#: Families that assume a width of heads of their own where none is stated.
+HEADED = ("qwen3", "mistral", "gemma2", "gemma3_text", "glm4")
+
+
+def _llama(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {"attention_bias": chance.random() < 0.5, "mlp_bias": chance.random() < 0.5}
+
+
+def _mistral(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {"sliding_window": chance.choice((None, 4, 9, 16))}
+
+
+def _qwen2(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    if chance.random() < 0.6:
+        return {}
+    first = {"max_window_layers": chance.randint(0, layers)}
+    stated = first if chance.random() < 0.5 else {"layer_types": _types(chance, layers)}
+    return {"use_sliding_window": True, "sliding_window": chance.choice((4, 9, 16)), **stated}
+
+
+def _qwen3(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {**_qwen2(chance, layers, head_dim), "attention_bias": chance.random() < 0.5}
+
+
+def _olmo2(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {"attention_bias": chance.random() < 0.3}
+
+
+def _olmo3(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    kinds = ("default", "yarn", "linear", "llama3")
+    return {**_olmo2(chance, layers, head_dim), **_by_type(chance, layers, head_dim, kinds, ("default",))}
+
+
+def _gemma2(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {
+        **_gemma(chance),
+        "attn_logit_softcapping": chance.choice((None, 2.0, 50.0)),
+        "sliding_window": chance.choice((4, 9, 16)),
+        "layer_types": _types(chance, layers),
+    }
+
+
+def _gemma3(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {
+        **_gemma(chance),
+        **_by_type(chance, layers, head_dim, ("default", "linear", "yarn"), ("default",)),
+    }
+
+
+def _gemma(chance: random.Random) -> Fields:
+    return {
+        "attention_bias": chance.random() < 0.3,
+        "final_logit_softcapping": chance.choice((None, 3.0, 30.0)),
+        "query_pre_attn_scalar": chance.choice((5, 24, 256)),
+        "hidden_activation": chance.choice(("gelu_pytorch_tanh", "gelu", "silu")),
+    }
+
+
+def _phi3(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    width = head_dim * chance.choice((1.0, 1.0, 0.75, 0.5))
+    share = 1.0 if width % 2 else width / head_dim
+    rotation = _rotation(chance, int(head_dim * share), ("default", "longrope"))
+    return {
+        "rope_parameters": rotation | {"partial_rotary_factor": share},
+        # The configuration class takes it for the context that LongRoPE's factors are of.
+        "original_max_position_embeddings": rotation.get("original_max_position_embeddings", 64),
+        "sliding_window": chance.choice((None, 4, 9, 16)),
+    }
+
+
+def _granite(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {
+        **_llama(chance, layers, head_dim),
+        "attention_multiplier": chance.choice((1.0, 0.3, 0.0625)),
+        "embedding_multiplier": chance.choice((1.0, 6.0, 12.0)),
+        "residual_multiplier": chance.choice((1.0, 0.22)),
+        "logits_scaling": chance.choice((1.0, 4.0, 8.0)),
+    }
+
+
+def _smollm3(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    window = {
+        "use_sliding_window": True,
+        "sliding_window": chance.choice((4, 9)),
+        "layer_types": _types(chance, layers),
+    }
+    rotated = chance.choice(
+        ({}, {"no_rope_layers": [chance.randrange(2) for _ in range(layers)]}, {"no_rope_layer_interval": 2})
+    )
+    return {**_llama(chance, layers, head_dim), **rotated, **(window if chance.random() < 0.4 else {})}
+
+
+def _glm4(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    share = chance.choice((0.5, 1.0))
+    rotation = _rotation(chance, int(head_dim * share), ("default", "linear", "llama3"))
+    return {
+        "attention_bias": chance.random() < 0.7,
+        "rope_parameters": rotation | {"partial_rotary_factor": share},
+    }
+
+
+def _starcoder2(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {
+        "use_bias": chance.random() < 0.7,
+        "sliding_window": chance.choice((None, 4, 9, 16)),
+        "norm_epsilon": chance.choice((1e-6, 1e-5, 1e-3)),
+        "hidden_act": chance.choice(("gelu_pytorch_tanh", "gelu", "silu")),
+    }
+
+
+#: Family -> what it alone has: (chance, layers, head_dim).
+OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
+    "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "olmo2": _olmo2, "olmo3": _olmo3,
+    "gemma2": _gemma2, "gemma3_text": _gemma3, "phi3": _phi3, "granite": _granite, "smollm3": _smollm3, "glm4": _glm4,
+    "starcoder2": _starcoder2,
+}  # fmt: skip
+
+
+def _types(chance: random.Random, layers: int) -> list[str]:
+    return [chance.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
+
+
+def _by_type(
+    chance: random.Random, layers: int, head_dim: int, full: tuple[str, ...], sliding: tuple[str, ...]
+) -> Fields:
+    """Windows in some layers, and a rotation for each of the two types."""
+    return {
+        "sliding_window": chance.choice((4, 9, 16)),
+        "layer_types": _types(chance, layers),
+        "rope_parameters": {
+            "full_attention": _rotation(chance, head_dim, full),
+            "sliding_attention": _rotation(chance, head_dim, sliding),
+        },
+    }
+
+
+_KINDS = ("default", "default", "linear", "dynamic", "llama3", "yarn", "longrope")
+
+
+def _rotation(chance: random.Random, head_dim: int, kinds: tuple[str, ...] = _KINDS) -> Fields:
+    """Of `head_dim` channels."""
+    kind = chance.choice(kinds)
+    fields: Fields = {"rope_type": kind, "rope_theta": chance.choice((1e4, 5e5, 1e6))}
     if kind != "default":
         fields["factor"] = chance.choice((2.0, 4.0, 8.0))
     if kind in ("llama3", "yarn", "longrope"):
@@ -98,9 +229,12 @@ def _fits(model: ModelConfig, tp: int) -> bool:
     return True
 
 
-def random_prompts(chance: random.Random, vocabulary: int) -> list[list[int]]:
-    """Up to three, from a single token to more than windows and a cache's block hold; the highest id among them."""
+def random_prompts(chance: random.Random, model: ModelConfig) -> list[list[int]]:
+    """Up to three, from a single token to more than a cache's block holds, mostly one beyond every window and original
+    context; the highest id among them."""
     lengths = [chance.choice((1, 2, 5, 9, 15, 16, 17, 33, 40)) for _ in range(chance.choice((1, 1, 2, 3)))]
-    prompts = [[chance.randrange(vocabulary) for _ in range(length)] for length in lengths]
-    prompts[0][-1] = vocabulary - 1
+    if chance.random() < 0.8:
+        lengths[-1] = max(lengths[-1], *(one.tokens + 3 for one in thresholds(model)), 1)
+    prompts = [[chance.randrange(model.vocab_size) for _ in range(length)] for length in lengths]
+    prompts[0][-1] = model.vocab_size - 1
     return prompts

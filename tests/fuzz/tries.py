@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from lockstep.engine.checkpoint.fused import stored_in
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel import shards
 from lockstep.engine.run.sampler import choose
@@ -30,7 +31,7 @@ def check_model(seed: int, directory: Path) -> None:
     made = random_model(chance)
     path = tiny_checkpoint(directory, made.family, seed=seed, **made.fields)
     model = ModelConfig.from_hf(json.loads((path / "config.json").read_text()))
-    prompts = random_prompts(chance, model.vocab_size)
+    prompts = random_prompts(chance, model)
     tp, dtype = random_degree(chance, model), chance.choice(DTYPES)
     asked = ModelToCheck.of(
         str(path), texts=None, ids=[",".join(map(str, ids)) for ids in prompts], chat=False, steps=STEPS,
@@ -55,17 +56,29 @@ def config_parity(seed: int, directory: Path) -> None:
     with torch.device("meta"):
         built = CLASSES[made.family][1](theirs)
     expected = {name: tuple(tensor.shape) for name, tensor in built.named_parameters()}
-    assert shards.parameters(model) == expected
-    assert model.rms_eps == theirs.rms_norm_eps
-    assert model.rope_theta == theirs.rope_parameters["rope_theta"]
-    windows = (
+    assert _as_stored(model) == expected
+    assert model.rms_eps == (theirs.norm_epsilon if made.family == "starcoder2" else theirs.rms_norm_eps)
+    kinds = (
         getattr(theirs, "layer_types", None)
         or ["sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"]
         * model.num_layers
     )
     sliding = [window is not None for window in model.windows]
-    assert sliding == [kind == "sliding_attention" for kind in windows]
+    assert sliding == [kind == "sliding_attention" for kind in kinds]
     assert {window for window in model.windows if window} <= {getattr(theirs, "sliding_window", None)}
+    for layer, kind in enumerate(kinds):
+        stated = theirs.rope_parameters.get(kind, theirs.rope_parameters)
+        assert model.of_layer(layer).rope_theta == stated["rope_theta"]
+
+
+def _as_stored(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """The parameters as the checkpoint has them: some are stacked."""
+    found, stacked = {}, stored_in(model)
+    for name, shape in shards.parameters(model).items():
+        whole = stacked[name][0] if name in stacked else name
+        rows = found[whole][0] if whole in found else 0
+        found[whole] = (rows + shape[0], *shape[1:])
+    return found
 
 
 def sampling(seed: int, directory: Path) -> None:

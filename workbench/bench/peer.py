@@ -34,7 +34,7 @@ def transformers_run(spec: PeerSpec) -> tuple[Run, float]:
         import torch
         from transformers import AutoModelForCausalLM, DynamicCache
 
-        from lockstep.workbench.references.loading import TORCH_DTYPES, load_golden
+        from lockstep.workbench.references.loading import CACHE, TORCH_DTYPES, load_golden
     torch.set_num_threads(spec.threads)
     started, path, dtype = time.perf_counter(), Path(spec.model), TORCH_DTYPES[spec.dtype]  # type: ignore[index]
     model: Any
@@ -53,7 +53,7 @@ def transformers_run(spec: PeerSpec) -> tuple[Run, float]:
         cache, taken = DynamicCache(config=model.config), []
         for _ in range(1 + work.steps):
             begun = time.perf_counter()
-            logits = model(ids, past_key_values=cache, logits_to_keep=1).logits
+            logits = model(ids, logits_to_keep=1, **{CACHE: cache}).logits
             ids = logits[:, -1].argmax(-1, keepdim=True)
             ids.tolist()  # as the tokens come to whoever reads them
             taken.append(time.perf_counter() - begun)

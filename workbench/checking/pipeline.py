@@ -15,17 +15,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol
+
+from msgspec import structs
 
 from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions import Session, VerdictRecord
 from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.records import JSON
+from lockstep.workbench.checking.contradiction import contradiction, excused
 from lockstep.workbench.checking.corrections import Corrections, corrections
+from lockstep.workbench.checking.reach import not_reached
 from lockstep.workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of, judge_untapped
 from lockstep.workbench.checking.verdicts import summary, verdict_rows
 from lockstep.workbench.diagnosis.by_statistics import MovedTap
@@ -160,7 +164,12 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
             patches = partial(corrections, engine, golden)
             again = stack.enter_context(_again(run, "ledger", patches))
             judgement = ledger(judgement, sides.held(again))
-        judgement = reconciled(judgement, found)
+        judgement = excused(reconciled(judgement, found), found, contradiction(golden, floor))
+        if (
+            judgement.verdict != "diverged" and untapped.first is None
+        ):  # wrong at most where the run with taps is
+            untapped = structs.replace(untapped, verdict="match")
+        judgement = replace(judgement, notes=(*judgement.notes, *not_reached(engine, facts.model)))
         causes = named(found, engine, golden, judgement.first_divergence, facts)
         if judgement.verdict != "diverged" and untapped.verdict == "diverged":
             causes = [FUSED_PATH]

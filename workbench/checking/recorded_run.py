@@ -20,7 +20,9 @@ from lockstep.sessions.errors import IdsMismatch
 from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED, LimitExceeded
 from lockstep.sessions.text import clean
+from lockstep.workbench.checking.contradiction import contradiction, excused
 from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.reach import not_reached
 from lockstep.workbench.checking.verdicts import summary
 from lockstep.workbench.demo.checkpoints import demo_path
 from lockstep.workbench.diagnosis.by_statistics import MovedTap, first_moved
@@ -89,6 +91,7 @@ def diagnose_recording(
         if truth is not None and found.judged:
             try:
                 judgement = reconciled(judge(Recordings.of(session, truth, noise, branch), facts), found)
+                judgement = excused(judgement, found, contradiction(truth, noise))
                 causes = named(found, session, truth, judgement.first_divergence, facts, branch)
             except LimitExceeded as error:
                 judgement = unsure(judgement, f"not held against the reference to the end: {error}")
@@ -104,6 +107,7 @@ def diagnose_recording(
                 )
                 if moved is not None and not _before(session, judgement.first_divergence, moved):
                     judgement = supported(judgement, rests, moved.in_words())
+        judgement = replace(judgement, notes=(*judgement.notes, *not_reached(session, facts.model, branch)))
         if lost := _not_recorded(session, branch):
             judgement = replace(judgement, notes=(*judgement.notes, lost))
     name = "" if golden is None else golden.name

@@ -58,6 +58,7 @@ def diagnose(
     prompt: options.Prompts = None,
     ids: options.Ids = None,
     chat: options.Chat = False,
+    prompt_tokens: options.PromptTokens = None,
     tp: options.Tp = 1,
     ep: options.Ep = 1,
     steps: Annotated[
@@ -92,8 +93,13 @@ def diagnose(
     with Status() as status:
         found = judging.diagnose(
             target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
+<<<<<<< HEAD
             tp=tp, ep=ep, steps=steps, faults=fault, device=device, dtype=dtype, chunk=chunk, save=save,
             timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
+=======
+            prompt_tokens=prompt_tokens, tp=tp, steps=steps, faults=fault, device=device, dtype=dtype, chunk=chunk,
+            save=save, timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
+>>>>>>> m2
         )  # fmt: skip
     if as_json:
         print(dumps(found.to_json()))

@@ -26,6 +26,17 @@ Ids = Annotated[
     typer.Option("--ids", metavar="1,2,…", help="A prompt as token ids; repeatable.", show_default=False),
 ]
 Chat = Annotated[bool, typer.Option("--chat", help="Put each prompt through the model's chat template.")]
+PromptTokens = Annotated[
+    int | None,
+    typer.Option(
+        "--prompt-tokens",
+        metavar="N",
+        min=1,
+        help="Make a prompt of N tokens up. Without any prompt it goes beyond the windows and original contexts of the "
+        "model, where that is cheap.",
+        show_default=False,
+    ),
+]
 Tp = Annotated[int, typer.Option("--tp", metavar="N", min=1, help="Tensor parallelism: how many ranks.")]
 Ep = Annotated[
     int,

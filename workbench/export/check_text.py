@@ -65,7 +65,7 @@ def rests(event: GoldenEvent, console: Console) -> None:
 
 def inconclusive(event: GoldenEvent) -> str:
     """Why neither right nor wrong can be said."""
-    if event.overflow is not None or event.coverage is None:
+    if event.overflow is not None:
         return "use a wider --dtype"
     return event.unsupported or (event.notes[-1] if event.notes else "")
 

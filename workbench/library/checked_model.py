@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from lockstep.engine.config import EngineConfig
+from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.config.thresholds import thresholds
+from lockstep.engine.parallel import shards
 from lockstep.workbench.checking.forced_run import check as run_check
 from lockstep.workbench.checking.forced_run import check_fits, record_reference
 from lockstep.workbench.checking.invariants.suite import Suite
@@ -18,6 +21,7 @@ from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models import requests
 from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_to_run
+from lockstep.workbench.models.tokenizer import Tokenizer
 from lockstep.workbench.references.llamacpp.library import need_installed
 from lockstep.workbench.references.request import REFERENCES, ReferenceName, prefill_passes
 
@@ -25,6 +29,10 @@ from lockstep.workbench.references.request import REFERENCES, ReferenceName, pre
 DEFAULT_TEXT = "The 3 quick brown foxes jump over 12 lazy dogs; déjà vu."
 #: How many ids, spread over the vocabulary, make the prompt of a model without one.
 DEFAULT_IDS = 16
+#: By so many tokens the prompt of a model that nobody gave one for goes beyond each threshold.
+BEYOND = 8
+#: As far as that takes no more multiplications in a pass: seconds in float64 on a CPU.
+CHEAP = 2e10
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,6 +53,7 @@ class ModelToCheck:
         texts: Sequence[str] | None,
         ids: Sequence[str] | None,
         chat: bool,
+        prompt_tokens: int | None = None,
         steps: int,
         faults: Sequence[str] | None,
         tp: int,
@@ -61,7 +70,7 @@ class ModelToCheck:
     ) -> ModelToCheck:
         """From the words of a command line; ConfigError, RequestError and CheckpointError for what cannot run."""
         opened = open_to_run(model)
-        prompts = _prompts(opened, texts, ids, chat)
+        prompts = _prompts(opened, texts, ids, chat, prompt_tokens, steps, chunk)
         config = requests.engine_config(
             opened, tp=tp, ep=ep, device=device, dtype=dtype, load=load, weights=weights,
             batch_invariant=batch_invariant, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
@@ -133,13 +142,47 @@ def reference_of(word: str, option: str = "--reference") -> ReferenceName:
 
 
 def _prompts(
-    model: OpenedModel, texts: Sequence[str] | None, ids: Sequence[str] | None, chat: bool
+    model: OpenedModel,
+    texts: Sequence[str] | None,
+    ids: Sequence[str] | None,
+    chat: bool,
+    tokens: int | None,
+    steps: int,
+    chunk: int | None,
 ) -> list[list[int]]:
-    """What was asked for, or something that any model can be checked on."""
-    if texts or ids or model.offers_prompt:
+    """What was asked for, or something that any model can be checked on: of so many `tokens`, or (None) of as many as
+    go beyond the model's thresholds."""
+    if tokens is not None and (texts or ids or chat):
+        raise UsageError("--prompt-tokens makes a prompt up: leave out --prompt, --ids and --chat")
+    if texts or ids or (tokens is None and model.offers_prompt):
         return requests.prompt_ids(model, texts, ids, chat)
+    least = 0 if tokens is not None else _length_beyond(model.config, steps, chunk)
     if model.tokenizer is not None:
-        return [model.tokenizer.encode(DEFAULT_TEXT)]
+        return [_words(model.tokenizer, tokens, least)]
+    count = tokens or max(DEFAULT_IDS, least)
+    first = [] if model.config.bos_id is None else [model.config.bos_id]
     last = model.config.vocab_size - 1
-    spread = [round(i * last / (DEFAULT_IDS - 1)) for i in range(DEFAULT_IDS)]
-    return [[*([] if model.config.bos_id is None else [model.config.bos_id]), *spread]]
+    return [[*first, *(round(i * last / max(1, count - 1)) for i in range(count))][: tokens or None]]
+
+
+def _words(tokenizer: Tokenizer, tokens: int | None, least: int) -> list[int]:
+    """The default text, said as often as makes so many tokens, or at least `least`."""
+    text, ids = DEFAULT_TEXT, tokenizer.encode(DEFAULT_TEXT)
+    while len(ids) < max(tokens or 0, least):
+        text = f"{text} {text}"
+        ids = tokenizer.encode(text)
+    return ids[: tokens or max(least, len(tokenizer.encode(DEFAULT_TEXT)))]
+
+
+def _length_beyond(model: ModelConfig, steps: int, chunk: int | None) -> int:
+    """The tokens of a prompt beyond as many thresholds as are cheap to pass; 0 for none."""
+    lengths = (one.tokens + BEYOND for one in thresholds(model, chunk))
+    return max(
+        (one for one in lengths if one + steps <= model.context and _cost(model, one) <= CHEAP), default=0
+    )
+
+
+def _cost(model: ModelConfig, tokens: int) -> float:
+    """Multiplications of a pass over a prompt."""
+    weights = sum(math.prod(shape) for shape in shards.parameters(model).values())
+    return float(tokens * weights + 2 * model.num_layers * model.num_heads * model.head_dim * tokens**2)

@@ -40,6 +40,7 @@ def check(
     prompt: Texts | None = None,
     ids: Ids | None = None,
     chat: bool = False,
+    prompt_tokens: int | None = None,
     tp: int = 1,
     ep: int = 1,
     steps: int = 8,
@@ -64,17 +65,18 @@ def check(
 ) -> Verdict:
     """Hold a model on Lockstep's engine, or a recording (RUN.session), against a reference, tap by tap.
 
-    A model is run on `prompt` or `ids` (of one or several; None: something that any model can be checked on) for
-    `steps` decode steps, `chunk` tokens of a prompt a pass (None: all), on `tp` ranks, `ep` groups of which divide the
-    experts, and recorded to `save` (None: among the user's sessions); where that cannot be written, to `spare`, and the
-    verdict's `lost` says why. `reference` is "transformers" or "llama.cpp"; `floor` "fixed" judges by constants in
-    place of the reference's own noise. Of a recording `model` is the checkpoint (None: the one it names), `golden` a
-    reference of the same tokens, `branch` what is judged; `save` is a copy that has the verdicts.
+    A model is run on `prompt` or `ids` (of one or several; None: something that any model can be checked on, of
+    `prompt_tokens` tokens, or, None, of as many as go beyond the windows of a small model) for `steps` decode steps,
+    `chunk` tokens of a prompt a pass (None: all), on `tp` ranks, `ep` groups of which divide the experts, and recorded
+    to `save` (None: among the user's sessions); where that cannot be written, to `spare`, and the verdict's `lost` says
+    why. `reference` is "transformers" or "llama.cpp"; `floor` "fixed" judges by constants in place of the reference's
+    own noise. Of a recording `model` is the checkpoint (None: the one it names), `golden` a reference of the same
+    tokens, `branch` what is judged; `save` is a copy that has the verdicts.
 
     EngineError, SessionError, DiagnosisError and UsageError say what could not be done.
     """
     heard = Warned(progress)
-    words = {"prompt": prompt, "ids": ids, "faults": faults}
+    words = {"prompt": prompt, "ids": ids, "prompt_tokens": prompt_tokens, "faults": faults}
     if (recording := session_of(str(target))) is not None:
         _refuse(
             words
@@ -96,8 +98,9 @@ def check(
         raise UsageError(f"floor is auto or fixed, not {floor!r}")
     library = reference_of(reference, "reference")
     asked = ModelToCheck.of(
-        str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, faults=words_of(faults), tp=tp,
-        ep=ep, device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk,
+        str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, prompt_tokens=prompt_tokens, steps=steps,
+        faults=words_of(faults), tp=tp, ep=ep,
+        device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk,
         timeout=timeout, start_timeout=start_timeout, listen=listen,
     )  # fmt: skip
     place = _place(asked, save)
@@ -119,6 +122,7 @@ def diagnose(
     prompt: Texts | None = None,
     ids: Ids | None = None,
     chat: bool = False,
+    prompt_tokens: int | None = None,
     tp: int = 1,
     ep: int = 1,
     steps: int = 8,
@@ -143,15 +147,18 @@ def diagnose(
     """
     heard = Warned(progress)
     if (recording := session_of(str(target))) is not None:
-        _refuse({"prompt": prompt, "ids": ids, "faults": faults, "chunk": chunk})
+        _refuse(
+            {"prompt": prompt, "ids": ids, "prompt_tokens": prompt_tokens, "faults": faults, "chunk": chunk}
+        )
         result = judged_recording(
             recording, _word(model), _path(golden), reference, branch, device, heard, search_seconds
         )
         return Verdict(result, warnings=tuple(heard.warnings))
     _refuse_recording(model, golden)
     asked = ModelToCheck.of(
-        str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, steps=steps, faults=words_of(faults), tp=tp,
-        ep=ep, device=device, dtype=dtype, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
+        str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, prompt_tokens=prompt_tokens, steps=steps,
+        faults=words_of(faults), tp=tp, ep=ep,
+        device=device, dtype=dtype, chunk=chunk, timeout=timeout, start_timeout=start_timeout,
     )  # fmt: skip
 
     def confirmed(inferior: Inferior, recorded: Reference, found: CheckResult) -> CheckResult:

@@ -39,7 +39,7 @@ from lockstep.workbench.references.request import GoldenRequest, ReferenceName
 Warn = Callable[[str], None]
 
 #: Raised whenever the recorder starts to write something else for the same question.
-FORMAT = 3
+FORMAT = 4
 
 #: What decides a reference's numbers, besides what is asked of it.
 PACKAGES: dict[ReferenceName, tuple[str, ...]] = {

@@ -5,7 +5,7 @@ Requests are a JSON file, the recorder's messages are JSON lines.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -85,6 +85,17 @@ class GoldenRequest(Struct, frozen=True):
                 raise ReferenceFailure(f"sequence {seq} has an empty prompt: give at least one token id", 2)
             if min((*sequence.prompt, *(sequence.forced or ()))) < 0:
                 raise ReferenceFailure(f"sequence {seq} holds a negative token id", 2)
+
+
+#: The kind of the event of a recording that holds a `OnePass`.
+ONE_PASS = "one pass"
+
+
+class OnePass(Struct, frozen=True):
+    """How far the logits of a sequence's decode steps are, at most, from those of one pass over the same tokens."""
+
+    seq: int
+    apart: Mapping[int, float | None]  # by step; None: not a finite number
 
 
 class RecordingJob(Struct, frozen=True):

@@ -14,6 +14,7 @@ from functools import partial
 from pathlib import Path
 from typing import Protocol
 
+import msgspec
 import numpy as np
 from msgspec.structs import replace
 from numpy.typing import NDArray
@@ -25,8 +26,10 @@ from lockstep.sessions.records import STATISTICS, SequenceStep, StepInFlight, St
 from lockstep.sessions.writer import SessionWriter
 from lockstep.workbench.references.arrays import NewestRows, Seen, array, dtype_name, measured_parts
 from lockstep.workbench.references.request import (
+    ONE_PASS,
     GoldenRequest,
     GoldenSequence,
+    OnePass,
     ReferenceFailure,
     prefill_passes,
 )
@@ -66,6 +69,11 @@ class GoldenModel(Protocol):
         """How many positions the cache of each layer holds."""
         ...
 
+    def whole(self, ids: Sequence[int], last: int) -> Tensor | None:
+        """The logits after each of the `last` tokens, [last, vocab], by one pass over all. None: that is not held
+        against the steps."""
+        ...
+
 
 @dataclass(slots=True)
 class _SequenceRun:
@@ -77,6 +85,7 @@ class _SequenceRun:
     chunk: int | None
     read: int = 0
     emitted: int = 0
+    decoded: dict[int, tuple[int, Tensor]] = field(default_factory=dict)  # step -> what it read, its logits
 
     def next_ids(self) -> tuple[int, ...]:
         """What the next pass reads; it waits no longer."""
@@ -99,15 +108,35 @@ def record_steps(
     }
     meta = replace(model.meta(), sequences=sequences)
     with SessionWriter.create(path, taps=list(model.taps), ranks=1, meta=meta) as writer:
-        for step in _steps(model, request, writer):
+        runs = [
+            _SequenceRun(seq, plan, plan.prompt, request.chunk) for seq, plan in enumerate(request.sequences)
+        ]
+        for step in _steps(model, request, runs, writer):
             writer.step(0, step, added=True)
             if progress:
                 progress()
+        for run in runs:
+            _compare_with_one_pass(model, run, writer)
 
 
-def _steps(model: GoldenModel, request: GoldenRequest, writer: SessionWriter) -> Iterator[StepRecord]:
+def _compare_with_one_pass(model: GoldenModel, run: _SequenceRun, writer: SessionWriter) -> None:
+    """Record how far the logits of the decode steps are from those of one pass over the same tokens."""
+    ids = [*run.plan.prompt, *(token for token, _ in run.decoded.values())]
+    logits = model.whole(ids, len(run.decoded)) if run.decoded else None
+    if logits is None:
+        return
+    apart = {
+        step: float((one - logits[i].double()).abs().max())
+        for i, (step, (_, one)) in enumerate(run.decoded.items())
+    }
+    told = msgspec.to_builtins(OnePass(run.seq, apart), str_keys=True)
+    writer.event(0, max(apart), ONE_PASS, f"sequence {run.seq}: decode steps against one pass", told)
+
+
+def _steps(
+    model: GoldenModel, request: GoldenRequest, runs: Sequence[_SequenceRun], writer: SessionWriter
+) -> Iterator[StepRecord]:
     """The prefill, whole or in chunks, then the decode steps of one token a sequence."""
-    runs = [_SequenceRun(seq, plan, plan.prompt, request.chunk) for seq, plan in enumerate(request.sequences)]
     for step in range(request.steps + 1):
         active = [run for run in runs if run.plan.runs(run.emitted)]
         if not active:
@@ -155,17 +184,19 @@ class _Passing:
 def _step(model: GoldenModel, runs: Sequence[_SequenceRun], passing: _Passing) -> StepRecord:
     started = time.perf_counter()
     phase = "decode" if all(run.emitted for run in runs) else "prefill"
-    done = [_forward(model, run, partial(passing.see, seq=run.seq)) for run in runs]
+    done = [_forward(model, run, passing.step, partial(passing.see, seq=run.seq)) for run in runs]
     elapsed = time.perf_counter() - started
     return StepRecord(
         passing.step, phase, done, elapsed, stats=passing.statistics(), tensors=passing.tensors, dropped=passing.dropped
     )  # fmt: skip
 
 
-def _forward(model: GoldenModel, run: _SequenceRun, see: See) -> SequenceStep:
+def _forward(model: GoldenModel, run: _SequenceRun, step: int, see: See) -> SequenceStep:
     """One forward pass of one sequence: reads its next ids, and where no more of them wait decides what follows."""
-    ids = run.next_ids()
+    decodes, ids = run.emitted > 0, run.next_ids()
     logits = model.forward(run.seq, ids, see).double()
+    if decodes:
+        run.decoded[step] = ids[0], logits
     top = logits.argsort(descending=True, stable=True)[:TOP_K]  # of equals the lowest id, on every device
     emitted, forced = None, False
     if not run.waiting:

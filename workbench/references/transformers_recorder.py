@@ -59,17 +59,25 @@ class _TransformersModel:
         return model_config(self.model).context
 
     def forward(self, seq: int, ids: Sequence[int], see: See) -> Tensor:
+        with tapped(self.model, see):
+            return self._logits(ids, 1, self.caches[seq])[-1]
+
+    def whole(self, ids: Sequence[int], last: int) -> Tensor | None:
+        return self._logits(ids, last, DynamicCache()) if self.model.dtype is torch.float64 else None
+
+    def _logits(self, ids: Sequence[int], last: int, cached: DynamicCache) -> Tensor:
+        """[last, vocab]; `cached` is what went before, and has the tokens afterwards."""
         wide = DoubleWhereFloat() if self.model.dtype is torch.float64 else nullcontext()
         # Dynamic frequencies would stay those of the longest sequence that the model has seen.
         self.model.model.rotary_emb.max_seq_len_cached = 0
-        with torch.inference_mode(), tapped(self.model, see), wide:
+        with torch.inference_mode(), wide:
             out = self.model(
                 input_ids=torch.tensor([ids], device=self.model.device),
                 use_cache=True,
-                logits_to_keep=1,
-                **{CACHE: self.caches[seq]},
+                logits_to_keep=last,
+                **{CACHE: cached},
             )
-        logits: Tensor = out.logits[0, -1]
+        logits: Tensor = out.logits[0]
         return logits
 
     def cached(self, seq: int) -> list[int]:

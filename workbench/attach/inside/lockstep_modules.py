@@ -191,8 +191,7 @@ class _CallInputs:
             return None
         if ids.ndim == 1:
             return ids, kwargs["positions"] if "positions" in kwargs else args[1], None
-        # transformers 5.24 renamed it.
-        past = kwargs.get("cache", kwargs.get("past_key_values"))
+        past = kwargs.get("cache", kwargs.get("past_key_values"))  # transformers renamed it with 5.24
         mask = kwargs.get("attention_mask")
         start = 0 if past is None else int(past.get_seq_length())
         self.batches += start == 0

@@ -126,6 +126,9 @@ class _TappedModel:
             self.contexts[seq] = _TappedContext(self, len(prompt) + self.request.steps)
         return torch.from_numpy(self.contexts[seq].forward(ids, see))
 
+    def whole(self, ids: Sequence[int], last: int) -> Tensor | None:
+        return None
+
     def cached(self, seq: int) -> list[int]:
         return [self.contexts[seq].context.read] * (self.described.num_layers or 0)
 
