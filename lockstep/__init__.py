@@ -4,6 +4,7 @@ lockstep.check("path/of/a/model", tp=2)   # -> Verdict: the engine against a ref
 lockstep.diagnose("run.session")          # -> Verdict: what is wrong with a recording, and why
 lockstep.open("run.session")              # -> RecordedRun: tokens, statistics, tensors, pictures
 lockstep.diff("a.session", "b.session")   # -> RunDiff
+lockstep.mismatch("rollout.session", "trainer.session")   # -> Mismatch: why log-probabilities differ
 lockstep.attach(["python", "serve.py"])   # -> AttachedRuns: somebody else's engine, recorded
 with lockstep.record(module) as recording: ...    # a model in this process, recorded
 lockstep.Engine(lockstep.EngineConfig(tp=2))      # a tensor-parallel engine, step by step
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lockstep.workbench.library.comparing import RunDiff, diff
     from lockstep.workbench.library.judging import check, diagnose
     from lockstep.workbench.library.listening import Listener
+    from lockstep.workbench.library.mismatching import Mismatch, mismatch
     from lockstep.workbench.library.module_recording import ModuleRecording, record
     from lockstep.workbench.library.pictures import Drawing
     from lockstep.workbench.library.reading import RecordedRun
@@ -38,8 +40,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttachError", "AttachedRuns", "DebuggerError", "DiagnosisError", "Drawing", "Engine", "EngineConfig",
-    "EngineError", "ForeignDumpError", "Listener", "ModuleRecording", "RecordedRun", "RunDiff", "Sampling",
-    "SessionError", "UsageError", "Verdict", "__version__", "attach", "check", "diagnose", "diff", "open", "record",
+    "EngineError", "ForeignDumpError", "Listener", "Mismatch", "ModuleRecording", "RecordedRun", "RunDiff", "Sampling",
+    "SessionError", "UsageError", "Verdict", "__version__", "attach", "check", "diagnose", "diff", "mismatch",
+    "open", "record",
 ]  # fmt: skip
 
 #: Name -> its module, and what it is called there if that is another name.
@@ -54,6 +57,7 @@ _HOMES = {
     "EngineError": ("engine.errors",),
     "ForeignDumpError": ("workbench.foreign.passes",),
     "Listener": ("workbench.library.listening",),
+    "Mismatch": ("workbench.library.mismatching",),
     "ModuleRecording": ("workbench.library.module_recording",),
     "RecordedRun": ("workbench.library.reading",),
     "RunDiff": ("workbench.library.comparing",),
@@ -66,6 +70,7 @@ _HOMES = {
     "check": ("workbench.library.judging",),
     "diagnose": ("workbench.library.judging",),
     "diff": ("workbench.library.comparing",),
+    "mismatch": ("workbench.library.mismatching",),
     "open": ("workbench.library.reading", "open_session"),
     "record": ("workbench.library.module_recording",),
 }

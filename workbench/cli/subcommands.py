@@ -33,6 +33,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "lockstep.workbench.cli.regress",
         "Run another engine again and hold it against a recording; for CI and git bisect.",
     ),
+    "mismatch": (
+        "lockstep.workbench.cli.mismatch",
+        "Why a rollout engine and a trainer give the same tokens other log-probabilities.",
+    ),
     "import": ("lockstep.workbench.cli.import_dump", "Make a session of another engine's dump."),
     "export": (
         "lockstep.workbench.cli.export",

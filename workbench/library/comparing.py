@@ -94,7 +94,7 @@ def diff(a: Recorded, b: Recorded, *, branch_a: int = 0, branch_b: int = 0, bitw
     SessionError where a file cannot be read; DebuggerError where the two have no token in common.
     """
     with ExitStack() as stack:
-        first, second = (_side(stack, one) for one in (a, b))
+        first, second = (opened(stack, one) for one in (a, b))
         stack.enter_context(first.walk(second))
         golden = None if bitwise else golden_of(first, second)
         if golden is not None:
@@ -104,7 +104,7 @@ def diff(a: Recorded, b: Recorded, *, branch_a: int = 0, branch_b: int = 0, bitw
         return RunDiff(compare_sessions(first, branch_a, second, branch_b) if rows is None else rows)
 
 
-def _side(stack: ExitStack, one: Recorded) -> Session:
+def opened(stack: ExitStack, one: Recorded) -> Session:
     if isinstance(one, RecordedRun):
         return one.session
     return stack.enter_context(Session.open(find_session(one), session_limits()))
