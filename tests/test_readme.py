@@ -1,10 +1,11 @@
-"""The README's tour does what it says: its commands run verbatim and print the lines that it shows."""
+"""README and documents do what they say: the commands of the walks run verbatim and print the lines that are shown."""
 
 from __future__ import annotations
 
 import re
 import runpy
 import shlex
+import sys
 from pathlib import Path
 
 import pytest
@@ -12,17 +13,27 @@ import pytest
 from lockstep.workbench.debugger.core.registry import commands
 from lockstep.workbench.tui.keys import keys_of
 from lockstep.workbench.tui.panes import pane_classes
-from tests.e2e.tour import NAMED, tour
+from tests.e2e.tour import NAMED, PAGE, tour
 from tests.preloaded import run_module
 
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+#: The walks, a page each: what one command leaves, the next finds.
+WALKS = (
+    "tour.md",
+    *(f"start/{name}.md" for name in ("hugging-face", "gguf", "engines", "rl-mismatch", "ci")),
+)
 
-#: The console blocks that are part of the tour, in order: (command, lines shown).
-TOUR = [
-    (block.splitlines()[0].removeprefix("$ "), block.splitlines()[1:])
-    for block in re.findall(r"<!-- tour -->\n```console\n(.*?)```", README, flags=re.DOTALL)
-]
+
+def blocks_of(page: str) -> list[tuple[str, int, list[str]]]:
+    """The commands of a page in their order: (command, exit code, lines shown)."""
+    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+    found = []
+    for code, rest in re.findall(r"<!-- tour ?(\d?) -->\n```console\n(.*?)```", text, flags=re.DOTALL):
+        command, *shown = rest.splitlines()
+        found.append((command.removeprefix("$ "), int(code or ("verdict     diverged" in shown)), shown))
+    return found
+
 
 #: The keys of the workbench as they are printed.
 KEYS = {
@@ -33,36 +44,46 @@ KEYS = {
 }
 
 
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where the tour is taken: what one command leaves, the next finds."""
-    return tmp_path_factory.mktemp("tour")
+def test_there_are_walks() -> None:
+    for page in WALKS:
+        assert blocks_of(page), page
+        assert all(command.startswith("lockstep ") for command, _, _ in blocks_of(page))
+    assert len(blocks_of("tour.md")) >= 5
 
 
-def test_there_is_a_tour() -> None:
-    assert len(TOUR) >= 5
-    assert all(command.startswith("lockstep ") for command, _ in TOUR)
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "page", ["tour.md", *(pytest.param(one, marks=pytest.mark.slow) for one in WALKS[1:])]
+)
+def test_a_walk_prints_what_it_shows(page: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "workbench").symlink_to(ROOT / "workbench")
+    for source in ((ROOT / "docs" / page).read_text(encoding="utf-8"), _engines()):
+        for name, code in re.findall(r"<!-- file (\S+) -->\n```python\n(.*?)```", source, flags=re.DOTALL):
+            (tmp_path / name).write_text(code)
+    for command, expected, shown in blocks_of(page):
+        words = [sys.executable if word == "python" else word for word in shlex.split(command)[1:]]
+        done = run_module("lockstep.workbench.cli", *words)
+        assert done.returncode == expected, f"{command}\n{done.stdout}{done.stderr}"
+        printed = done.stdout.splitlines()
+        at = 0
+        for line in shown:
+            if line == "…":
+                continue
+            wanted = re.escape(line.rstrip("…").rstrip())  # a line may be cut with … as well
+            pattern = re.compile(wanted if line.endswith("…") else f"{wanted}$")
+            found = next((i for i in range(at, len(printed)) if pattern.match(printed[i].rstrip())), None)
+            assert found is not None, f"{command}: not printed: {line!r}, in:\n{done.stdout}"
+            at = found + 1
 
 
-@pytest.mark.parametrize(("command", "shown"), TOUR, ids=[command[:40] for command, _ in TOUR])
-def test_the_tour(command: str, shown: list[str], place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    done = run_module("lockstep.workbench.cli", *shlex.split(command)[1:])
-    assert done.returncode == ("verdict     diverged" in shown), done.stderr
-    printed = done.stdout.splitlines()
-    at = 0
-    for line in shown:
-        if line == "…":
-            continue
-        wanted = re.escape(line.rstrip("…"))  # a line may be cut with … as well
-        pattern = re.compile(wanted if line.endswith("…") else f"{wanted}$")
-        found = next((i for i in range(at, len(printed)) if pattern.match(printed[i].rstrip())), None)
-        assert found is not None, f"not printed: {line!r}, in:\n{done.stdout}"
-        at = found + 1
+def _engines() -> str:
+    """The page whose program others use as well."""
+    return (ROOT / "docs" / "start" / "engines.md").read_text(encoding="utf-8")
 
 
 def test_the_tour_of_the_screens_is_one_that_can_be_taken() -> None:
-    """`tests/e2e/test_tour.py` takes it in a terminal, row by row, as the README has it."""
+    """`tests/e2e/test_tour.py` takes it in a terminal, row by row, as the page has it."""
     steps = tour()
     assert len(steps) >= 12
     for step in steps:
@@ -73,15 +94,19 @@ def test_the_tour_of_the_screens_is_one_that_can_be_taken() -> None:
 
 
 def test_the_table_of_keys_is_that_of_the_screens() -> None:
-    table = README.partition("| key | | key | |")[2].partition("\n\n")[0]
+    table = PAGE.read_text(encoding="utf-8").partition("| key | | key | |")[2].partition("\n\n")[0]
     named = {key.replace("\\|", "|") for key in re.findall(r"`([^`]+)`", table)}
-    assert named <= KEYS, "every key of the README is one of the screens'"
+    assert named <= KEYS, "every key of the page is one of the screens'"
     assert {key.shown for key in keys_of(commands().values()) if key.footer} <= named, "all of the footer's"
 
 
 def test_screenshots_that_are_shown_exist() -> None:
     for path in re.findall(r"!\[[^\]]*\]\(([^)]+)\)", README):
         assert (ROOT / path).is_file(), path
+
+
+def test_the_readme_is_short() -> None:
+    assert len(README.splitlines()) <= 150
 
 
 EXAMPLES = re.findall(r"<!-- example -->\n```python\n(.*?)```", README, flags=re.DOTALL)

@@ -1,4 +1,4 @@
-"""The README's tour of the screens: what to press, and what is then to be seen."""
+"""The tour of the screens (docs/screens.md): what to press, and what is then to be seen."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-README = Path(__file__).resolve().parents[2] / "README.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "screens.md"
 
-#: The README's names of keys that are no characters, as tmux has them.
+#: The page's names of keys that are no characters, as tmux has them.
 NAMED = {"enter": "Enter", "esc": "Escape", "↓": "Down"}
 
 
@@ -22,9 +22,9 @@ class TourStep:
 
 
 def tour() -> list[TourStep]:
-    """The rows of the table that the README marks with `<!-- screens -->`."""
-    table = re.search(r"<!-- screens -->\n((?:\|.*\n)+)", README.read_text(encoding="utf-8"))
-    assert table is not None, "the README has no table marked <!-- screens -->"
+    """The rows of the table that the page marks with `<!-- screens -->`."""
+    table = re.search(r"<!-- screens -->\n((?:\|.*\n)+)", PAGE.read_text(encoding="utf-8"))
+    assert table is not None, "the page has no table marked <!-- screens -->"
     steps = []
     for row in table[1].splitlines()[2:]:
         keys, told = (cell.strip() for cell in row.strip("| ").split(" | "))

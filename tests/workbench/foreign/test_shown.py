@@ -80,7 +80,10 @@ def test_a_replay_says_how_it_is_judged_and_what_was_not_compared(
     """No live run can be begun from it."""
     assert run(["replay", str(session), "--batch", "--ex", "golden"]) == 2
     told = "".join(capsys.readouterr())
-    assert "never held against a golden reference: `lockstep check run.session --model MODEL` does" in told
+    assert (
+        "never held against a golden reference: `lockstep check run.session --model MODEL --save JUDGED.session` does"
+        in told
+    )
     assert run(["replay", str(session), "--batch", "--ex", "next", "--ex", "split"]) == 2
     told = "".join(capsys.readouterr())
     assert "nothing to put beside this branch: `lockstep check run.session --model MODEL` records a" in told

@@ -16,11 +16,13 @@ from lockstep.sessions import STATISTICS, SequenceStep, StepRecord, Tap
 from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
 from lockstep.workbench.export.pooling import pool
 from lockstep.workbench.paths import find_session
+from lockstep.workbench.tui.drivers.port import CommandStage
 from lockstep.workbench.tui.theme import DARK, LIGHT, paint
 from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.views.numbers import chance
+from lockstep.workbench.views.where import Where
 from tests.sessions.samples import create
-from tests.workbench.tui.conftest import Bench, press, text_of
+from tests.workbench.tui.conftest import Bench, press, settle, text_of
 
 MASK, BIASES = find_session("gallery/mask-additive"), find_session("gallery/load_bias-false")
 
@@ -126,6 +128,19 @@ async def test_help_of_a_command_wraps_at_80_columns(bench: Bench) -> None:
         assert "so that the KV cache is consistent; --keep-cache leaves it as it is." in " ".join(
             shown.split()
         )
+
+
+async def test_after_a_comparison_the_cursor_is_on_the_first_wrong_operation(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "7")
+        pilot.app.screen.look(Where(step=0))  # type: ignore[attr-defined]
+        await settle(pilot)
+        assert any("embed   right" in line for line in text_of(pilot))
+        pane = pilot.app.screen.front  # type: ignore[attr-defined]
+        pane.progress([CommandStage("golden reference", 1, 2, 0.1)])
+        pane.progress([])
+        await settle(pilot)
+        assert any("layers.0.attn.q_proj   wrong" in line for line in text_of(pilot))
 
 
 async def test_theme_in_the_palette_finds_themes_alone(bench: Bench) -> None:

@@ -203,7 +203,7 @@ the noise floor that it is held against; × is an error without a number, such a
 
 def _map(taps: Sequence[tuple[int, str]], snapshot: JudgedStep) -> tuple[VerdictRow, ...]:
     """The rows of the map; a tap outside the layers has one cell."""
-    names = [name for _, name in taps]
+    names = tuple(name for _, name in taps)
     layers = count_layers(names)
     rows = {name: VerdictRow(name, (None,) * layers) for name in operations_of(names)}
     for index, name in taps:
