@@ -134,7 +134,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sigmoid": routing.sigmoid,
     "chosen": routing.chosen,
     "taken": routing.taken,
-    "total": lambda x: x.sum(-1, keepdims=True),
+    "shares": routing.shares,
     "routed": routing.routed,
     "weighed_sum": routing.weighed_sum,
 }
@@ -228,7 +228,7 @@ def _routing(kind: Kind, experts: ExpertsConfig) -> Node:
         choice = _of("add", scores, Node("correction")) if experts.correction else scores
         return _of("chosen", choice, Node("top_k"), Node("groups"), Node("top_groups"))
     weights = _of("taken", scores, Node("ids"))
-    weights = _of("divide", weights, _of("total", weights)) if experts.renormalised else weights
+    weights = _of("shares", weights) if experts.renormalised else weights
     return _times(weights, "routed_factor", experts.factor)
 
 

@@ -40,6 +40,11 @@ def taken(scores: Array, ids: Array) -> Array:
     return np.take_along_axis(scores, ids.astype(np.int64), -1)
 
 
+def shares(x: Array) -> Array:
+    """Each over the sum of its row."""
+    return np.asarray(x / x.sum(-1, keepdims=True))
+
+
 def routed(x: Array, weight: Mapping[int, NDArray[Any]], ids: Array) -> Array:
     """x [N, in], or [N, S, in], through the matrices [out, in] of the experts `ids` [N, S]: [N, S, out]. Zeros of those
     that `weight`, by their numbers, lacks."""

@@ -166,6 +166,9 @@ class MixtureOfExperts:
         if self.tap_up:
             self.tap_up(up)
         hidden = self.act(gate, up, self.activation)  # [T, S, I / tp]
+        if self.held.size < self.config.count:  # zeros are others' rows, though a patch may have filled them
+            own = (ids >= self.held.start) & (ids < self.held.stop)
+            hidden = hidden.masked_fill(~own.unsqueeze(-1), 0.0)
         if self.tap_act:
             self.tap_act(hidden)
         down = self._outputs(hidden, rows)

@@ -22,8 +22,9 @@ def same(a: np.ndarray, b: np.ndarray) -> bool:
 @given(
     st.sampled_from(["replicate", "partial"])
     | st.builds(
-        lambda d, r: str(Layout("shard", d, r)),
+        lambda d, r, g: str(Layout("shard", d, r, g)),
         st.integers(0, 9),
+        st.integers(1, 64),
         st.integers(1, 64),
     )
 )
@@ -32,7 +33,8 @@ def test_layout_strings_survive_parsing(text: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", ["", "Shard(0)", "shard", "shard(-1)", "shard(0,replicas=0)", "shard(0)x", "sum"]
+    "text",
+    ["", "Shard(0)", "shard", "shard(-1)", "shard(0,replicas=0)", "shard(0,groups=0)", "shard(0)x", "sum"],
 )
 def test_other_strings_are_no_layouts(text: str) -> None:
     with pytest.raises(LayoutError, match="no layout"):
@@ -133,3 +135,36 @@ def test_impossible_cuts() -> None:
         sizes(Layout("shard", 0, 2), {0: np.zeros(3), 1: np.zeros(4)}, 2)
     with pytest.raises(LayoutError, match="summands"):
         cut("partial", np.zeros(3), 2)
+
+
+@given(
+    array=hnp.arrays(
+        np.float32,
+        st.tuples(st.integers(1, 5), st.integers(1, 3), st.integers(0, 6)),
+        elements=st.floats(-9, 9, width=32),
+    ),
+    groups=st.integers(1, 3),
+    data=st.data(),
+)
+def test_rows_divided_among_groups_add_up_to_the_original(
+    array: np.ndarray, groups: int, data: st.DataObject
+) -> None:
+    """Each row is one group's, whose ranks have its columns; the others hold zeros."""
+    owner = data.draw(hnp.arrays(np.int64, array.shape[:2], elements=st.integers(0, groups - 1)))
+    edges = sorted(data.draw(st.lists(st.integers(0, array.shape[2]), max_size=2)))
+    lengths = np.diff([0, *edges, array.shape[2]]).tolist() * groups
+    layout = Layout("shard", 2, 1, groups)
+    everywhere = cut(layout, array, len(lengths), lengths)
+    per_group = len(lengths) // groups
+    parts = {
+        rank: np.where((owner == rank // per_group)[..., None], part, 0) for rank, part in everywhere.items()
+    }
+    whole = rebuild(str(layout), parts)
+    assert np.array_equal(whole.array, array)
+    assert whole.disagreeing_ranks == ()
+    assert rebuild(layout, {0: parts[0]}, len(lengths) + groups).array is None
+
+
+def test_groups_that_ranks_do_not_divide_into_are_refused() -> None:
+    with pytest.raises(LayoutError, match="do not divide into groups of 2"):
+        rebuild("shard(2,groups=2)", {rank: np.zeros((1, 1, 1)) for rank in range(3)})

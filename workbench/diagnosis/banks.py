@@ -9,6 +9,7 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.parts import partial_rotat
 from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.solved import combined_rotations, fitted_frequencies
+from lockstep.workbench.diagnosis.hypotheses.routing import other_experts, other_matrix, routing_edits
 from lockstep.workbench.diagnosis.hypotheses.rowwise import (
     EDITED,
     row_edit_pairs,
@@ -115,6 +116,10 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         head.other_columns,
         logits.processed,
     ),
+    "choice": (routing_edits,),
+    "choice_weights": (routing_edits,),
+    "combine": (routing_edits,),
+    "experts": (other_matrix, other_experts),
     "layer": (skipped,),
 }
 
@@ -196,7 +201,10 @@ UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
 
 
 def stages(operation: str) -> tuple[tuple[Bank, ...], ...]:
-    """The banks that are tried first, and those that are tried where no variant of these fits."""
+    """The banks that are tried first, and those that are tried where no variant of these fits. Whole numbers, as those
+    of experts, are neither rounded nor scaled."""
+    if operation == "choice":
+        return (BANKS[operation],)
     return (
         (*BANKS.get(operation, ()), *EVERYWHERE),
         (*LAST.get(operation, ()), on_a_grid, not_finite),

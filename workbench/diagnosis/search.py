@@ -11,6 +11,7 @@ from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.routing import ROUTED
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
 from lockstep.workbench.diagnosis.operations.attention import FUSED
@@ -70,7 +71,9 @@ def _rounds(
 ) -> Iterator[Iterator[Variant]]:
     """The variants of each stage; before them the edits that are expected, and of attention in one kernel, where each
     costs, the variants."""
-    every = stages(site.operation) if site.plain or _edited(site) else (EVERYWHERE,)
+    every = (
+        stages(site.operation) if site.plain or _edited(site) or site.operation in ROUTED else (EVERYWHERE,)
+    )
     if edits and site.operation in EDITED:
         known = [(layer, some) for some, layer in edits.items()]
         yield _variants(site, [lambda at: known_edits(at, known)])

@@ -80,6 +80,23 @@ _OF_CLASS: Mapping[str, Remedy] = {
         "add the residual stream once to each block's reduced output, and keep the stream itself unnormalised",
         ("deepspeedai/DeepSpeed#2834",),
     ),
+    "choice": Remedy(
+        "choose num_experts_per_tok experts by the configuration's scores, with the correction bias and within the "
+        "best groups where it has them"
+    ),
+    "choice_weights": Remedy(
+        "weigh experts by their scores without the correction bias, renormalised where norm_topk_prob says so, times "
+        "routed_scaling_factor once",
+        ("vllm-project/vllm#45037", "vllm-project/vllm#43769"),
+    ),
+    "experts": Remedy(
+        "send each row through the matrices of the expert that was chosen, on the rank that holds it, and no other's",
+        ("vllm-project/vllm#31534",),
+    ),
+    "combine": Remedy(
+        "add each expert's output once, times its weight, and the shared expert's once over all ranks, times its gate",
+        ("vllm-project/vllm#37856", "vllm-project/vllm-ascend#6710"),
+    ),
     "embedding": Remedy(
         "look each id up in the row of that number, on the rank that holds it; ids that a rank lacks give zero there"
     ),

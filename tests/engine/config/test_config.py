@@ -75,7 +75,40 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     },
     "glm4": lambda config: {"post_norms": True, "neighbours": True},
     "starcoder2": lambda config: {"norm": "layer", "gated": False},
+    "olmoe": lambda config: {"qk_norm_whole": True},
 }
+
+
+def _experts(config: Any) -> dict[str, Any] | None:
+    """Those of a layer, as the models of transformers take them from their config."""
+    if not hasattr(config, "num_experts_per_tok"):
+        return None
+    dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
+    first, sigmoid = getattr(config, "first_k_dense_replace", 0), config.model_type == "glm4_moe"
+    width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    shared = getattr(
+        config, "shared_expert_intermediate_size", width * getattr(config, "n_shared_experts", 0)
+    )
+    layers = range(config.num_hidden_layers)
+    return {
+        "count": getattr(config, "num_local_experts", None) or config.num_experts,
+        "top_k": config.num_experts_per_tok,
+        "width": width,
+        "layers": tuple(i >= first and i not in dense and (i + 1) % every == 0 for i in layers),
+        "scores": "sigmoid" if sigmoid else "softmax",
+        "renormalised": getattr(config, "norm_topk_prob", True),
+        "correction": sigmoid,
+        "groups": getattr(config, "n_group", 1),
+        "top_groups": getattr(config, "topk_group", 1),
+        "factor": getattr(config, "routed_scaling_factor", 1.0),
+        "shared_width": shared,
+        "shared_gated": config.model_type == "qwen2_moe",
+        "wide": sigmoid,
+        "wide_weights": config.model_type in ("glm4_moe", "mixtral"),
+    }
+
+
+_QK_NORM = ("qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe")
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -110,10 +143,11 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "layer_ropes": told["layer_ropes"],
         "rotary": told["rotary"],
         "activation": _ACTIVATIONS[getattr(theirs, "hidden_activation", None) or theirs.hidden_act],
-        "qkv_bias": ours.family == "qwen2" or _biased(theirs),
-        "o_bias": ours.family not in ("qwen2", "glm4") and _biased(theirs),
+        "qkv_bias": ours.family in ("qwen2", "qwen2_moe") or _biased(theirs),
+        "o_bias": ours.family not in ("qwen2", "qwen2_moe", "glm4", "glm4_moe") and _biased(theirs),
         "mlp_bias": getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False)),
-        "qk_norm": ours.family in ("qwen3", "olmo2", "olmo3", "gemma3_text"),
+        "qk_norm": ours.family in _QK_NORM,
+        "experts": _experts(theirs),
         "tie_embeddings": theirs.tie_word_embeddings,
         "windows": _windows(theirs),
         "dtype": str(theirs.dtype or "float32").removeprefix("torch."),
@@ -322,3 +356,56 @@ def test_a_tp_that_cannot_split_the_model_names_those_that_can(
     assert str(caught.value) == message
     for good in message.split("use ")[1].replace(" or ", ", ").split(", "):
         check_fit(model, EngineConfig(tp=int(good)))
+
+
+MIXTRAL = LLAMA | {
+    "model_type": "mixtral",
+    "num_local_experts": 6,
+    "num_experts_per_tok": 2,
+    "head_dim": None,
+}
+
+
+def test_experts_are_divided_among_ranks_that_they_divide_by() -> None:
+    model = ModelConfig.from_hf(MIXTRAL)
+    for tp, ep in ((2, 2), (4, 2), (8, 1)):
+        check_fit(model, EngineConfig(tp=tp, ep=ep))
+    with pytest.raises(ConfigError, match=r"^ep=4 does not divide 6 experts: with tp=4 use 1 or 2$"):
+        check_fit(model, EngineConfig(tp=4, ep=4))
+    with pytest.raises(ConfigError, match=r"^ep=2 divides experts among ranks, llama has none: use ep=1$"):
+        check_fit(ModelConfig.from_hf(LLAMA), EngineConfig(tp=2, ep=2))
+    with pytest.raises(ConfigError, match=r"^ep=3 does not divide tp=4: use 1, 2 or 4$"):
+        EngineConfig(tp=4, ep=3)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"num_experts_per_tok": 7}, "num_experts_per_tok is 7: there are 6 experts"),
+        ({"num_local_experts": 0}, "num_local_experts is 0: expected a whole number from 1"),
+        ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv is 8.0: clamped projections are not supported"),
+        (
+            {"model_type": "qwen3_moe", "decoder_sparse_step": 9},
+            "no layer has experts, though it is a qwen3_moe",
+        ),
+        (
+            {"model_type": "qwen3_moe", "mlp_only_layers": 1},
+            "mlp_only_layers is 1: expected a list of layers",
+        ),
+        (
+            {"model_type": "glm4_moe", "n_group": 4, "topk_group": 1, "n_routed_experts": 6},
+            "6 experts in n_group = 4 groups, of which topk_group = 1 are chosen, do not fit together",
+        ),
+    ],
+)
+def test_routing_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_hf(MIXTRAL | change)
+
+
+def test_layers_differ_by_their_experts() -> None:
+    model = ModelConfig.from_hf(
+        MIXTRAL
+        | {"model_type": "qwen2_moe", "num_experts": 6, "num_hidden_layers": 4, "mlp_only_layers": [0, 2]}
+    )
+    assert [model.of_layer(i).experts is not None for i in range(4)] == [False, True, False, True]

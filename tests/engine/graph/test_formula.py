@@ -38,6 +38,12 @@ class Told:
         whole = name if layer is None else f"layers.{layer}.{name}"
         return self.found.tensor(whole).astype(np.float64)
 
+    def weight(self, module: str, model: ModelConfig) -> Any:
+        """A matrix or vector, or those of all experts."""
+        if "{}" not in module or model.experts is None:
+            return self.weights.get(f"{module}.weight")
+        return {e: self.weights[f"{module.format(e)}.weight"] for e in range(model.experts.count)}
+
     def given(self, operation: Operation, layer: int | None) -> dict[str, Any]:
         model, tokens = self.model.of_layer(layer), np.arange(len(PROMPT))
         angle, factor = frequencies(model, model.rope_theta, len(PROMPT), np.asarray)
@@ -56,15 +62,20 @@ class Told:
         return {
             **numbers_of(model), "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
             "allowed": (apart >= 0) & (apart < window),
-            "weight": self.weights.get(f"{module}.weight"),
+            "weight": self.weight(module, model),
+            "correction": self.weights.get(f"model.layers.{layer}.mlp.gate.e_score_correction_bias", 0.0),
             "bias": self.weights.get(f"{module}.bias", 0.0) if operation.bias else 0.0,
             **reads, "whole": reads.get("x"),
         }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    "name", ["qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2"]
-)
+NAMES = (
+    "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
+    "mixtral", "qwen2-moe", "glm4-moe",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_engine_computes_the_formulas(
     name: str, tp: int, variant: Callable[[str], Path], engine_of: Callable[[int], Engine]
@@ -79,7 +90,7 @@ def test_the_engine_computes_the_formulas(
     (found,) = engine.generate([PROMPT], 1)
     told = Told(found, model, weights)
     for layer in (None, *range(model.num_layers)):
-        for operation in OUTSIDE.values() if layer is None else operations_of(model):
+        for operation in OUTSIDE.values() if layer is None else operations_of(model.of_layer(layer)):
             ours = evaluate(formula_of(operation, model.of_layer(layer)), told.given(operation, layer))
             theirs = told.tap(operation.tap, layer)
             if operation.kind == "head":

@@ -14,6 +14,7 @@ from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
+from tests.checkpoints import tiny_config
 
 DEGREES = (1, 2, 3, 4, 6, 8, 12, 16)
 
@@ -177,3 +178,20 @@ def test_configuration_and_arithmetic_load_no_torch() -> None:
     modules = ", ".join(f"engine.{name}" for name in packages)
     check = f"import sys, {modules}; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check]).returncode == 0
+
+
+@pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 1), (2, 2), (4, 2), (8, 4), (8, 8)])
+@pytest.mark.parametrize("family", ["qwen3_moe", "mixtral", "glm4_moe"])
+def test_each_expert_is_cut_within_the_one_group_that_has_it(family: str, tp: int, ep: int) -> None:
+    model = ModelConfig.from_hf(tiny_config(family).to_dict())
+    assert model.experts is not None
+    for name, shape in shards.parameters(model).items():
+        plans = [shards.plan(name, model, tp, rank, ep) for rank in range(tp)]
+        if ".experts." not in name:
+            assert plans == [shards.plan(name, model, tp, rank) for rank in range(tp)]
+            continue
+        holders = [rank for rank, plan in enumerate(plans) if plan.span.size]
+        group = int(name.split(".experts.")[1].split(".")[0]) // (model.experts.count // ep)
+        assert holders == list(range(group * tp // ep, (group + 1) * tp // ep))
+        held = [i for plan in plans for i in range(plan.span.start, plan.span.stop)]
+        assert sorted(held) == list(range(shape[plans[0].dim or 0]))

@@ -3,8 +3,10 @@ are its own is found where it begins."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from fnmatch import fnmatchcase
 from pathlib import Path
 
 import pytest
@@ -55,6 +57,28 @@ PLANTED = {
 }
 
 
+#: (model, rule) -> where it shows first, and the cause that is named first.
+PLANTED_IN_EXPERTS = {
+    ("qwen3-moe", "choice=worst"): ("layers.0.mlp.topk_ids", ""),
+    ("qwen3-moe", "choice_weights=as_they_are"): ("layers.0.mlp.topk_weights", "not renormalised"),
+    ("mixtral", "tensor_of=next_expert"): ("layers.0.mlp.experts.gate", "expert 1 after the chosen one"),
+    ("mixtral", "act=swapped"): ("layers.0.mlp.experts.act", "is computed instead of silu"),
+    ("olmoe", "choice_weights=as_shares"): ("layers.0.mlp.topk_weights", "renormalised over the chosen"),
+    ("olmoe", "router_scores=sigmoid"): ("layers.0.mlp.topk_weights", "sigmoids of the logits"),
+    ("olmoe", "own_experts=without_last"): ("layers.*.mlp.experts.gate", "computed by nobody"),
+    ("qwen2-moe", "shared_expert=ungated"): ("layers.1.mlp.combine.partial", "not multiplied by its gate"),
+    ("qwen2-moe", "combine=unweighted"): ("layers.1.mlp.combine.partial", "without their weights"),
+    ("glm4-moe", "choice=uncorrected"): ("layers.1.mlp.topk_ids", "without the correction bias"),
+    ("glm4-moe", "choice=ungrouped"): ("layers.1.mlp.topk_ids", "from all groups"),
+    ("glm4-moe", "choice_weights=scaled_twice"): ("layers.1.mlp.topk_weights", "applied twice"),
+    ("glm4-moe", "choice_weights=unscaled"): ("layers.1.mlp.topk_weights", "routed_scaling_factor is not applied"),
+    ("glm4-moe", "choice_weights=corrected"): ("layers.1.mlp.topk_weights", "correction bias is in the weights"),
+    ("glm4-moe", "own_experts=in_reverse"): ("layers.1.mlp.experts.gate", "another expert|reverse order"),
+    ("glm4-moe", "shared_expert=missing"): ("layers.1.mlp.combine.partial", "shared expert is not added"),
+    ("glm4-moe", "shared_expert=on_every_rank"): ("layers.1.mlp.combine.partial", "shared expert counts 2 times"),
+}  # fmt: skip
+
+
 @contextmanager
 def running(
     folder: Path, name: str, tp: int, dtype: str = "float32", ep: int = 1
@@ -103,3 +127,19 @@ def test_what_is_planted_is_found_where_it_begins(name: str, tmp_path: Path) -> 
             first = result.judgement.first_divergence
             assert first is not None
             assert first.tap == tap, fault
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("ep", [1, 2])
+@pytest.mark.parametrize("name", WITH_EXPERTS)
+def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_path: Path) -> None:
+    with running(tmp_path, name, 2, ep=ep) as (model, inferior):
+        for fault, (tap, words) in (
+            (rule, told) for (of, rule), told in PLANTED_IN_EXPERTS.items() if of == name
+        ):
+            rule, _, value = fault.partition("=")
+            result = checked(tmp_path, model, inferior, **{rule: value})
+            first = result.judgement.first_divergence
+            assert first is not None
+            assert fnmatchcase(first.tap, tap), fault
+            assert re.search(words, result.causes[0].text), fault

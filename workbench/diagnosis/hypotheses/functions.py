@@ -157,6 +157,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "dropped_below": lambda x, limit: np.where(np.abs(x) < limit, 0.0, x),
     "largest_kept": _kept,
     "plus": lambda x, other, by: x + by * other,
+    "unweighted_sum": lambda x, weights: x.sum(1),
 }  # fmt: skip
 #: Of these the results have rounding of the size of their arguments, not of their own.
 CANCELLING = (

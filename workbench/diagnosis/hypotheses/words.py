@@ -17,6 +17,7 @@ from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, n
 from lockstep.workbench.diagnosis.hypotheses.fits import differing_replica, named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.operands import READER, formula_at, place_of
+from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.views.causes import numbers_in_words
@@ -278,6 +279,9 @@ def _sentence(at: Setting, edit: Edit) -> str:
     plain = _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
     if plain is not None:
         return plain.format(**fields)
+    routing = ROUTING_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
+    if routing is not None:
+        return routing.format(**fields)
     what = _at(at, edit).format(**fields)
     if edit.kind == "number":
         return f"{what} is {numbers[0]:g} instead of {fields['eps']:g}"
@@ -329,10 +333,14 @@ def _at(at: Setting, edit: Edit) -> str:
     place = edit.place
     if at.operation == "norm" and place in _IN_NORM:
         return _IN_NORM[place]
-    node = Node(place) if isinstance(place, str) else dict(nodes(at.formula))[place]
+    node = _node_at(at, edit)
     if not node.args:
         return _SENTENCES.get(at.operation, {}).get(node.name, node.name)
     return "the result" if place == () else formula_text(node, _LEAVES.get(at.operation, {}))
+
+
+def _node_at(at: Setting, edit: Edit) -> Node:
+    return Node(edit.place) if isinstance(edit.place, str) else dict(nodes(at.formula))[edit.place]
 
 
 def tensor_in_words(place: Setting, name: str) -> str:

@@ -23,12 +23,14 @@ from lockstep.workbench.diagnosis.recording import Array
 
 #: Roundings of float32 that a score may have behind it: of the softmax or sigmoid, and of the correction.
 _ROUNDINGS = 16
+#: Of whole numbers: so little that any other one is wrong.
+_NO_NOISE = 0.01
 
 
 def choice(o: Operands) -> Result:
     """The numbers of the experts, which rounding does not move; `settled_choice` excuses ties."""
     found = o.value("choice", correction=_correction(o))
-    return found, np.zeros_like(found)
+    return found, np.full_like(found, _NO_NOISE)
 
 
 def settled_choice(o: Operands, seen: Array, expected: Array) -> tuple[Array, Array]:
