@@ -93,13 +93,9 @@ def diagnose(
     with Status() as status:
         found = judging.diagnose(
             target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
-<<<<<<< HEAD
-            tp=tp, ep=ep, steps=steps, faults=fault, device=device, dtype=dtype, chunk=chunk, save=save,
-            timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
-=======
-            prompt_tokens=prompt_tokens, tp=tp, steps=steps, faults=fault, device=device, dtype=dtype, chunk=chunk,
-            save=save, timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
->>>>>>> m2
+            prompt_tokens=prompt_tokens, tp=tp, ep=ep, steps=steps, faults=fault, device=device, dtype=dtype,
+            chunk=chunk, save=save, timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds,
+            progress=status,
         )  # fmt: skip
     if as_json:
         print(dumps(found.to_json()))
