@@ -33,7 +33,7 @@ class RandomModel:
 
 def random_model(chance: random.Random, family: str = "") -> RandomModel:
     """Two to four small layers, of any family where none is given."""
-    family = family or chance.choice(sorted(CLASSES))
+    family = family or chance.choice(sorted(OWN))
     kv_heads, group = chance.choice((1, 2, 3, 4)), chance.choice((1, 2, 3, 4))
     head_dim, layers = chance.choice((4, 8, 16, 32)), chance.choice((2, 3, 4))
     fields: Fields = {

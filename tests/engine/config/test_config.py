@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.config.rope_frequencies import frequencies
 from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES, EVERY_VARIANT, OWN, SIZES, tiny_config
 
@@ -322,3 +324,14 @@ def test_a_tp_that_cannot_split_the_model_names_those_that_can(
     assert str(caught.value) == message
     for good in message.split("use ")[1].replace(" or ", ", ").split(", "):
         check_fit(model, EngineConfig(tp=int(good)))
+
+
+def test_a_layer_that_does_not_rotate_has_nothing_to_scale() -> None:
+    """LongRoPE's factors are of pairs that such a layer does not have."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}  # fmt: skip
+    read = ModelConfig.from_hf(
+        tiny_config("smollm3", no_rope_layers=[0, 1, 1], rope_parameters=rope).to_dict()
+    )
+    found = [frequencies(read.of_layer(i), read.rope_theta, 100, np.array)[0] for i in range(3)]
+    assert [len(one) for one in found] == [0, 4, 4]
