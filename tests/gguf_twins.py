@@ -1,5 +1,6 @@
 """A Hugging Face checkpoint as a GGUF file, as llama.cpp's converter makes it, through gguf-py: names by its own
-table, q and k of `llama` permuted by the converter's formula. Nothing here comes from the engine.
+table, q and k of `llama` and its kin permuted by the converter's formula, Gemma's norms with 1 added. Nothing here
+comes from the engine.
 
     path = gguf_twin(tiny_variant(tmp_path, "llama-llama3"), tmp_path / "twin.gguf", "Q8_0")
 """
@@ -22,7 +23,42 @@ ARCHITECTURES = {
     "mistral": gguf.MODEL_ARCH.LLAMA,
     "qwen2": gguf.MODEL_ARCH.QWEN2,
     "qwen3": gguf.MODEL_ARCH.QWEN3,
+    "gemma2": gguf.MODEL_ARCH.GEMMA2,
+    "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "olmo2": gguf.MODEL_ARCH.OLMO2,
+    "olmo3": gguf.MODEL_ARCH.OLMO2,
+    "phi3": gguf.MODEL_ARCH.PHI3,
+    "granite": gguf.MODEL_ARCH.GRANITE,
+    "smollm3": gguf.MODEL_ARCH.SMOLLM3,
+    "glm4": gguf.MODEL_ARCH.GLM4,
+    "starcoder2": gguf.MODEL_ARCH.STARCODER2,
 }
+#: Whose q and k are permuted.
+PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3)
+GEMMA = (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
+#: name -> (family, overrides) of models that llama.cpp's programs and keys can say: Gemma's scores are scaled by a
+#: head's width, and windows of all layers but each so many-th, as few as a tiny model has.
+CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
+    "gemma2": ("gemma2", {"query_pre_attn_scalar": 16}),
+    "gemma2-uncapped": ("gemma2", {"query_pre_attn_scalar": 16, "attn_logit_softcapping": 50.0,
+                                   "final_logit_softcapping": 30.0, "num_hidden_layers": 4}),
+    "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 16, "num_hidden_layers": 7, "layer_types": None}),
+    "gemma3-capped": ("gemma3_text", {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "layer_types": None,
+                                      "final_logit_softcapping": 3.0}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {}),
+    "phi3": ("phi3", {}),
+    "phi3-window": ("phi3", {"sliding_window": 8, "rope_parameters": {
+        "rope_type": "default", "rope_theta": 1e4, "partial_rotary_factor": 0.75}}),
+    "phi3-longrope": ("phi3", {"original_max_position_embeddings": 16, "rope_parameters": {
+        "rope_type": "longrope", "rope_theta": 1e4, "original_max_position_embeddings": 16,
+        "short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}}),
+    "granite": ("granite", {}),
+    "granite-bias": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
+    "glm4": ("glm4", {}),
+    "starcoder2": ("starcoder2", {"sliding_window": None}),
+}  # fmt: skip
 
 
 def gguf_twin(
@@ -41,16 +77,18 @@ def gguf_twin(
     _hyperparameters(writer, config)
     for key, value in (keys or {}).items():
         _add(writer, key, value)
-    if (factors := _llama3_factors(config)) is not None:
-        writer.add_tensor("rope_freqs.weight", factors)
+    for name, factors in _rope_factors(config).items():
+        writer.add_tensor(name, factors)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
     for name, tensor in load_file(checkpoint / "model.safetensors").items():
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
-        if architecture is gguf.MODEL_ARCH.LLAMA and ".q_proj." in name:
+        if architecture in PAIRED and ".q_proj." in name:
             tensor = _permuted(tensor, config["num_attention_heads"])
-        if architecture is gguf.MODEL_ARCH.LLAMA and ".k_proj." in name:
+        if architecture in PAIRED and ".k_proj." in name:
             tensor = _permuted(tensor, config["num_key_value_heads"])
+        if architecture in GEMMA and name.endswith("norm.weight"):
+            tensor = tensor + 1
         array = tensor.float().contiguous().numpy()
         stored = gguf.GGMLQuantizationType[kind if array.ndim > 1 else "F32"]
         writer.add_tensor(target, gguf.quants.quantize(array, stored), raw_dtype=stored)
@@ -103,7 +141,7 @@ def write_keys(path: Path, keys: Mapping[str, Any], architecture: str = "qwen2")
 
 
 def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
-    heads = config["num_attention_heads"]
+    family, heads = config["model_type"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
@@ -111,27 +149,69 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
     writer.add_head_count_kv(config["num_key_value_heads"])
-    writer.add_key_length(head_dim)
-    writer.add_value_length(head_dim)
-    writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
+    if family not in ("phi3", "granite"):
+        writer.add_key_length(head_dim)
+        writer.add_value_length(head_dim)
+    if "norm_epsilon" in config:
+        writer.add_layer_norm_eps(config["norm_epsilon"])
+    else:
+        writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    if config["model_type"] == "mistral" and config.get("sliding_window"):
-        writer.add_sliding_window(config["sliding_window"])
-    rope = config["rope_parameters"]
-    writer.add_rope_freq_base(rope["rope_theta"])
-    writer.add_rope_dimension_count(head_dim)
+    _rotation(writer, config, head_dim)
+    _of_its_own(writer, config)
+
+
+def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> None:
+    by_type = config["rope_parameters"]
+    rope = by_type.get("full_attention", by_type)
+    if config["model_type"] != "gemma2":
+        writer.add_rope_freq_base(rope["rope_theta"])
+    if "sliding_attention" in by_type:
+        writer.add_rope_freq_base_swa(by_type["sliding_attention"]["rope_theta"])
+    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
+    if config["model_type"] == "phi3":
+        original = config["original_max_position_embeddings"]
+        writer.add_rope_scaling_orig_ctx_len(original)
+        if rope["rope_type"] == "longrope":
+            scale = config["max_position_embeddings"] / original
+            writer.add_rope_scaling_attn_factors(math.sqrt(1 + math.log(scale) / math.log(original)))
 
 
-def _llama3_factors(config: dict[str, Any]) -> np.ndarray | None:
-    """`rope_freqs.weight`: what the converter makes of Llama 3.1's scaling."""
-    rope = config["rope_parameters"]
+def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    """What the converter's class of the family writes."""
+    family = config["model_type"]
+    if family in ("mistral", "gemma2", "gemma3_text", "olmo3") and config["sliding_window"]:
+        writer.add_sliding_window(config["sliding_window"])
+    if family == "phi3":
+        writer.add_sliding_window(config["sliding_window"] or 0)
+    if family == "olmo3":
+        writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if family == "gemma2":
+        writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
+    if family in ("gemma2", "gemma3_text") and config["final_logit_softcapping"]:
+        writer.add_final_logit_softcapping(config["final_logit_softcapping"])
+    if family == "granite":
+        writer.add_attention_scale(config["attention_multiplier"])
+        writer.add_embedding_scale(config["embedding_multiplier"])
+        writer.add_residual_scale(config["residual_multiplier"])
+        writer.add_logit_scale(config["logits_scaling"])
+
+
+def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
+    """The tensors that the converter makes of Llama 3.1's scaling, and of LongRoPE."""
+    rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
+    if rope["rope_type"] == "longrope":
+        return {
+            f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], dtype=np.float32)
+            for kind in ("long", "short")
+        }
     if rope["rope_type"] != "llama3":
-        return None
+        return {}
     head_dim = config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]
     context, low, high = (
         rope[key] for key in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor")
@@ -142,7 +222,7 @@ def _llama3_factors(config: dict[str, Any]) -> np.ndarray | None:
         smooth = (context / wavelength - low) / (high - low)
         smooth = min(max(smooth, 0.0), 1.0)
         factors.append(1 / ((1 - smooth) / rope["factor"] + smooth))
-    return np.array(factors, dtype=np.float32)
+    return {"rope_freqs.weight": np.array(factors, dtype=np.float32)}
 
 
 def _permuted(weights: torch.Tensor, heads: int) -> torch.Tensor:

@@ -74,16 +74,19 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
         yield f"{router}.weight", Place("mlp.gate.weight", Span(0, has.count), (has.count, hidden))
 
 
+def whole_stacks(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
+    """As `stored_in`, of the stacks that are there in their shape; `shapes` by the names of tensors."""
+    return {name: one for name, one in stored_in(model).items() if shapes.get(one.tensor) == one.shape}
+
+
 class UnstackedSource:
     """`source` with the stacked tensors as their parts. A stack of another shape stays as it is, and is refused."""
 
     def __init__(self, source: SafetensorsSource, model: ModelConfig) -> None:
         self._source = source
-        there, stacked = source.names(), stored_in(model)
-        shapes = {place.tensor: place.shape for place in stacked.values()}
-        right = {name for name, shape in shapes.items() if name in there and source.info(name).shape == shape}
-        self._parts = {name: place for name, place in stacked.items() if place.tensor in right}
-        self._names = (there - right) | self._parts.keys()
+        there = source.names()
+        self._parts = whole_stacks(model, {name: source.info(name).shape for name in there})
+        self._names = (there - {place.tensor for place in self._parts.values()}) | self._parts.keys()
 
     @property
     def bytes_read(self) -> int:

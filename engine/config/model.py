@@ -158,7 +158,7 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
         return model
     rope = model.layer_ropes[layer]
     if rope is None:
-        return replace(model, rotary=0, layer_ropes=())
+        return replace(model, rotary=0, rope_scaling=RopeScaling(), layer_ropes=())
     return replace(model, rope_theta=rope.theta, rope_scaling=rope.scaling, layer_ropes=())
 
 

@@ -26,5 +26,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
+#: What GGUF files call the modules that are stacked there.
+GGUF_STACKS: Mapping[str, str] = {"mlp.gate_up_proj": "ffn_up", "self_attn.qkv_proj": "attn_qkv"}
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {"phi3": {**_QKV, **_GATE_UP}, "glm4": _GATE_UP}

@@ -33,7 +33,7 @@ class RandomModel:
 
 def random_model(chance: random.Random, family: str = "") -> RandomModel:
     """Two to four small layers, of any family where none is given."""
-    family = family or chance.choice(sorted(CLASSES))
+    family = family or chance.choice(sorted(OWN))
     kv_heads, group = chance.choice((1, 2, 3, 4)), chance.choice((1, 2, 3, 4))
     head_dim, layers = chance.choice((4, 8, 16, 32)), chance.choice((2, 3, 4))
     fields: Fields = {
@@ -145,10 +145,13 @@ def _smollm3(chance: random.Random, layers: int, head_dim: int) -> Fields:
         "sliding_window": chance.choice((4, 9)),
         "layer_types": _types(chance, layers),
     }
-    rotated = chance.choice(
-        ({}, {"no_rope_layers": [chance.randrange(2) for _ in range(layers)]}, {"no_rope_layer_interval": 2})
-    )
-    return {**_llama(chance, layers, head_dim), **rotated, **(window if chance.random() < 0.4 else {})}
+    rotated = chance.choice((None, [chance.randrange(2) for _ in range(layers)]))  # None: by the interval
+    return {
+        **_llama(chance, layers, head_dim),
+        **(window if chance.random() < 0.4 else {}),
+        "no_rope_layers": rotated,
+        "no_rope_layer_interval": chance.choice((2, 4)),
+    }
 
 
 def _glm4(chance: random.Random, layers: int, head_dim: int) -> Fields:

@@ -145,21 +145,19 @@ def check(
         )
     if invariants:
         asked = ModelToCheck.of(
-            target, texts=prompt, ids=ids, chat=chat, prompt_tokens=prompt_tokens, steps=steps, faults=fault,
-            tp=tp, ep=ep,
-            device=device, dtype=dtype,
-            load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk, timeout=timeout,
-            start_timeout=start_timeout, listen=listen,
+            target, texts=prompt, ids=ids, chat=chat, prompt_tokens=prompt_tokens, steps=steps, faults=fault, tp=tp,
+            ep=ep, device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk,
+            timeout=timeout, start_timeout=start_timeout, listen=listen,
         )  # fmt: skip
         raise typer.Exit(check_invariants(asked, junit_file, as_json))
     with ScratchFolder.make("check") as scratch:
         with Status() as status:
             found = judging.check(
                 target, prompt=prompt, ids=ids, chat=chat, prompt_tokens=prompt_tokens, tp=tp, ep=ep, steps=steps,
-                faults=fault, device=device, dtype=dtype,
-                floor=floor, reference=reference, load=load, weights=weights, batch_invariant=batch_invariant,
-                chunk=chunk, model=model, golden=golden, branch=branch, save=save, spare=scratch.path / "check.session",
-                timeout=timeout, start_timeout=start_timeout, listen=listen, progress=status,
+                faults=fault, device=device, dtype=dtype, floor=floor, reference=reference, load=load, weights=weights,
+                batch_invariant=batch_invariant, chunk=chunk, model=model, golden=golden, branch=branch, save=save,
+                spare=scratch.path / "check.session", timeout=timeout, start_timeout=start_timeout, listen=listen,
+                progress=status,
             )  # fmt: skip
         if as_json:
             print(dumps(found.to_json()))

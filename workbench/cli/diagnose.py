@@ -94,8 +94,8 @@ def diagnose(
         found = judging.diagnose(
             target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
             prompt_tokens=prompt_tokens, tp=tp, ep=ep, steps=steps, faults=fault, device=device, dtype=dtype,
-            chunk=chunk,
-            save=save, timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds, progress=status,
+            chunk=chunk, save=save, timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds,
+            progress=status,
         )  # fmt: skip
     if as_json:
         print(dumps(found.to_json()))

@@ -80,24 +80,18 @@ def mismatch_command(
 
 
 def panels(found: Mismatch) -> list[Panel]:
-    """The gap by position, and both log-probabilities, of each sequence."""
-    sequences = sorted({one.seq for one in found.gaps})
-    return [
-        panel
-        for seq in sequences
-        for panel in (
-            Panel(
-                f"sequence {seq}: Δ log p",
-                "position",
-                {"trainer - rollout": [(one.position, one.gap) for one in found.gaps if one.seq == seq]},
-            ),
-            Panel(
-                f"sequence {seq}: log p",
-                "position",
-                {
-                    "rollout": [(one.position, one.rollout) for one in found.gaps if one.seq == seq],
-                    "trainer": [(one.position, one.trainer) for one in found.gaps if one.seq == seq],
-                },
-            ),
-        )
-    ]
+    """The size of the gap by position, and both log-probabilities, of each sequence. Scales are logarithmic: a token
+    without a gap has no point."""
+    drawn = []
+    for seq in sorted({one.seq for one in found.gaps}):
+        mine = [one for one in found.gaps if one.seq == seq]
+        sides = {
+            "rollout": [(one.position, -one.rollout) for one in mine],
+            "trainer": [(one.position, -one.trainer) for one in mine],
+        }
+        gap = {"gap": [(one.position, abs(one.gap)) for one in mine]}
+        drawn += [
+            Panel(f"sequence {seq}: |Δ log p|", "position", gap),
+            Panel(f"sequence {seq}: -log p", "position", sides),
+        ]
+    return drawn

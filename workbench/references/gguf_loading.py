@@ -1,29 +1,50 @@
 """GGUF files through transformers and gguf-py: names, permutations and dequantisation are others' work than the
 engine's, so that a check of the engine is one.
 
-Not by `from_pretrained`: that wants another library for it, passes over tensors that it has no name for, and fails
-over special tokens whose ids the vocabulary lacks.
+Not by `from_pretrained`: that knows half of the architectures, wants another library, passes over tensors that it has
+no name for, and fails over special tokens whose ids the vocabulary lacks.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
 import gguf
+import numpy as np
 import torch
 from gguf import GGUFReader
 from transformers import AutoConfig
-from transformers.modeling_gguf_pytorch_utils import load_gguf_checkpoint
+from transformers.modeling_gguf_pytorch_utils import (
+    Gemma2TensorProcessor,
+    LlamaTensorProcessor,
+    TensorProcessor,
+)
 
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
 from lockstep.workbench.references.request import ReferenceFailure
 
-#: Divisors of the rotary frequencies, one a pair: llama.cpp has Llama 3's scaling as this tensor.
-_ROPE_FREQS = "rope_freqs.weight"
+#: Divisors of the rotary frequencies, one a pair: llama.cpp has Llama 3's scaling as this tensor; and LongRoPE's.
+_ROPE_FREQS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
 
-_transformers: Any = load_gguf_checkpoint
+#: Fields of a transformers config.
+Told = dict[str, Any]
+
+#: transformers' names of what most architectures have -> keys behind the architecture's name.
+_KEYS: Mapping[str, str] = {
+    "max_position_embeddings": "context_length",
+    "num_hidden_layers": "block_count",
+    "hidden_size": "embedding_length",
+    "intermediate_size": "feed_forward_length",
+    "num_attention_heads": "attention.head_count",
+    "num_key_value_heads": "attention.head_count_kv",
+    "rms_norm_eps": "attention.layer_norm_rms_epsilon",
+    "norm_epsilon": "attention.layer_norm_epsilon",
+    "head_dim": "attention.key_length",
+}
 
 
 class WholeReader(GGUFReader):
@@ -34,54 +55,206 @@ class WholeReader(GGUFReader):
         for part in list(read_split(Path(path)))[1:]:
             self.tensors += GGUFReader(part).tensors
 
+    @property
+    def architecture(self) -> str:
+        """`general.architecture`."""
+        return str(self.fields["general.architecture"].contents())
 
-def _load(path: Path, **options: Any) -> Any:
-    """transformers' `load_gguf_checkpoint`, which opens only the file that it is given, with the reader above."""
-    package: Any = gguf
-    package.GGUFReader = WholeReader
-    try:
-        return _transformers(str(path), **options)
-    finally:
-        package.GGUFReader = GGUFReader
+    def value(self, key: str) -> Any:
+        """Of a key behind the architecture's name; None where there is none."""
+        found = self.fields.get(f"{self.architecture}.{key}")
+        return None if found is None else found.contents()
+
+    def named(self, name: str) -> Any:
+        """The data of a tensor; None where there is none."""
+        return next((tensor.data for tensor in self.tensors if tensor.name == name), None)
+
+
+def _llama(file: WholeReader) -> Told:
+    window = file.value("attention.sliding_window") or 0
+    if 0 < window < file.value("context_length"):
+        return {"model_type": "mistral", "sliding_window": window}
+    return {}
+
+
+def _gemma(file: WholeReader, largest: int) -> Told:
+    """The largest model's scores are scaled by hidden / heads, those of the others by a head's width."""
+    width = file.value("attention.key_length")
+    if file.value("block_count") == largest:
+        width = file.value("embedding_length") // file.value("attention.head_count")
+    return {
+        "query_pre_attn_scalar": width,
+        "final_logit_softcapping": file.value("final_logit_softcapping"),
+        "sliding_window": file.value("attention.sliding_window"),
+    }
+
+
+def _gemma2(file: WholeReader) -> Told:
+    return {
+        **_gemma(file, 46),
+        "attn_logit_softcapping": file.value("attn_logit_softcapping"),
+        "layer_types": _layer_types(file, 2),
+    }
+
+
+def _gemma3(file: WholeReader) -> Told:
+    local = file.value("rope.freq_base_swa") or 10_000.0
+    return {
+        **_gemma(file, 62),
+        "layer_types": _layer_types(file, 6),
+        "rope_parameters": _by_type(file, local),
+    }
+
+
+def _olmo2(file: WholeReader) -> Told:
+    window = file.value("attention.sliding_window")
+    if not window:
+        return {}
+    rope = {"rope_parameters": _by_type(file, file.value("rope.freq_base"))}
+    return {"model_type": "olmo3", "sliding_window": window, "layer_types": _layer_types(file, 4), **rope}
+
+
+def _phi3(file: WholeReader) -> Told:
+    width = file.value("embedding_length") // file.value("attention.head_count")
+    rope: Told = {
+        "rope_type": "default",
+        "rope_theta": file.value("rope.freq_base"),
+        "partial_rotary_factor": (file.value("rope.dimension_count") or width) / width,
+    }
+    if (long := file.named(_LONG)) is not None:
+        rope |= {
+            "rope_type": "longrope",
+            "long_factor": long.tolist(),
+            "short_factor": file.named(_SHORT).tolist(),
+        }
+        rope["attention_factor"] = file.value("rope.scaling.attn_factor")
+    original = file.value("rope.scaling.original_context_length")
+    window = file.value("attention.sliding_window") or None
+    return {"rope_parameters": rope, "original_max_position_embeddings": original, "sliding_window": window}
+
+
+def _granite(file: WholeReader) -> Told:
+    width = file.value("embedding_length") // file.value("attention.head_count")
+    return {
+        "attention_multiplier": file.value("attention.scale") or width**-0.5,
+        "embedding_multiplier": file.value("embedding_scale") or 1.0,
+        "residual_multiplier": file.value("residual_scale") or 1.0,
+        "logits_scaling": file.value("logit_scale"),
+    }
+
+
+def _glm4(file: WholeReader) -> Told:
+    width = file.value("attention.key_length") or file.value("embedding_length") // file.value(
+        "attention.head_count"
+    )
+    share = file.value("rope.dimension_count") / width
+    return {"rope_parameters": {**_rope(file), "partial_rotary_factor": share}}
+
+
+def _starcoder2(file: WholeReader) -> Told:
+    return {"use_bias": "blk.0.attn_q.bias" in {one.name for one in file.tensors}}
+
+
+@dataclass(frozen=True, slots=True)
+class _Architecture:
+    """How files of an architecture become a transformers model. `own`: what of its config `_KEYS` do not say."""
+
+    model_type: str
+    own: Callable[[WholeReader], Told] = field(default=lambda file: {})
+    processor: type[TensorProcessor] = TensorProcessor
+
+
+_ARCHITECTURES: Mapping[str, _Architecture] = {
+    "llama": _Architecture("llama", _llama, LlamaTensorProcessor),
+    "qwen2": _Architecture("qwen2"),
+    "qwen3": _Architecture("qwen3"),
+    "gemma2": _Architecture("gemma2", _gemma2, Gemma2TensorProcessor),
+    "gemma3": _Architecture("gemma3_text", _gemma3, Gemma2TensorProcessor),
+    "olmo2": _Architecture("olmo2", _olmo2),
+    "phi3": _Architecture("phi3", _phi3),
+    "granite": _Architecture("granite", _granite, LlamaTensorProcessor),
+    "smollm3": _Architecture("smollm3", processor=LlamaTensorProcessor),
+    "glm4": _Architecture("glm4", _glm4),
+    "starcoder2": _Architecture("starcoder2", _starcoder2),
+}
 
 
 def gguf_config(path: Path) -> Any:
-    """The transformers config of the file's metadata, completed by what transformers passes over: the width of heads,
-    RoPE scaling, biases. Without special tokens: no forward pass reads them."""
-    told = _load(path)["config"]
-    reader = WholeReader(path)
-    arch = reader.fields["general.architecture"].contents()
+    """The transformers config of the file's metadata. Without special tokens: no forward pass reads them."""
+    file = WholeReader(path)
+    architecture = _architecture(file, path)
+    names = {tensor.name for tensor in file.tensors}
+    found = {key: file.value(theirs) for key, theirs in _KEYS.items() if file.value(theirs) is not None}
+    told: Told = {
+        "model_type": architecture.model_type,
+        **found,
+        "vocab_size": int(file.named("token_embd.weight").shape[0]),
+        "tie_word_embeddings": "output.weight" not in names,
+        "attention_bias": "blk.0.attn_q.bias" in names,
+        "mlp_bias": "blk.0.ffn_down.bias" in names,
+        "rope_parameters": _rope(file),
+        **architecture.own(file),
+    }
+    return AutoConfig.for_model(**told, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
-    def value(key: str) -> Any:
-        field = reader.fields.get(f"{arch}.{key}")
-        return None if field is None else field.contents()
 
-    names = {tensor.name for tensor in reader.tensors}
-    told |= {"attention_bias": "blk.0.attn_q.bias" in names, "mlp_bias": "blk.0.ffn_down.bias" in names}
-    if (head_dim := value("attention.key_length")) is not None:
-        told["head_dim"] = head_dim
-    if (kind := value("rope.scaling.type") or "none") != "none":
-        if kind not in ("linear", "yarn"):
-            raise ReferenceFailure(f"{path}: RoPE scaling {printable(kind)!r} is not mapped for transformers")
-        told["rope_parameters"] = {
-            "rope_type": kind,
-            "rope_theta": value("rope.freq_base") or 10000.0,
-            "factor": value("rope.scaling.factor"),
-        }
-        if (original := value("rope.scaling.original_context_length")) is not None:
-            told["rope_parameters"]["original_max_position_embeddings"] = original
-    return AutoConfig.for_model(**{key: one for key, one in told.items() if not key.endswith("_token_id")})
+def _architecture(file: WholeReader, path: Path) -> _Architecture:
+    if file.architecture not in _ARCHITECTURES:
+        raise ReferenceFailure(
+            f"{path}: architecture {printable(file.architecture)!r} is not mapped for transformers"
+        )
+    return _ARCHITECTURES[file.architecture]
+
+
+def _rope(file: WholeReader) -> Told:
+    """Of all layers that have no rotation of their own."""
+    found = {"rope_type": "default", "rope_theta": file.value("rope.freq_base") or 10_000.0}
+    if (kind := file.value("rope.scaling.type") or "none") == "none":
+        return found
+    if kind not in ("linear", "yarn"):
+        raise ReferenceFailure(f"RoPE scaling {printable(kind)!r} is not mapped for transformers")
+    found |= {"rope_type": kind, "factor": file.value("rope.scaling.factor")}
+    if (original := file.value("rope.scaling.original_context_length")) is not None:
+        found["original_max_position_embeddings"] = original
+    return found
+
+
+def _by_type(file: WholeReader, local: float) -> Told:
+    """Layers with a window rotate by `local`, unscaled."""
+    sliding = {"rope_type": "default", "rope_theta": local}
+    return {"full_attention": _rope(file), "sliding_attention": sliding}
+
+
+def _layer_types(file: WholeReader, period: int) -> list[str]:
+    """The last of every `period` layers sees everything, unless the file states which have a window."""
+    layers = range(file.value("block_count"))
+    stated = file.value("attention.sliding_window_pattern")
+    sliding = stated if isinstance(stated, list) else [(i + 1) % (stated or period) != 0 for i in layers]
+    return ["sliding_attention" if one else "full_attention" for one in sliding]
 
 
 def fill_from_gguf(model: Any, path: Path) -> None:
     """Dequantise the file's tensors into a model made from its config. ReferenceFailure for a tensor without a place;
     RuntimeError (torch's) where one is missing or of another shape."""
-    named = {tensor.name for tensor in WholeReader(path).tensors} - {_ROPE_FREQS}
-    tensors = _load(path, return_tensors=True, model_to_load=model, torch_dtype=model.dtype)["tensors"]
-    if len(tensors) < len(named):
+    file = WholeReader(path)
+    architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture)
+    names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
+    theirs = {names.get_name(ours, (".weight", ".bias")): ours for ours in model.state_dict()}
+    processor: Any = _architecture(file, path).processor(config=model.config.to_dict())
+    tensors, homeless = {}, []
+    for tensor in file.tensors:
+        if tensor.name in (_ROPE_FREQS, _LONG, _SHORT):
+            continue
+        if tensor.name not in theirs:
+            homeless.append(tensor.name)
+            continue
+        values = gguf.dequantize(tensor.data, tensor.tensor_type)
+        values = processor.process(weights=values, name=tensor.name).weights
+        tensors[theirs[tensor.name]] = torch.from_numpy(np.array(values)).to(model.dtype)
+    if homeless:
         raise ReferenceFailure(
-            f"{path}: transformers has a place for {len(tensors)} of its {len(named)} tensors, "
-            f"{printable(', '.join(sorted(named)[:3]))}, …; a golden reference needs all of them"
+            f"{path}: transformers has no place for {len(homeless)} of its {len(file.tensors)} tensors, "
+            f"{printable(', '.join(sorted(homeless)[:3]))}; a golden reference needs all of them"
         )
     if model.config.tie_word_embeddings:
         tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]

@@ -1,18 +1,20 @@
 """Hugging Face names and layouts <-> GGUF's: a table of rules, read in both directions. Torch-free.
 
 Sources: gguf-py's `tensor_mapping` and llama.cpp's converter. Dimensions need no rule: GGUF writes them fastest
-first, so that reversed they are the Hugging Face shape, and norm weights are stored as they are.
+first, so that reversed they are the Hugging Face shape. Norm weights are stored as they are, or with 1 added (`shift`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cache
 from typing import Any, Protocol, TypeVar
 
-from lockstep.engine.config import ModelConfig
+from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import LAYER, OUTSIDE, instead_of
+from lockstep.engine.graph.checkpoint_names import FUSED, GGUF_STACKS, MODULES
 from lockstep.engine.parallel.shards import Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
@@ -67,41 +69,67 @@ class NameRule:
     rotated: bool = False
 
 
-def _rules() -> Iterator[NameRule]:
-    rotated = {tap for one in LAYER.values() if one.kind == "rope" for tap in instead_of(one.inputs["x"])}
-    for one in LAYER.values():
-        if one.module and one.gguf:
-            turned = one.kind == "linear" and one.tap in rotated
-            yield NameRule(f"model.layers.{{}}.{one.module}", f"blk.{{}}.{one.gguf}", turned)
-    for one in OUTSIDE.values():
-        yield NameRule(one.module, one.gguf)
-
-
-RULES = tuple(dict.fromkeys(_rules()))
-#: Families whose GGUF architecture (`llama`) turns neighbouring rows.
-PAIRED: frozenset[str] = frozenset({"llama", "mistral"})
+#: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
+PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "granite", "smollm3"})
 
 _PARTS = re.compile(
     r"(?:(?P<before>model\.layers|blk)\.(?P<layer>0|[1-9]\d*)\.)?(?P<module>.+)\.(?P<kind>weight|bias)"
 )
-_BY_HUGGING_FACE = {rule.hugging_face: rule for rule in RULES}
-_BY_GGUF = {rule.gguf: rule for rule in RULES}
 
 
-def gguf_name(name: str) -> str:
-    """The GGUF name of a parameter; a name that no rule knows stays what it is."""
-    return _translated(name, _BY_HUGGING_FACE, "gguf")
+@dataclass(frozen=True, slots=True)
+class _Rules:
+    """The rules of a family by either name."""
+
+    by_hugging_face: Mapping[str, NameRule]
+    by_gguf: Mapping[str, NameRule]
 
 
-def hugging_face_name(name: str) -> str:
+@cache
+def _rules(family: Family) -> _Rules:
+    modules, stacks = MODULES.get(family, {}), FUSED.get(family, {})
+    stacked = {part: GGUF_STACKS[stack] for stack, parts in stacks.items() for part in parts}
+    rotated = {tap for one in LAYER.values() if one.kind == "rope" for tap in instead_of(one.inputs["x"])}
+    found: list[NameRule] = []
+    for one in LAYER.values():
+        tap = one.tap.removesuffix(".partial")
+        if (
+            one.module and one.gguf and (tap in modules or one.module not in modules.values())
+        ):  # else another's by now
+            module = modules.get(tap, one.module)
+            turned = one.kind == "linear" and one.tap in rotated
+            found.append(_layer_rule(module, stacked.get(module, one.gguf), turned))
+    whole = [_layer_rule(stack, GGUF_STACKS[stack]) for stack in stacks]
+    found += [*(NameRule(one.module, one.gguf) for one in OUTSIDE.values()), *whole]
+    # A stack's name means the stack, not one of its parts.
+    return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})
+
+
+def _layer_rule(module: str, gguf: str, rotated: bool = False) -> NameRule:
+    return NameRule(f"model.layers.{{}}.{module}", f"blk.{{}}.{gguf}", rotated)
+
+
+def gguf_name(name: str, family: Family) -> str:
+    """The GGUF name of a parameter, of one that is stacked there the stack's; a name that no rule knows stays what it
+    is."""
+    return _translated(name, _rules(family).by_hugging_face, "gguf")
+
+
+def hugging_face_name(name: str, family: Family) -> str:
     """The Hugging Face name of a GGUF tensor; a name that no rule knows stays what it is."""
-    return _translated(name, _BY_GGUF, "hugging_face")
+    return _translated(name, _rules(family).by_gguf, "hugging_face")
+
+
+def shift(name: str, model: ModelConfig) -> float:
+    """By how much the values of a GGUF file are larger than Hugging Face's: of norms that multiply by 1 + weight it
+    holds the sum."""
+    return 1.0 if model.norm == "plus_one" and name.endswith("norm.weight") else 0.0
 
 
 def operations(name: str, model: ModelConfig) -> tuple[RowOperation, ...]:
     """What separates the GGUF layout of the parameter `name` (Hugging Face's) from its own: applied in order
     `to_gguf`, undone in reverse order `from_gguf`."""
-    rule = _rule(name, _BY_HUGGING_FACE)
+    rule = _rule(name, _rules(model.family).by_hugging_face)
     if rule is not None and rule.rotated and model.family in PAIRED:
         return (PairRows(model.head_dim),)
     return ()
@@ -121,12 +149,12 @@ def _pattern(match: re.Match[str]) -> str:
     return layer + match["module"]
 
 
-def _rule(name: str, rules: dict[str, NameRule]) -> NameRule | None:
+def _rule(name: str, rules: Mapping[str, NameRule]) -> NameRule | None:
     match = _PARTS.fullmatch(name)
     return None if match is None else rules.get(_pattern(match))
 
 
-def _translated(name: str, rules: dict[str, NameRule], to: str) -> str:
+def _translated(name: str, rules: Mapping[str, NameRule], to: str) -> str:
     match, rule = _PARTS.fullmatch(name), _rule(name, rules)
     if match is None or rule is None:
         return name

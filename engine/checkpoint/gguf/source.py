@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING
 
 from lockstep.engine.checkpoint.block_types import PLAIN, QUANTISED, BlockType
 from lockstep.engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
+from lockstep.engine.checkpoint.fused import whole_stacks
 from lockstep.engine.checkpoint.gguf.header import GgufHeader, GgufTensor
-from lockstep.engine.checkpoint.gguf.hyperparameters import ROPE_FACTORS, model_config
-from lockstep.engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations
+from lockstep.engine.checkpoint.gguf.hyperparameters import model_config
+from lockstep.engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations, shift
+from lockstep.engine.checkpoint.gguf.rotary import FACTORS
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.checkpoint.source import TensorInfo
 from lockstep.engine.config import ModelConfig
@@ -106,20 +108,24 @@ class GgufSource(FileSource):
     def __init__(self, headers: dict[Path, GgufHeader], model: ModelConfig) -> None:
         self.headers, self._model = headers, model
         self.decoding = Decoding()
-        self._tensors: dict[str, GgufTensor] = {}
-        infos: dict[str, TensorInfo] = {}
+        found: dict[str, tuple[Path, GgufTensor]] = {}
         for file, header in headers.items():
             for stored, tensor in header.tensors.items():
-                if stored == ROPE_FACTORS:  # part of the configuration
+                if stored in FACTORS:  # part of the configuration
                     continue
-                name = hugging_face_name(stored)
-                if name in infos:
+                name = hugging_face_name(stored, model.family)
+                if name in found:
                     raise CheckpointError(
-                        f"{file}: tensor {printable(stored)} is in {infos[name].file.name} as well"
+                        f"{file}: tensor {printable(stored)} is in {found[name][0].name} as well"
                     )
-                self._tensors[name] = tensor
-                infos[name] = _info(file, tensor)
-        super().__init__(infos, headers)
+                found[name] = file, tensor
+        parts = whole_stacks(model, {name: tensor.shape for name, (_, tensor) in found.items()})
+        stacks = {whole: found.pop(whole) for whole in {place.tensor for place in parts.values()}}
+        for name, place in parts.items():
+            file, tensor = stacks[place.tensor]
+            found[name] = file, _rows_of(tensor, place.rows)
+        self._tensors = {name: tensor for name, (_, tensor) in found.items()}
+        super().__init__({name: _info(*place) for name, place in found.items()}, headers)
 
     def read(self, name: str, dim: int | None = None, span: Span | None = None) -> torch.Tensor:
         """The tensor, or `span` of dimension `dim`, as a contiguous CPU tensor of its own."""
@@ -136,7 +142,8 @@ class GgufSource(FileSource):
             for operation in reversed(applied):
                 values = operation.from_gguf(values)
             return values if span is None else values[span.start : span.stop].clone()
-        return self.blocks(name, dim, span).values(decode)
+        values, above = self.blocks(name, dim, span).values(decode), shift(name, self._model)
+        return values - above if above else values
 
     def blocks(self, name: str, dim: int | None = None, span: Span | None = None) -> Blocks:
         """The blocks that cover the slice, rows in the order of Hugging Face's layout; only they are read.
@@ -181,7 +188,8 @@ class GgufSource(FileSource):
         kind = GGMLQuantizationType[tensor.type.name]
         try:
             if len(tensor.shape) == 1:
-                return dequantize(np.array(raw), kind)[order].astype(np.float32)
+                values = dequantize(np.array(raw), kind)[order].astype(np.float32)
+                return values - np.float32(shift(name, self._model))
             return dequantize(raw[order[::step]], kind).astype(np.float32, copy=False)
         except NotImplementedError as error:
             raise CheckpointError(f"{info.file}: {printable(name)}: {kind.name} cannot be read") from error
@@ -196,6 +204,13 @@ class GgufSource(FileSource):
                 for tensor in header.tensors.values():
                     hash_contents(hasher, file, tensor.start, tensor.stop - tensor.start)
         return hasher.hexdigest()
+
+
+def _rows_of(tensor: GgufTensor, rows: Span) -> GgufTensor:
+    """Some rows of a matrix as a tensor of their own: whole blocks, as each row is."""
+    size = (tensor.stop - tensor.start) // tensor.shape[0]
+    start, stop = (tensor.start + row * size for row in (rows.start, rows.stop))
+    return GgufTensor(tensor.type, (rows.size, *tensor.shape[1:]), start, stop)
 
 
 def _info(file: Path, tensor: GgufTensor) -> TensorInfo:

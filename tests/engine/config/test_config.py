@@ -8,11 +8,13 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.config.rope_frequencies import frequencies
 from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES, EVERY_VARIANT, OWN, SIZES, tiny_config
 
@@ -409,3 +411,14 @@ def test_layers_differ_by_their_experts() -> None:
         | {"model_type": "qwen2_moe", "num_experts": 6, "num_hidden_layers": 4, "mlp_only_layers": [0, 2]}
     )
     assert [model.of_layer(i).experts is not None for i in range(4)] == [False, True, False, True]
+
+
+def test_a_layer_that_does_not_rotate_has_nothing_to_scale() -> None:
+    """LongRoPE's factors are of pairs that such a layer does not have."""
+    rope = {"rope_type": "longrope", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 64,
+            "short_factor": [1.0] * 4, "long_factor": [2.0] * 4}  # fmt: skip
+    read = ModelConfig.from_hf(
+        tiny_config("smollm3", no_rope_layers=[0, 1, 1], rope_parameters=rope).to_dict()
+    )
+    found = [frequencies(read.of_layer(i), read.rope_theta, 100, np.array)[0] for i in range(3)]
+    assert [len(one) for one in found] == [0, 4, 4]

@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from lockstep.workbench.attach.inside import lockstep_report, lockstep_transform
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.foreign.importing import import_run
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
-from tests.checkpoints import tiny_checkpoint
+from tests.checkpoints import tiny_checkpoint, tiny_variant
 
 PROGRAM = Path(__file__).parent / "transformers_program.py"
 
@@ -73,23 +74,61 @@ def test_generation_is_recorded_as_the_model_computes_it(dump: Path, tmp_path: P
             )
 
 
+def attached(model: str, target: Path, prompt: str, *how: str, ranks: int = 2) -> dict[str, Any]:
+    """What `lockstep attach` finds of a program: on so many ranks of torchrun, by transformers' own plan."""
+    program = [str(PROGRAM), model if model != "demo" else str(MODEL_DIR), prompt]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *program, "tp", *how]
+    command = ["attach", "-o", str(target), "--model", model, "--json", "--", sys.executable]
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.workbench.cli", *command, *(torchrun if ranks > 1 else program)],
+        capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode in (0, 1), done.stderr[-4000:]
+    found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])["judged"]
+    return found
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_programs_are_attached_to_and_right(ranks: int, tmp_path: Path) -> None:
-    program = [str(PROGRAM), str(MODEL_DIR), "1,2,3,4,5"]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", "2", *program, "tp"]
     target = tmp_path / "run.session"
-    command = ["attach", "-o", str(target), "--model", "demo", "--json", "--", sys.executable]
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep.workbench.cli", *command, *(torchrun if ranks == 2 else program)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr[-4000:]
-    told = json.loads(done.stdout.splitlines()[-1])["judged"]
+    told = attached("demo", target, "1,2,3,4,5", ranks=ranks)
     rests = told["coverage"]
     assert (told["verdict"], rests["aligned"], rests["rows"], rests["ranks"]) == ("match", 8, 8, ranks)
     with Session.open(target) as session:
         layouts = {tap.name: tap.layout for tap in session.taps}
         assert layouts["layers.0.attn.q_proj"] == layouts["layers.0.mlp.act"] == "shard(1)"
         assert layouts.get("layers.0.mlp.down.partial") == ("partial" if ranks == 2 else None)
+
+
+#: Longer than every window.
+PROMPT = "3,130,17,99,4,64,5,12,77,120,31,8"
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    "name", ["gemma2", "gemma3", "olmo2", "olmo3", "phi3-window", "granite", "smollm3", "glm4", "starcoder2"]
+)
+def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> None:
+    told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT)
+    assert (told["verdict"], told["coverage"]["aligned"], told["coverage"]["ranks"]) == ("match", 15, 2)
+    assert told["causes"] == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "bug", "tap"),
+    [
+        ("gemma2", "norm_without_one", "layers.1.mlp_norm"),
+        ("gemma2", "no_cap_of_scores", "layers.1.attn.context"),
+        ("granite", "no_residual_multiplier", "layers.1.attn_residual"),
+        ("granite", "a_rank_s_term_is_lost", "layers.1.mlp.down.partial"),
+    ],
+)
+def test_a_bug_in_a_sharded_model_is_placed(name: str, bug: str, tap: str, tmp_path: Path) -> None:
+    told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, bug)
+    assert told["verdict"] == "diverged"
+    assert told["first_divergence"]["tap"] == tap

@@ -1,8 +1,12 @@
-"""A program that uses transformers as anyone would: MODEL IDS [tp], greedy tokens to stdout. `tp`: 2 torchrun ranks."""
+"""A program that uses transformers as anyone would: MODEL IDS [tp [BUG]], greedy tokens to stdout. `tp`: torchrun's
+ranks; BUG: what is wrong in its second layer, or at its end."""
 
 from __future__ import annotations
 
+import os
 import sys
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM
@@ -10,12 +14,42 @@ from transformers.distributed import DistributedConfig
 from transformers.integrations import accelerate
 
 
+def _norm_without_one(model: Any) -> None:
+    model.model.layers[1].pre_feedforward_layernorm.weight.data -= 1
+
+
+def _no_cap_of_scores(model: Any) -> None:
+    model.model.layers[1].self_attn.attn_logit_softcapping = None
+
+
+def _no_residual_multiplier(model: Any) -> None:
+    model.model.layers[1].residual_multiplier = 1.0
+
+
+def _a_rank_s_term_is_lost(model: Any) -> None:
+    """The last rank's part of the sum is zero."""
+    weight = model.model.layers[1].mlp.down_proj.weight
+    if int(os.environ.get("RANK", "0")) == 1:
+        getattr(weight, "_local_tensor", weight).data.zero_()
+
+
+BUGS: dict[str, Callable[[Any], None]] = {
+    "norm_without_one": _norm_without_one,
+    "no_cap_of_scores": _no_cap_of_scores,
+    "no_residual_multiplier": _no_residual_multiplier,
+    "a_rank_s_term_is_lost": _a_rank_s_term_is_lost,
+}
+
+
 def main() -> None:
     path, ids, *how = sys.argv[1:]
     # Asked for before a model is put on a device, but on a CPU nothing of it is used.
     accelerate.is_accelerate_available = lambda: True
-    options = {"distributed_config": DistributedConfig(tp_size=2)} if how == ["tp"] else {}
+    ranks = int(os.environ.get("WORLD_SIZE", "1"))
+    options = {"distributed_config": DistributedConfig(tp_size=ranks)} if how[:1] == ["tp"] else {}
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options)
+    for bug in how[1:]:
+        BUGS[bug](model)
     prompt = torch.tensor([[int(token) for token in ids.split(",")]])
     print("tokens", model.generate(prompt, max_new_tokens=4, do_sample=False)[0].tolist())
 

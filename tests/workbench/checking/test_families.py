@@ -106,12 +106,23 @@ def test_a_faultless_engine_matches_and_every_operation_is_judged_right(
 ) -> None:
     if ep > 1 and name not in WITH_EXPERTS:
         pytest.skip("it has no experts")
-    with running(tmp_path, name, tp, dtype, ep) as (model, inferior):
-        result = checked(tmp_path, model, inferior)
+    assert_right(tmp_path, name, tp, dtype, ep)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FAMILIES)
+def test_in_half_precision_as_well(name: str, tmp_path: Path) -> None:
+    assert_right(tmp_path, name, 2, "float16")
+
+
+def assert_right(folder: Path, name: str, tp: int, dtype: str, ep: int = 1) -> None:
+    """A faultless engine matches, and every operation is judged."""
+    with running(folder, name, tp, dtype, ep) as (model, inferior):
+        result = checked(folder, model, inferior)
     assert result.judgement.verdict == "match"
     absent = {one.tap for one in result.judgement.taps if one.verdict == "absent"}
     assert all(tap.endswith(".partial") for tap in absent)
-    with Session.open(tmp_path / "run.session") as session:
+    with Session.open(folder / "run.session") as session:
         found = list(sites(RecordedTaps(Recording(session)), Facts.of(model.path, dtype)))
         assert {one.tap for one in found} == {tap.name for tap in session.taps}
     assert [one for one in found if not isinstance(one, Site) or one.deviation is not None] == []
@@ -143,3 +154,15 @@ def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_p
             assert first is not None
             assert fnmatchcase(first.tap, tap), fault
             assert re.search(words, result.causes[0].text), fault
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "scale"), [("granite", 0.3), ("gemma3", 24**-0.5)])
+def test_a_wrong_scale_is_told_beside_the_model_s_own(name: str, scale: float, tmp_path: Path) -> None:
+    with running(tmp_path, name, 1) as (model, inferior):
+        result = checked(tmp_path, model, inferior, scale="one")
+    first, cause = result.judgement.first_divergence, result.causes[0]
+    assert first is not None
+    assert first.tap == "layers.0.attn.scores"
+    assert f"scores are scaled by 1 instead of {scale:.5g} = the model's own" in cause.text
+    assert "the scale is missing" in cause.text

@@ -1,15 +1,75 @@
-"""GGUF files through transformers: split ones as a whole."""
+"""GGUF files through transformers: every architecture, split files as a whole."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import gguf
+import pytest
 import torch
 
+from lockstep.workbench.library.judging import check
 from lockstep.workbench.references.loading import load_golden
-from tests.checkpoints import tiny_variant
-from tests.gguf_twins import gguf_twin
+from lockstep.workbench.references.request import ReferenceFailure
+from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_variant
+from tests.gguf_twins import CONVERTIBLE, gguf_twin, write_keys
+
+PROMPT = [
+    3,
+    130,
+    17,
+    99,
+    4,
+    64,
+    5,
+    12,
+    77,
+    120,
+    31,
+    8,
+    56,
+    7,
+    81,
+    44,
+    90,
+    101,
+]  # beyond every window and original context
+#: With those of older families that have a counterpart.
+MODELS = CONVERTIBLE | {
+    name: VARIANTS[name]
+    for name in ("llama", "llama-llama3", "llama-yarn", "qwen2-tied", "qwen3", "mistral-window")
+}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_twin_is_loaded_as_its_original(name: str, tmp_path: Path) -> None:
+    family, overrides = MODELS[name]
+    original = tiny_checkpoint(tmp_path, family, **overrides)
+    expected = load_golden(original, "float32", "cpu")
+    found = load_golden(gguf_twin(original, tmp_path / "twin.gguf"), "float32", "cpu")
+    assert found.config.model_type == family
+    theirs = expected.state_dict()
+    for parameter, tensor in found.state_dict().items():
+        gemma = family.startswith("gemma") and parameter.endswith("norm.weight")
+        assert torch.equal(tensor, (theirs[parameter] + 1) - 1 if gemma else theirs[parameter]), parameter
+    with torch.inference_mode():
+        ours, right = (model(torch.tensor([PROMPT])).logits for model in (found, expected))
+    torch.testing.assert_close(ours, right, rtol=0, atol=2e-5 * float(right.abs().max()))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONVERTIBLE)
+def test_the_engine_matches_it(name: str, tmp_path: Path) -> None:
+    family, overrides = CONVERTIBLE[name]
+    twin = gguf_twin(tiny_checkpoint(tmp_path, family, **overrides), tmp_path / "twin.gguf", "Q8_0")
+    result = check(twin, ids=PROMPT, steps=2, tp=2, save=tmp_path / "run.session")
+    assert result.matches, str(result)
+
+
+def test_an_architecture_that_is_not_mapped_is_refused(tmp_path: Path) -> None:
+    path = write_keys(tmp_path / "other.gguf", {"qwen2moe.block_count": 1}, "qwen2moe")
+    with pytest.raises(ReferenceFailure, match="architecture 'qwen2moe' is not mapped for transformers"):
+        load_golden(path, "float32", "cpu")
 
 
 def test_a_split_model_is_loaded_from_all_its_files(tmp_path: Path) -> None:

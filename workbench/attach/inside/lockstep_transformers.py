@@ -19,6 +19,7 @@ PARTIALS = {
     for path, tap in {
         ".self_attn.o_proj": ".attn.o_proj.partial",
         ".mlp.down_proj": ".mlp.down.partial",
+        ".mlp.c_proj": ".mlp.down.partial",
     }.items()
 }
 

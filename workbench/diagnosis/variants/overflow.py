@@ -60,7 +60,7 @@ def _of(
 
 def _scores(site: Site) -> Iterator[Variant]:
     """The product of query and key overflows before it is scaled down; a mask added to it then gives NaN."""
-    scale, coarse = site.facts.model.head_dim**-0.5, max(UNIT["float16"], site.facts.unit)
+    scale, coarse = site.facts.model.scale, max(UNIT["float16"], site.facts.unit)
     raw = [products(part.inputs["q"], part.inputs["k"]) for part in site.parts]
     over = [np.where(np.abs(x) >= LARGEST["float16"], np.sign(x) * np.inf, x * scale) for x in raw]
     hidden = [~np.isfinite(part.expected) for part in site.parts]
@@ -80,7 +80,7 @@ def _beyond(site: Site) -> Iterator[Variant]:
     """Infinite where the right result is larger than some number: what came before it left the range."""
     right = [part.expected for part in site.parts]
     if site.operation == "scores":
-        scale = site.facts.model.head_dim**-0.5
+        scale = site.facts.model.scale
         right = [products(part.inputs["q"], part.inputs["k"]) * scale for part in site.parts]
     least, most, many = np.inf, 0.0, 0
     for part, x in zip(site.parts, right, strict=True):

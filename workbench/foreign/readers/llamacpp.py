@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from lockstep.engine.checkpoint.files import gguf_file
+from lockstep.engine.checkpoint.gguf.names import PAIRED
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.errors import CheckpointError, ConfigError
 from lockstep.engine.taps.names import local_name
@@ -41,8 +42,6 @@ from lockstep.workbench.models.llamacpp_taps import Shape, TapNames, arrange
 
 _PASS = re.compile(r"pass(\d{1,9})", re.ASCII)
 _TENSOR = re.compile(r"(?P<number>\d{1,9})\.(?P<operation>[A-Z0-9_]+)\.(?P<name>.+)\.npy", re.ASCII)
-#: Families whose rows of q and k lie in pairs in GGUF files.
-_PAIRED = ("llama", "mistral")
 #: Taps that are no rows of a pass.
 _CACHES = ("attn.k_cache", "attn.v_cache")
 
@@ -122,7 +121,7 @@ def open_llamacpp(folder: Path, model: Path | None = None) -> ForeignRun:
     except (CheckpointError, ConfigError) as error:
         raise ForeignDumpError(str(error)) from error
     source.close()
-    shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, config.family in _PAIRED)
+    shape = Shape(config.num_heads, config.num_kv_heads, config.head_dim, config.family in PAIRED)
     return LlamaRun(folder, shape, homes)
 
 

@@ -205,7 +205,7 @@ def _map(taps: Sequence[tuple[int, str]], snapshot: JudgedStep) -> tuple[Verdict
     """The rows of the map; a tap outside the layers has one cell."""
     names = tuple(name for _, name in taps)
     layers = count_layers(names)
-    rows = {name: VerdictRow(name, (None,) * layers) for name in operations_of(names)}
+    rows = {name: VerdictRow(name, (None,) * layers) for name in operations_of(tuple(names))}
     for index, name in taps:
         layer = layer_of(name)
         key = local_name(name)

@@ -109,7 +109,7 @@ def test_other_architectures_are_refused_by_name(tmp_path: Path) -> None:
         ConfigError, match="'qwen2moe': not a supported architecture; supported are qwen2, qwen3, llama"
     ):
         _model(tmp_path, architecture="qwen2moe")
-    with pytest.raises(ConfigError, match=r"attention.sliding_window is 8: not supported for qwen2"):
+    with pytest.raises(ConfigError, match=r"qwen2: attention.sliding_window is 8: not supported"):
         _model(tmp_path, {"llama.attention.sliding_window": 8}, architecture="qwen2")
 
 

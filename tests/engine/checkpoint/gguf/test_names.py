@@ -9,29 +9,33 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from lockstep.engine.checkpoint.fused import stored_in
 from lockstep.engine.checkpoint.gguf.names import PairRows, covering, gguf_name, hugging_face_name, operations
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
-from tests.checkpoints import VARIANTS, tiny_config
+from tests.checkpoints import EVERY_VARIANT, tiny_config
 from tests.gguf_twins import ARCHITECTURES
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", EVERY_VARIANT)
 def test_every_parameter_has_the_name_that_gguf_py_gives_it_and_back(variant: str) -> None:
-    family, overrides = VARIANTS[variant]
+    family, overrides = EVERY_VARIANT[variant]
     model = ModelConfig.from_hf(tiny_config(family, **overrides).to_dict())
     names = gguf.get_tensor_name_map(ARCHITECTURES[family], model.num_layers)
+    stacked = stored_in(model)
     for name in shards.parameters(model):
-        assert gguf_name(name) == names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert hugging_face_name(gguf_name(name)) == name
+        whole = stacked[name][0] if name in stacked else name
+        theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))
+        assert gguf_name(name, model.family) == gguf_name(whole, model.family) == theirs
+        assert hugging_face_name(theirs, model.family) == whole
 
 
 @pytest.mark.parametrize(
     "name", ["", "rope_freqs.weight", "blk.0.ffn_gate_exps.weight", "blk.01.attn_q.weight", "\n"]
 )
 def test_a_name_that_no_rule_knows_stays(name: str) -> None:
-    assert hugging_face_name(name) == gguf_name(name) == name
+    assert hugging_face_name(name, "llama") == gguf_name(name, "llama") == name
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (4, 8), (3, 16)])
@@ -48,7 +52,8 @@ def test_only_architectures_that_turn_neighbours_reorder_q_and_k() -> None:
     for family in ARCHITECTURES:
         model = ModelConfig.from_hf(tiny_config(family).to_dict())
         moved = {name.split(".")[-2] for name in shards.parameters(model) if operations(name, model)}
-        assert moved == ({"q_proj", "k_proj"} if family in ("llama", "mistral") else set())
+        paired = family in ("llama", "mistral", "granite", "smollm3")
+        assert moved == ({"q_proj", "k_proj"} if paired else set())
 
 
 @given(st.integers(0, 40), st.integers(0, 40))

@@ -309,8 +309,8 @@ def _pairs(trials: Sequence[Trial]) -> Iterator[Trial]:
 
 
 def _scales(tree: AttentionTree) -> Iterator[Trial]:
-    """Another factor in the place of 1 / sqrt(head_dim)."""
-    scale = float(tree.site.facts.model.head_dim**-0.5)
+    """Another factor in the place of the right one."""
+    scale = tree.site.facts.model.scale
 
     def by(value: float) -> Changes:
         return {"scores": lambda s, g: np.where(np.isfinite(s), s * (value / scale), s)}

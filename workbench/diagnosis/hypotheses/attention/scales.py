@@ -1,12 +1,19 @@
-"""Numbers that engines have in the place of 1 / sqrt(head_dim), and the published slopes of ALiBi."""
+"""Numbers that engines have in the place of a model's scale of scores, and the published slopes of ALiBi."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
 
+from lockstep.engine.config import ModelConfig
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site
+
+
+def right_scale(model: ModelConfig) -> str:
+    """The model's own, in words."""
+    whose = "1/sqrt(head_dim)" if model.score_scale is None else "the model's own"
+    return f"{model.scale:.5g} = {whose}"
 
 
 def meanings(site: Site, right: float) -> Iterator[tuple[float, str]]:
@@ -14,6 +21,8 @@ def meanings(site: Site, right: float) -> Iterator[tuple[float, str]]:
     model, ranks, layer = site.facts.model, len(site.taps.ranks), site.layer or 0
     dim, heads, kv_heads, hidden = model.head_dim, model.num_heads, model.num_kv_heads, model.hidden_size
     yield 1.0, "the scale is missing"
+    if model.score_scale is not None and model.score_scale != dim**-0.5:
+        yield dim**-0.5, "1/sqrt(head_dim), which is not this model's"
     yield 1 / dim, "scaled twice, by 1/head_dim"
     roots = [(hidden, "hidden_size"), (heads, "the number of heads"), (kv_heads, "the number of KV heads"),
              (dim // 2, "half of head_dim"), (2 * dim, "twice head_dim")]  # fmt: skip

@@ -117,7 +117,7 @@ class AttentionTree:
     def _given(self, i: int) -> Given:
         part, scopes = self.site.parts[i], self.site.deviation.scopes if self.site.deviation else ()
         q, k = part.inputs["q"], part.inputs["k"]
-        scale = float(self.site.facts.model.head_dim**-0.5)
+        scale = self.site.facts.model.scale
         raw = np.einsum("thd,khd->htk", q, formula.expand(k, q.shape[1]), optimize=True) * scale
         shown = part.seen if part.seen.ndim == 3 else part.seen.reshape(len(q), q.shape[1], -1).swapaxes(0, 1)
         hidden = np.where((shown == 0).all(-1, keepdims=True), 0.0, 1 / len(k))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import Rest, mask_words, number_of
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import right_scale
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.words import Told
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -140,12 +141,12 @@ def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Told | None:
 
 
 def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
-    right = float(site.facts.model.head_dim**-0.5)
+    right = site.facts.model.scale
     match place, how:
         case "scale", _:
             value = float(how)
             text = (
-                f"scores are scaled by {value:.5g} instead of {right:.5g} = 1/sqrt(head_dim), "
+                f"scores are scaled by {value:.5g} instead of {right_scale(site.facts.model)}, "
                 f"{value / right:.5g} times the right scale"
             )
             words = [str(rest[0])] if rest and rest[0] else []

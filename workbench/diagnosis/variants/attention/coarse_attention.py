@@ -24,7 +24,7 @@ def coarse_products(site: Site) -> Iterator[Variant]:
     """Queries times keys in 16 bits, which are scaled after that, or queries that were scaled in 16 bits before."""
     if not all(part.fits for part in site.parts):
         return
-    scale = site.facts.model.head_dim**-0.5
+    scale = site.facts.model.scale
     for dtype in (dtype for dtype in ("bfloat16", "float16") if UNIT[dtype] > site.facts.unit):
         fitted = {"dtype": dtype}
         for operands, words in ((True, "queries and keys, and their products,"), (False, "products")):

@@ -9,7 +9,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, right_scale
 from lockstep.workbench.diagnosis.hypotheses.blocks import products
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant, where_wrong
@@ -26,7 +26,7 @@ def combined_scores(site: Site) -> Iterator[Variant]:
         return
     heads, kv_heads = site.parts[0].expected.shape[0], site.parts[0].inputs["k"].shape[1]
     right = np.arange(heads) * kv_heads // heads
-    scale = site.facts.model.head_dim**-0.5
+    scale = site.facts.model.scale
     for rule, words, reads in (("", "", right), *kv_maps(heads, kv_heads)):
         if rule and np.array_equal(reads, right):
             continue
@@ -37,7 +37,7 @@ def combined_scores(site: Site) -> Iterator[Variant]:
         told = [words] if words else []
         if found != scale:
             why = f": {known[1]}" if known else ""
-            told.append(f"scores are scaled by {found:.5g} instead of {scale:.5g} = 1/sqrt(head_dim){why}")
+            told.append(f"scores are scaled by {found:.5g} instead of {right_scale(site.facts.model)}{why}")
         fitted = {
             "scale": found,
             "ratio": found / scale,
@@ -81,7 +81,7 @@ def _keys(k: Array, reads: NDArray[np.int64]) -> Array:
 
 def _read(site: Site, reads: NDArray[np.int64], by: float) -> Site:
     """The site as if that map and that factor were right."""
-    scale, parts = site.facts.model.head_dim**-0.5, []
+    scale, parts = site.facts.model.scale, []
     for part in site.parts:
         q, k = part.inputs["q"] * by, _keys(part.inputs["k"], reads)
         raw = products(q, k) * scale

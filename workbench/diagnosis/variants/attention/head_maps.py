@@ -32,7 +32,7 @@ _Rule = tuple[str, str, NDArray[np.int64]]
 
 def score_heads(site: Site) -> Iterator[Variant]:
     """KV heads that queries meet, and query heads in each other's place."""
-    scale = site.facts.model.head_dim**-0.5
+    scale = site.facts.model.scale
     inputs = [part.inputs for part in site.parts]
 
     def masked(i: int, head: int, x: Array) -> Array:

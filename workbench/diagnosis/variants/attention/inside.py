@@ -54,7 +54,7 @@ class Inside:
 
     @property
     def scale(self) -> float:
-        return float(self.site.facts.model.head_dim**-0.5)
+        return self.site.facts.model.scale
 
     @cached_property
     def raw(self) -> list[Array]:

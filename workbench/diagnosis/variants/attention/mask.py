@@ -43,7 +43,7 @@ def masks(site: Site) -> Iterator[Variant]:
 
 
 def _unmasked(site: Site) -> list[Array]:
-    scale = site.facts.model.head_dim**-0.5
+    scale = site.facts.model.scale
     return [products(part.inputs["q"], part.inputs["k"]) * scale for part in site.parts]
 
 

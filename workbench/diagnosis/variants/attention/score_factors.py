@@ -57,7 +57,7 @@ def score_dimensions(site: Site) -> Iterator[Variant]:
     """A weight for each dimension of the heads: some are not summed, count twice, or with another sign."""
     if not all(part.fits for part in site.parts):
         return
-    scale, dim = site.facts.model.head_dim**-0.5, site.facts.model.head_dim
+    scale, dim = site.facts.model.scale, site.facts.model.head_dim
     square, projected, count = np.zeros((dim, dim)), np.zeros(dim), 0
     for i, head in places(site):
         part = site.parts[i]

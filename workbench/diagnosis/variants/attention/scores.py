@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import rotate
-from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, right_scale
 from lockstep.workbench.diagnosis.hypotheses.blocks import (
     all_wrong_heads,
     cached,
@@ -46,7 +46,7 @@ def scores(site: Site) -> Iterator[Variant]:
     if not all(part.fits for part in site.parts):
         return
     right: list[Array | None] = [products(part.inputs["q"], part.inputs["k"]) for part in site.parts]
-    scale = float(site.facts.model.head_dim**-0.5)
+    scale = site.facts.model.scale
     wrong = wrong_heads(site)
     yield from _scaled(site, right, scale)
     yield from _scales_of_heads(site, right, scale)
@@ -83,7 +83,7 @@ def _cells(site: Site, raw: _Raw, only: int | None = None) -> tuple[Array, Array
 
 
 def _scaled(site: Site, raw: _Raw, scale: float, name: str = "scores", what: str = "") -> Iterator[Variant]:
-    """Another factor in the place of 1 / sqrt(head_dim)."""
+    """Another factor in the place of the right one."""
     x, y = _cells(site, raw)
     factor = factor_of(x, y) if len(x) > 1 else scale
     if abs(factor / scale - 1) < resolution(site):
@@ -92,7 +92,7 @@ def _scaled(site: Site, raw: _Raw, scale: float, name: str = "scores", what: str
              if math.isclose(factor, value, rel_tol=resolution(site), abs_tol=1e-6 * scale)]  # fmt: skip
     factor = known[0][0] if known else factor
     told = (
-        f"{factor:.5g} instead of {scale:.5g} = 1/sqrt(head_dim), {factor / scale:.5g} times the right scale"
+        f"{factor:.5g} instead of {right_scale(site.facts.model)}, {factor / scale:.5g} times the right scale"
     )
     words = ", or ".join(text for _, text in known)
     text = f"{what + '; ' if what else ''}scores are scaled by {told}{': ' + words if words else ''}"

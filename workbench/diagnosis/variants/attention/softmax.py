@@ -164,7 +164,7 @@ FORMS: tuple[_Form, ...] = (
 def _before_the_mask(site: Site) -> Iterator[Variant]:
     """Probabilities over all keys, of which the masked ones were set to zero afterwards."""
     q, k = others(site, "attn.q_rope"), others(site, "attn.k_cache")
-    scale, guesses = site.facts.model.head_dim**-0.5, []
+    scale, guesses = site.facts.model.scale, []
     for a, b, part in zip(q, k, site.parts, strict=True):
         if a is None or b is None:
             return

@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from lockstep.engine.config import ModelConfig
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, in_place, places, scopes
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
@@ -67,7 +68,7 @@ def _temperature(site: Site) -> Iterator[Variant]:
     a = factor_of(x * np.sqrt(w), y * np.sqrt(w))
     if not math.isfinite(a) or not a or abs(a - 1) < resolution(site):
         return
-    match = known_number(a, _meanings(site.facts.model.head_dim), max(1e-3, resolution(site)))
+    match = known_number(a, _meanings(site.facts.model), max(1e-3, resolution(site)))
     a, words = match or (a, f"scores are multiplied by {a:.5g} (a temperature of {1 / a:.5g})")
     given = [part.inputs["scores"] for part in site.parts]
     guesses = [softmax(np.where(np.isfinite(x), a * x, -np.inf)) for x in given]
@@ -75,12 +76,15 @@ def _temperature(site: Site) -> Iterator[Variant]:
     yield _of("softmax_temperature", text, site, guesses, {"factor": a}, 0 if match else 1)
 
 
-def _meanings(head_dim: int) -> list[tuple[float, str]]:
+def _meanings(model: ModelConfig) -> list[tuple[float, str]]:
+    usual = model.score_scale is None
+    again = "divided by sqrt(head_dim)" if usual else "multiplied by the model's own scale"
+    undone = "multiplied by sqrt(head_dim)" if usual else "divided by the model's own scale"
     return [
         (math.log(2), "powers of 2 are taken instead of e"),
         (math.log2(math.e), "scores are multiplied by log2(e) as exp2 needs it, but exp follows"),
-        (head_dim**-0.5, "scores are divided by sqrt(head_dim) once more"),
-        (head_dim**0.5, "scores are multiplied by sqrt(head_dim)"),
+        (model.scale, f"scores are {again} once more"),
+        (1 / model.scale, f"scores are {undone}"),
         (-1.0, "the sign of the scores is turned"),
         (2.0, "scores are doubled"),
         (0.5, "scores are halved"),

@@ -39,9 +39,10 @@ def _factors(site: Site) -> Iterator[Variant]:
     head = np.concatenate(heads)
     if not len(right):
         return
-    dim, ranks = site.facts.model.head_dim, len(site.taps.ranks)
+    model, ranks = site.facts.model, len(site.taps.ranks)
+    dim, whose = model.head_dim, "1/sqrt(head_dim), " if model.score_scale is None else ""
     known = [
-        (dim**-0.5, ": 1/sqrt(head_dim), the scale of the scores"),
+        (model.scale, f": {whose}the scale of the scores"),
         (dim**0.5, ": sqrt(head_dim)"),
         (-1.0, ": the sign is turned"),
         (ranks, ": the number of ranks"),

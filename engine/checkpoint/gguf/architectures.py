@@ -1,0 +1,172 @@
+"""What each GGUF architecture's models do differently from llama's, as llama.cpp has it in `src/models`: keys, and
+what is in the program alone. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.engine.checkpoint.gguf.metadata import MetadataArray
+from lockstep.engine.config import Family
+from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.rope_scaling import Rope, RopeScaling
+
+#: Fields of `ModelConfig` that differ from their defaults.
+Own = Mapping[str, Any]
+WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
+_ATTENTION_CAP, _LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
+
+
+@dataclass(frozen=True, slots=True)
+class StatedSizes:
+    """What of a model the others are derived from; `rope` is the rotation that its keys state."""
+
+    hidden: int
+    heads: int
+    head_dim: int
+    layers: int
+    max_position: int
+    rope: Rope
+
+
+def _llama(fields: Fields, of: StatedSizes) -> Own:
+    """Mistral's files say `llama`, and have a window in all layers."""
+    window = fields.size(WINDOW, 0, least=0)
+    if window == 0 or window >= of.max_position:
+        return {}
+    return {"family": "mistral", "windows": (window,) * of.layers}
+
+
+def _qwen2(fields: Fields, of: StatedSizes) -> Own:
+    if 0 < fields.size(WINDOW, 0, least=0) < of.max_position:
+        raise fields.error(WINDOW, "not supported for this architecture")
+    return {}
+
+
+def _qwen3(fields: Fields, of: StatedSizes) -> Own:
+    return {**_qwen2(fields, of), "qk_norm": True}
+
+
+def _gemma(fields: Fields, of: StatedSizes, largest: int, cap: float) -> Own:
+    """`largest`: the layers of the largest model, whose scores are scaled by the width that all heads together would
+    leave to each."""
+    width = of.hidden // of.heads if of.layers == largest else of.head_dim
+    return {
+        "norm": "plus_one",
+        "post_norms": True,
+        "activation": "gelu_tanh",
+        "score_scale": width**-0.5,
+        "logit_cap": fields.number(_LOGIT_CAP, cap),
+        "embedding_multiplier": of.hidden**0.5,
+    }
+
+
+def _gemma2(fields: Fields, of: StatedSizes) -> Own:
+    windows = _windows(fields, of, fields.size(WINDOW, 4096), 2)
+    return {
+        **_gemma(fields, of, 46, 30.0),
+        "score_cap": fields.number(_ATTENTION_CAP, 50.0),
+        "windows": windows,
+    }
+
+
+def _gemma3(fields: Fields, of: StatedSizes) -> Own:
+    """Layers with a window have a rotation of their own."""
+    windows = _windows(fields, of, fields.size(WINDOW, 0, least=0), 6)
+    local = Rope(fields.number("rope.freq_base_swa", 10_000.0, above=0.0), RopeScaling())
+    return {
+        **_gemma(fields, of, 62, 0.0),
+        "qk_norm": True,
+        "windows": windows,
+        "layer_ropes": _ropes(of, windows, local),
+    }
+
+
+def _olmo2(fields: Fields, of: StatedSizes) -> Own:
+    """OLMo-3's files say `olmo2`: with windows, in whose layers nothing is scaled."""
+    norms = {"norm": "wide", "pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_whole": True}
+    window = fields.size(WINDOW, 0, least=0)
+    if not window:
+        return norms
+    windows = _windows(fields, of, window, 4)
+    ropes = _ropes(of, windows, Rope(of.rope.theta, RopeScaling()))
+    return {**norms, "family": "olmo3", "windows": windows, "layer_ropes": ropes}
+
+
+def _phi3(fields: Fields, of: StatedSizes) -> Own:
+    window = fields.size(WINDOW, 0, least=0)
+    if not window:
+        return {}
+    note = f"{WINDOW} = {window} is applied in all layers, as in the original model; llama.cpp passes over it"
+    return {"windows": (window,) * of.layers, "notes": (note,)}
+
+
+def _granite(fields: Fields, of: StatedSizes) -> Own:
+    return {
+        "score_scale": fields.number("attention.scale", 0.0) or None,
+        "embedding_multiplier": fields.number("embedding_scale", 0.0) or 1.0,
+        "residual_multiplier": fields.number("residual_scale", 0.0) or 1.0,
+        "logit_divisor": fields.number("logit_scale", 1.0, above=0.0),
+    }
+
+
+def _smollm3(fields: Fields, of: StatedSizes) -> Own:
+    """Every fourth layer does not rotate."""
+    return {"layer_ropes": tuple(None if (i + 1) % 4 == 0 else of.rope for i in range(of.layers))}
+
+
+def _glm4(fields: Fields, of: StatedSizes) -> Own:
+    return {"post_norms": True, "neighbours": True}
+
+
+def _starcoder2(fields: Fields, of: StatedSizes) -> Own:
+    return {"norm": "layer", "gated": False, "activation": "gelu_tanh"}
+
+
+def _windows(fields: Fields, of: StatedSizes, window: int, period: int) -> tuple[int | None, ...]:
+    """Of each layer: the last of every `period` sees everything, unless the file states which have a window."""
+    pattern = fields.data.get(PATTERN)
+    if isinstance(pattern, MetadataArray):
+        if pattern.count != of.layers or pattern.element not in ("BOOL", "UINT32", "INT32"):
+            raise fields.error(PATTERN, f"expected a truth value for each of {of.layers} layers")
+        return tuple(window if one else None for one in pattern.numbers()) if window else (None,) * of.layers
+    period = fields.size(PATTERN, period)
+    return tuple(window if window and (i + 1) % period else None for i in range(of.layers))
+
+
+def _ropes(of: StatedSizes, windows: tuple[int | None, ...], local: Rope) -> tuple[Rope, ...]:
+    """Of each layer, `local` where it has a window; none where all are the same."""
+    ropes = tuple(of.rope if window is None else local for window in windows)
+    return () if set(ropes) == {of.rope} else ropes
+
+
+@dataclass(frozen=True, slots=True)
+class Architecture:
+    """`own(fields, sizes)`: what its models do differently. `knows` are keys that would otherwise be refused;
+    `partial`: a part of each head may be rotated."""
+
+    family: Family
+    own: Callable[[Fields, StatedSizes], Own]
+    knows: tuple[str, ...] = ()
+    eps_key: str = "attention.layer_norm_rms_epsilon"
+    partial: bool = False
+
+
+#: By the names of GGUF files.
+ARCHITECTURES: Mapping[str, Architecture] = {
+    "qwen2": Architecture("qwen2", _qwen2),
+    "qwen3": Architecture("qwen3", _qwen3),
+    "llama": Architecture("llama", _llama),
+    "gemma2": Architecture("gemma2", _gemma2, (_ATTENTION_CAP, _LOGIT_CAP, PATTERN)),
+    "gemma3": Architecture("gemma3_text", _gemma3, (_LOGIT_CAP, PATTERN)),
+    "olmo2": Architecture("olmo2", _olmo2, (PATTERN,)),
+    "phi3": Architecture("phi3", _phi3, partial=True),
+    "granite": Architecture(
+        "granite", _granite, ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
+    ),
+    "smollm3": Architecture("smollm3", _smollm3),
+    "glm4": Architecture("glm4", _glm4, partial=True),
+    "starcoder2": Architecture("starcoder2", _starcoder2, eps_key="attention.layer_norm_epsilon"),
+}

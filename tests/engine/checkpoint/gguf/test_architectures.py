@@ -1,0 +1,127 @@
+"""Every architecture against its Hugging Face original: configuration, bits of weights, logits of the engine."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from lockstep.engine.checkpoint.gguf.architectures import PATTERN
+from lockstep.engine.checkpoint.gguf.source import GgufSource, open_gguf
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.parallel.shards import Span
+from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps.hub import CapturePolicy
+from tests.checkpoints import tiny_checkpoint
+from tests.engine.harness import local_runner
+from tests.gguf_twins import CONVERTIBLE, gguf_twin
+
+PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # beyond every window
+FORCED = [9, 110, 23]
+#: What only one of the formats says, or says in single precision.
+APART = {"bos_id", "eos_ids", "block_types", "notes", "rms_eps", "rope_scaling", "layer_ropes", "score_scale",
+         "residual_multiplier"}  # fmt: skip
+
+
+def twins(folder: Path, name: str, kind: str = "F32") -> tuple[Path, Path]:
+    family, overrides = CONVERTIBLE[name]
+    original = tiny_checkpoint(folder, family, **overrides)
+    return original, gguf_twin(original, folder / "twin.gguf", kind)
+
+
+def rotations(model: ModelConfig) -> list[tuple[float, ...]]:
+    """Of each layer: base, channels and the numbers of its scaling."""
+    found = []
+    for layer in range(model.num_layers):
+        one = model.of_layer(layer)
+        scaling = replace(one.rope_scaling, attention_factor=None, mscale=None, mscale_all_dim=None)
+        numbers = [scaling.factor, scaling.original_max_position, *scaling.factors, *scaling.long_factors]
+        found.append((one.rope_theta, one.rotary_dim, *(numbers if scaling.kind != "none" else ())))
+    return found
+
+
+@pytest.mark.parametrize("name", CONVERTIBLE)
+def test_a_twin_is_its_original(name: str, tmp_path: Path) -> None:
+    original, twin = twins(tmp_path, name)
+    (theirs, expected), (model, source) = open_checkpoint(original), open_checkpoint(twin)
+    for key in set(ModelConfig.__slots__) - APART:
+        assert getattr(model, key) == getattr(theirs, key), key
+    assert model.scale == pytest.approx(theirs.scale, rel=1e-7)
+    assert model.residual_multiplier == pytest.approx(theirs.residual_multiplier, rel=1e-7)
+    assert rotations(model) == rotations(theirs)
+    verify(source, model)
+    assert isinstance(source, GgufSource)
+    assert source.names() == expected.names() - {"lm_head.weight"} | (
+        set() if model.tie_embeddings else {"lm_head.weight"}
+    )
+    for tensor in source.names():
+        right = expected.read(tensor)
+        if model.norm == "plus_one" and tensor.endswith("norm.weight"):
+            right = (right + 1) - 1  # as the file rounds it
+        assert torch.equal(source.read(tensor), right), tensor
+        assert torch.equal(torch.from_numpy(source.rows(tensor)), right), tensor
+        part = Span(len(right) // 4, len(right) // 2)
+        assert torch.equal(source.read(tensor, 0, part), right[part.start : part.stop]), tensor
+
+
+def logits(path: Path, **config: Any) -> list[np.ndarray]:
+    """Of a prefill and the decode steps."""
+    runner = local_runner(path, max_tokens=64, **config)
+    tap = runner.hub.places["logits"]
+    runner.watch(CapturePolicy(False, {tap: "full"}))
+    runner.add(0, PROMPT, Sampling())
+    steps = [runner.step({0: token}) for token in FORCED]
+    return [step.captured[0].tensor.numpy() for step in steps]
+
+
+@pytest.mark.parametrize("name", CONVERTIBLE)
+def test_the_engine_computes_the_same_from_both(name: str, tmp_path: Path) -> None:
+    original, twin = twins(tmp_path, name)
+    for ours, theirs in zip(logits(twin), logits(original), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0)
+
+
+@pytest.mark.parametrize("name", ["phi3", "glm4"])
+def test_stacks_stay_in_blocks_as_well(name: str, tmp_path: Path) -> None:
+    _, twin = twins(tmp_path, name, "Q8_0")
+    for kept, dense in zip(logits(twin, weights="quantised"), logits(twin), strict=True):
+        np.testing.assert_allclose(kept, dense, atol=2e-5 * np.abs(dense).max(), rtol=0)
+
+
+def test_windows_by_a_list_of_layers(tmp_path: Path) -> None:
+    family, overrides = CONVERTIBLE["gemma3"]
+    original = tiny_checkpoint(tmp_path, family, **overrides)
+    stated = [True, False, False, True, True, False, True]
+    keys = {f"gemma3.{PATTERN}": stated}
+    model = open_gguf(gguf_twin(original, tmp_path / "twin.gguf", keys=keys))[0]
+    assert [window is not None for window in model.windows] == stated
+    assert {window for window in model.windows if window} == {8}
+    assert [rope.theta for rope in model.layer_ropes if rope] == [1e4 if one else 1e6 for one in stated]
+
+
+def test_the_largest_gemma_scales_scores_by_another_width(tmp_path: Path) -> None:
+    """llama.cpp knows it by its number of layers: Gemma-2 27B has 46, its query_pre_attn_scalar is hidden / heads."""
+    writer = gguf.GGUFWriter(tmp_path / "large.gguf", "gemma2")
+    writer.add_block_count(46)
+    writer.add_context_length(8192)
+    writer.add_embedding_length(4608)
+    writer.add_feed_forward_length(36864)
+    writer.add_head_count(32)
+    writer.add_head_count_kv(16)
+    writer.add_key_length(128)
+    writer.add_value_length(128)
+    writer.add_layer_norm_rms_eps(1e-6)
+    writer.add_vocab_size(10)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    model = open_gguf(tmp_path / "large.gguf")[0]
+    assert model.scale == 144**-0.5
+    assert (model.score_cap, model.logit_cap, model.windows[:3]) == (50.0, 30.0, (4096, None, 4096))
