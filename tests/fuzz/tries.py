@@ -9,7 +9,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lockstep.engine.checkpoint.fused import stored_in
+from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel import shards
 from lockstep.engine.run.sampler import choose

@@ -36,9 +36,9 @@ _LONG = (
     "toggle load_bias false",
     "next 20",
     "branch 0",
-    "export report x{turn}.html",
     "restart",
     "golden",
+    "export report x{turn}.html",
 )
 
 
@@ -50,6 +50,10 @@ def _begin(here: Terminal, seconds: float = 60.0) -> None:
 def _command(here: Terminal, line: str) -> None:
     here.type(":")
     here.enter(line)
+
+
+def _await_file(here: Terminal, file: Path) -> None:
+    here.until(lambda _: file.exists(), lambda _: f"{file.name} is not written", _BUSY)
 
 
 def kill_at_golden(seed: int, directory: Path) -> None:
@@ -122,6 +126,8 @@ def long_session(
             for line in _LONG:
                 _command(here, line.format(turn=turn))
                 here.wait(_AT_REST, seconds=_BUSY)
+            # The status may be that of before a command: what is written shows that all of the turn was done.
+            _await_file(here, place / f"x{turn}.html")
             with Session.open(place / _SESSION) as session:
                 made = sum(len(session.steps(branch.id)) for branch in session.branches())
             turn += 1

@@ -21,7 +21,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.engine.checkpoint.fused import stored_in
+from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import (
     LAYER,

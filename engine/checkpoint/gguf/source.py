@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING
 
 from lockstep.engine.checkpoint.block_types import PLAIN, QUANTISED, BlockType
 from lockstep.engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
-from lockstep.engine.checkpoint.fused import whole_stacks
 from lockstep.engine.checkpoint.gguf.header import GgufHeader, GgufTensor
 from lockstep.engine.checkpoint.gguf.hyperparameters import model_config
 from lockstep.engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations, shift
 from lockstep.engine.checkpoint.gguf.rotary import FACTORS
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.checkpoint.source import TensorInfo
+from lockstep.engine.checkpoint.stacks import whole_stacks
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel.shards import Span

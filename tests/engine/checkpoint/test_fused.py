@@ -8,8 +8,8 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lockstep.engine.checkpoint.fused import stored_in
 from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.checkpoint.verify import verify
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel.shards import Span

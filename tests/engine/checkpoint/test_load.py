@@ -11,10 +11,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from lockstep.engine.checkpoint.fused import stored_in
 from lockstep.engine.checkpoint.load import rank0_shards, shards_of
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.checkpoint.verify import verify
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.errors import CheckpointError

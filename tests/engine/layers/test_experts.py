@@ -9,7 +9,7 @@ import torch
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeMoE
 from transformers.models.qwen2_moe.modeling_qwen2_moe import Qwen2MoeSparseMoeBlock
 
-from lockstep.engine.checkpoint.fused import stored_in
+from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.layers.experts import MixtureOfExperts
 from lockstep.engine.layers.wiring import Wiring

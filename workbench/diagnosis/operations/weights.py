@@ -12,10 +12,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.files import gguf_file
-from lockstep.engine.checkpoint.fused import stored_in
 from lockstep.engine.checkpoint.gguf.source import GgufSource
 from lockstep.engine.checkpoint.header import read_header
 from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.sessions.dtypes import widen
 from lockstep.workbench.diagnosis.operations.misreadings import Misreading, misreadings
 

@@ -9,8 +9,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.engine.checkpoint.fused import stored_in
 from lockstep.engine.checkpoint.gguf.names import PairRows, covering, gguf_name, hugging_face_name, operations
+from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
