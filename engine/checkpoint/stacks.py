@@ -1,4 +1,4 @@
-"""Where a checkpoint stacks tensors: q, k and v in `qkv_proj`, gate and up in `gate_up_proj`, the matrices of all experts."""
+"""Where a checkpoint stacks tensors: q, k, v in `qkv_proj`, gate and up in `gate_up_proj`, the matrices of experts."""
 
 from __future__ import annotations
 
