@@ -56,7 +56,8 @@ class Flips:
             verdict = replace(verdict, verdict="suspect", reason=f"{verdict.reason}, after a routing flip")
         if follows and verdict.tap == "logits":
             self.logits.add((verdict.step, verdict.seq))
-        self.following.note(verdict, follows or flip)
+        # What fails for another reason hands on no flip.
+        self.following.note(replace(verdict, verdict="pass"), follows or flip)
         return verdict
 
     def settled(self, miss: TokenMismatch) -> TokenMismatch:

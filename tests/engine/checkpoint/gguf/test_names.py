@@ -18,7 +18,9 @@ from tests.checkpoints import EVERY_VARIANT, tiny_config
 from tests.gguf_twins import ARCHITECTURES
 
 
-@pytest.mark.parametrize("variant", EVERY_VARIANT)
+@pytest.mark.parametrize(
+    "variant", [name for name, (family, _) in EVERY_VARIANT.items() if family in ARCHITECTURES]
+)
 def test_every_parameter_has_the_name_that_gguf_py_gives_it_and_back(variant: str) -> None:
     family, overrides = EVERY_VARIANT[variant]
     model = ModelConfig.from_hf(tiny_config(family, **overrides).to_dict())
