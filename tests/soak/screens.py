@@ -38,7 +38,7 @@ _LONG = (
     "branch 0",
     "restart",
     "golden",
-    "export report x{turn}.html",
+    "export html x{turn}.html",
 )
 
 

@@ -260,21 +260,12 @@ def _joined(kinds: Sequence[str]) -> str:
 
 
 def _sentence(group: FindingGroup, one: Hypothesis) -> str:
-    """What it is at all findings. Where each rank has another one's shard, or each module another one's weights, that
-    is said of each."""
+    """What it is at all findings."""
     if one in group.chosen:
         places = [(chosen.setting, chosen.edits) for chosen in group.chosen if chosen.setting is not None]
         if len(places) == len(group.chosen):
             return sentence_of(places)
-    by_source: dict[object, list[tuple[WrongOperation, Hypothesis]]] = {}
-    for finding, chosen in zip(group.findings, group.chosen, strict=True):
-        own = local_name(finding.tap).rsplit(".", 1)[-1]
-        others = tuple(name for name in dict.fromkeys(_MODULE.findall(chosen.text)) if name != own)
-        source = (chosen.fitted.get("shard_of"), (own, *others) if others else ())
-        by_source.setdefault(source, []).append((finding, chosen))
-    if one not in group.chosen or len(by_source) < 2:
-        return _text(one.text, group.findings)
-    return "; ".join(_text(part[0][1].text, [finding for finding, _ in part]) for part in by_source.values())
+    return _text(one.text, group.findings)
 
 
 def _text(text: str, findings: Sequence[WrongOperation]) -> str:
@@ -282,11 +273,6 @@ def _text(text: str, findings: Sequence[WrongOperation]) -> str:
     layers = {one.layer for one in findings}
     if len(layers) > 1:
         text = re.sub(r"layers\.\d+\.", "layers.*.", text)
-    if len({one.ranks for one in findings}) > 1:
-        text = re.sub(r"^rank \d+ ", "each of these ranks ", text)
-        text = re.sub(
-            r": rank \d+ goes on with its own ", ": each of these ranks goes on with its own ", text
-        )
     modules = [local_name(one.tap).rsplit(".", 1)[-1] for one in findings]
     kinds = list(dict.fromkeys(name for name in modules if name.endswith("_proj")))
     if len(kinds) > 1 and all(kind in ("q_proj", "k_proj", "v_proj") for kind in kinds):

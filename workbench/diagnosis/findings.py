@@ -15,8 +15,8 @@ import numpy as np
 from lockstep.engine.taps.flow import is_known
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.setting import Setting
 from lockstep.workbench.diagnosis.hypotheses.variant import Fit
-from lockstep.workbench.diagnosis.hypotheses.words import Setting
 from lockstep.workbench.diagnosis.operations.deviation import Deviation
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import head_offset

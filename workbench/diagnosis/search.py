@@ -11,6 +11,7 @@ from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.routing import ROUTED
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
@@ -74,7 +75,7 @@ def _rounds(
     every = (
         stages(site.operation) if site.plain or _edited(site) or site.operation in ROUTED else (EVERYWHERE,)
     )
-    if edits and site.operation in EDITED:
+    if edits and site.operation in (*EDITED, *PRODUCTS):
         known = [(layer, some) for some, layer in edits.items()]
         yield _variants(site, [lambda at: known_edits(at, known)])
     if expected and site.operation in FUSED:

@@ -10,7 +10,7 @@ they are called is said in `words`, nowhere else.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from lockstep.engine.graph.formula import FORMULAS, NORMALISED, Node
@@ -45,11 +45,13 @@ Detail = tuple[str | float | None, ...]
 
 @dataclass(frozen=True, slots=True)
 class Edit:
-    """One change at one place. `detail` are names of functions or leaves, and numbers."""
+    """One change at one place. `detail` are names of functions or leaves, and numbers. `at`: figures that are another
+    wherever it is made, and no part of what it is."""
 
     place: Place
     kind: EditKind
     detail: Detail = ()
+    at: Detail = field(default=(), compare=False)
 
     @property
     def free(self) -> int:

@@ -11,9 +11,11 @@ from functools import partial
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, silu
+from lockstep.workbench.diagnosis.hypotheses.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS, Rounding
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, rounded
 
 
@@ -139,6 +141,10 @@ def _overflowing(x: Array, dtype: str) -> Array:
     return np.where(np.abs(x) > LARGEST[dtype], np.inf, x)
 
 
+def _centred(x: Array) -> Array:
+    return np.asarray(x - x.mean(-1, keepdims=True))
+
+
 def _kept(x: Array, count: float) -> Array:
     order = np.argsort(np.argsort(-np.abs(x), axis=-1), axis=-1)
     return np.where(order < count, x, 0.0)
@@ -148,7 +154,7 @@ def _kept(x: Array, count: float) -> Array:
 CHANGES: Mapping[str, Callable[..., Any]] = {
     **{dtype: partial(_rounded, dtype) for dtype in ("bfloat16", "float16", "float32")},
     "overflowing": lambda x: _overflowing(x, "float16"),
-    "centred": lambda x: x - x.mean(-1, keepdims=True),
+    "centred": lambda x: _centred(x),
     "scaled": lambda x, by: x * by,
     "clamped": lambda x, low, high: np.clip(x, low, high),
     "clamped_above": np.minimum,
@@ -172,6 +178,59 @@ CANCELLING = (
     "minus_one",
     "scaled",
 )
+#: What numbers may have been rounded to beside the 16-bit dtypes, by name; weights alone; and as what they are misread.
+COARSE: Mapping[str, Rounding] = {to: change for to, change in ROUNDINGS.items() if to not in CHANGES}
+MISREAD: Mapping[str, Rounding] = {**REREAD, **DAMAGED}
+
+
+def _tabled(change: Rounding, x: NDArray[Any]) -> NDArray[Any]:
+    found = change(np.asarray(x))
+    if found is None:
+        raise IndexError("it changes nothing here")
+    return np.asarray(found)
+
+
+def _reshaped(x: Array, group: float, rows: float) -> Array:
+    """Each group of columns, taken for so many rows, transposed."""
+    cut = x.reshape(*x.shape[:-1], -1, int(rows), int(group) // int(rows))
+    return cut.swapaxes(-1, -2).reshape(x.shape)
+
+
+#: Other orders of the columns that are multiplied: by groups of so many.
+GROUPED: Mapping[str, Callable[..., Any]] = {
+    "reshaped": _reshaped,
+    "groups_backwards": lambda x, group: x.reshape(*x.shape[:-1], -1, int(group))[..., ::-1].reshape(x.shape),
+    "groups_reversed": lambda x, group: x.reshape(*x.shape[:-1], -1, int(group))[..., ::-1, :].reshape(
+        x.shape
+    ),
+}
+
+
+def _saturated(x: Array, limit: float) -> Array:
+    """Cut off, and in eight bits up to that limit."""
+    step = abs(limit) / 127
+    return np.rint(np.clip(x, -abs(limit), abs(limit)) / step) * step
+
+
+#: How rows may be brought to one size.
+NORMS: Mapping[str, Callable[..., Any]] = {
+    "layer_normed": lambda x, eps: (
+        _centred(x) / np.sqrt(np.square(_centred(x)).mean(-1, keepdims=True) + eps)
+    ),
+    "unit_length": lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True),
+}
+#: What is done to logits as well.
+HEADS: Mapping[str, Callable[..., Any]] = {
+    "capped": lambda x, cap: cap * np.tanh(x / cap),
+    "log_softmax": lambda x: x - np.logaddexp.reduce(x, -1, keepdims=True),
+    "probabilities": lambda x: np.exp(x - np.logaddexp.reduce(x, -1, keepdims=True)),
+}
+ROUNDED: Mapping[str, Callable[..., Any]] = {
+    to: partial(_tabled, change) for to, change in {**COARSE, **WEIGHTS, **MISREAD}.items()
+}
+#: Functions of which a number depends on other rows, or other columns.
+WHOLE, MIXING = frozenset(ROUNDED), frozenset({"log_softmax", "probabilities"})
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **CONVENTIONS, **ORDERS, **SPLITS, **CHANGES,
+    **GROUPED, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
 }  # fmt: skip

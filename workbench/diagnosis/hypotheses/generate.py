@@ -38,6 +38,8 @@ class Choices:
     all leaves at once, of another layer or rank. `numbers`: of leaves that are numbers, other values that engines have.
     `vectors`: leaves that are weights of one axis. `dtypes`: narrower ones than the engine's. `parts`: into how many a
     row may be cut. `rows`: functions that mix tokens. `orders`: whether columns may be read in another order.
+    `applied`: by leaf, or "result", what may be done to it alone; `usual`: whether what may be done to any value is
+    tried as well.
     """
 
     operands: Mapping[str, Sequence[str]] = field(default_factory=dict)
@@ -51,6 +53,8 @@ class Choices:
     parts: Sequence[int] = (2,)
     rows: Sequence[str] = ()
     orders: bool = True
+    applied: Mapping[str, Sequence[Detail]] = field(default_factory=dict)
+    usual: bool = True
 
 
 def edits_of(tree: Node, choices: Choices) -> Iterator[Edit]:
@@ -63,7 +67,9 @@ def edits_of(tree: Node, choices: Choices) -> Iterator[Edit]:
     places: list[Place] = [path for path, _ in nodes(tree)]
     for place in (*places, *(one for one, _ in _places(tree) if isinstance(one, str))):
         node = Node(place) if isinstance(place, str) else node_at(tree, place)
-        if node.name not in choices.numbers:
+        own = "result" if place == () else "" if node.args else node.name
+        found |= dict.fromkeys(Edit(place, "applied", detail) for detail in choices.applied.get(own, ()))
+        if choices.usual and node.name not in choices.numbers:
             found |= dict.fromkeys(_applied(place, node, choices))
     yield from found
 
@@ -71,7 +77,7 @@ def edits_of(tree: Node, choices: Choices) -> Iterator[Edit]:
 def _structural(path: tuple[int, ...], node: Node, choices: Choices) -> Iterator[Edit]:
     """Another form of the node, of the same arguments."""
     for i, one in enumerate(node.args):
-        if one.name not in choices.numbers:
+        if one.name not in choices.numbers and one.name not in choices.vectors:
             yield Edit(path, "left_out", (float(i),))
     if len(node.args) == 2 and node.name in ("subtract", "divide"):
         yield Edit(path, "exchanged")
@@ -113,8 +119,8 @@ def _of_leaves(tree: Node, choices: Choices) -> Iterator[Edit]:
     if len(tree.args) == 2 and tree.args[1].name in choices.vectors:
         yield from (Edit((), "before", (name,)) for name in names if name not in choices.vectors)
     for name in names:
-        yield Edit((), "skipped", (name,))
         if name not in choices.vectors:
+            yield Edit((), "skipped", (name,))
             yield Edit((), "repeated", (name,))
     for one, other in combinations([name for name in names if name not in choices.vectors], 2):
         yield Edit((), "exchanged", (one, other))
@@ -131,6 +137,8 @@ def _of_leaves(tree: Node, choices: Choices) -> Iterator[Edit]:
             yield Edit(place, "number", (None,))
         elif name not in choices.vectors:
             yield from (Edit(place, "inserted", detail) for detail in choices.inserted)
+        if not choices.usual:
+            continue
         if name in choices.vectors:
             yield from (Edit(place, "applied", (function,)) for function in CONVENTIONS)
         elif name not in choices.numbers and len(names) > 1 and not choices.vectors:

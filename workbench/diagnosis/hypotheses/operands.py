@@ -6,6 +6,7 @@ checkpoint's.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from functools import partial
 
@@ -19,15 +20,23 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 _RANK = " @ rank "
+#: A weight or bias of a product, and what is read of it.
+_OF_PRODUCT = re.compile(r"model\.layers\.\d+\.\w+\.\w+_proj\.((?:weight|bias).*)")
 #: What the norm that reads a residual sum gives: one that writes into its input leaves that in place of the sum.
 READER = "reader"
 
 
 def formula_at(site: Site) -> Node:
-    """What the operation of a site computes, as its model has it."""
-    if site.declared is None:
-        return FORMULAS[site.operation]  # type: ignore[index]
-    return formula_of(site.declared, site.facts.model)
+    """What the operation of a site computes, as its model has it: without a bias that it has not."""
+    declared = site.declared
+    if declared is None or (
+        site.operation == "linear" and declared.kind == "reduce"
+    ):  # no partials were recorded
+        found = FORMULAS[site.operation]  # type: ignore[index]
+    else:
+        found = formula_of(declared, site.facts.model)
+    biased = found.args[1:] == (Node("bias"),) and site.operation in ("linear", "reduce", "head")
+    return found.args[0] if biased and "bias" not in site.weights else found
 
 
 def recorded(site: Site, shape: tuple[int, ...]) -> dict[str, Callable[[], Array]]:
@@ -50,6 +59,9 @@ def alike(one: str, layer: int | None, other: str, at: int | None) -> bool:
 
 def _seen_from(name: str, layer: int) -> tuple[int | None, str]:
     tap, rank = place_of(name)
+    if (of_product := _OF_PRODUCT.match(tap)) is not None:  # whatever module or rank it is of
+        own = layer_of(tap.removeprefix("model."))
+        return None if own is None else own - layer, of_product[1]
     own = layer_of(tap.removeprefix("model."))
     if tap == "embed" and layer == 0:  # what enters the first layer
         return (-1, LAYER_OUTPUT)

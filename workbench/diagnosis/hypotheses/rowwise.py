@@ -35,9 +35,12 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
     operand_name,
     recorded,
 )
+from lockstep.workbench.diagnosis.hypotheses.products.products import told_of
+from lockstep.workbench.diagnosis.hypotheses.products.products import trial_of as product_trial
+from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.search import pairs, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
-from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
+from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, Load, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.layers import normalise
@@ -53,7 +56,6 @@ EDITED = ("norm", "residual", "activation")
 _TOLD = 12
 #: Elements on which pairs are tried.
 PAIR_ELEMENTS = 1 << 11
-Load = Callable[[], Any]
 _MIXING = ("rows_before", "rows_after", "rows_mean_of_sequence", "rows_mean_of_step")
 
 
@@ -69,7 +71,8 @@ def row_edits(site: Site) -> Iterator[Variant]:
 def known_edits(site: Site, known: Iterable[tuple[int | None, tuple[Edit, ...]]]) -> Iterator[Variant]:
     """Hypotheses that explained the same operation in other layers, each with its layer: of the tensors that stand
     alike to this one."""
-    found = trial_of(site)
+    of_product = site.operation in PRODUCTS
+    found = product_trial(site) if of_product else trial_of(site)
     if found is None:
         return
     trial = found[0]
@@ -78,7 +81,7 @@ def known_edits(site: Site, known: Iterable[tuple[int | None, tuple[Edit, ...]]]
         moved = tuple(replace(one, detail=tuple(_moved(x, by) for x in one.detail)) for one in edits)
         solved = solve(trial, moved) if _readable(trial, moved) else None
         if solved is not None:
-            yield from _edited(trial, [solved])
+            yield from (told_of if of_product else _edited)(trial, [solved])
 
 
 def _moved(detail: str | float | None, by: int) -> str | float | None:
@@ -90,7 +93,7 @@ def _readable(trial: RowTrial, edits: Sequence[Edit]) -> bool:
     if any(one.kind == "map" for one in edits):
         return False
     read = leaves(together(edits, trial.formula))
-    return all(name in trial.tokens or name in trial.others for name in read)
+    return all(any(name in held for held in (trial.tokens, trial.others, trial.matrices)) for name in read)
 
 
 def row_maps(site: Site) -> Iterator[Variant]:

@@ -26,6 +26,7 @@ _STARTS: Mapping[str, Sequence[float]] = {
     "scaled": (1.0,),
     "plus": (0.0,),
     "swish": (0.5, 0.8, 1.3, 1.7, 3.0),
+    "capped": (0.5, 2.0, 5.0, 10.0, 15.0, 20.0, 30.0, 50.0, 100.0, 300.0, 1000.0),
     "leaky": (0.0, 0.01, 0.1, 0.3),
 }
 #: Of numbers without a function, as epsilons.

@@ -7,22 +7,33 @@ evaluated whole.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.graph.formula import Node
+from lockstep.engine.graph.formula import Node, product
 from lockstep.workbench.diagnosis.hypotheses.edits import nodes, put
-from lockstep.workbench.diagnosis.hypotheses.functions import ACTIVATIONS, CANCELLING, FUNCTIONS
+from lockstep.workbench.diagnosis.hypotheses.functions import (
+    ACTIVATIONS,
+    CANCELLING,
+    FUNCTIONS,
+    MIXING,
+    WHOLE,
+)
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: Elements of the sample, at which pairs are tried as well, and rows of it at the least.
-ELEMENTS, _ROWS = 1 << 12, 4
+#: Elements of the sample, at which pairs are tried as well, and rows of it at the least; columns of a product.
+ELEMENTS, _ROWS, _COLUMNS = 1 << 12, 4, 16
+
+
+#: Which rows, or columns; None: all.
+Indices = NDArray[np.intp] | None
+Load = Callable[[], Any]
 
 
 class Tried(Protocol):
@@ -51,11 +62,14 @@ class Tried(Protocol):
 class Lazy:
     """Tensors by name, each loaded when it is first asked for."""
 
-    def __init__(self, load: Mapping[str, Callable[[], Any]]) -> None:
+    def __init__(self, load: Mapping[str, Load]) -> None:
         self._load, self._held = dict(load), dict[str, Any]()
 
     def __contains__(self, name: str) -> bool:
         return name in self._load
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._load)
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._held:
@@ -65,31 +79,37 @@ class Lazy:
 
 @dataclass(eq=False)
 class RowTrial:
-    """`tokens` are leaves with an axis of tokens, `others` those without: weights, numbers."""
+    """`tokens` are leaves with an axis of tokens, `others` those without: weights, numbers. Of a product, of
+    `matrices`, a sample of columns is evaluated, and so of the rows of its matrix."""
 
     site: Site
     formula: Node
     tokens: Lazy
     others: Lazy
     elements: int = ELEMENTS
-    _own: dict[int, Any] = field(default_factory=dict, init=False)
-    _whole: dict[int, Any] = field(default_factory=dict, init=False)
+    matrices: Lazy = field(default_factory=lambda: Lazy({}))
+    _held: dict[tuple[int, bool, bool], Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
         deviation = self.site.deviation
         assert deviation is not None, "what is right needs no hypothesis"
         self.scope = deviation.scopes[0]
         wrong = np.flatnonzero(self.scope.any(tuple(range(1, self.scope.ndim))))
-        width = max(1, self.scope[0].size)
-        count = min(len(wrong), max(_ROWS, self.elements // width))
-        self.rows = wrong[np.unique(np.linspace(0, len(wrong) - 1, count).astype(int))]
-        self._inside = self.scope[self.rows]
-        self._seen = self.site.seen[self.rows]
-        rest = self._left(self.site.expected[self.rows])
+        self.columns = None
+        if any(node.name == "product" for _, node in nodes(self.formula)):
+            self.columns = _spread(np.flatnonzero(self.scope.any(0)), _COLUMNS)
+        width = max(1, self.scope[0].size if self.columns is None else len(self.columns))
+        self.rows = _spread(wrong, max(_ROWS, self.elements // width))
+        self._inside = self._sampled(self.scope)
+        self._seen = self._sampled(self.site.seen)
+        rest = self._left(self._sampled(self.site.expected))
         self.error = math.inf if rest is None else float(np.linalg.norm(rest))
-        self.noise = float(np.linalg.norm(self.site.parts[0].noise[self.rows][self._inside]))
+        self.noise = float(np.linalg.norm(self._sampled(self.site.parts[0].noise)[self._inside]))
         self.functions = {**FUNCTIONS, **_mixing(self.site.rows)}
         self._kept = {id(node) for _, node in nodes(self.formula)}  # edited formulas share them
+
+    def _sampled(self, x: NDArray[Any]) -> NDArray[Any]:
+        return x[self.rows] if self.columns is None else x[np.ix_(self.rows, self.columns)]
 
     def _left(self, predicted: Array) -> Array | None:
         """Infinite numbers that were seen, and are predicted, leave nothing."""
@@ -101,16 +121,19 @@ class RowTrial:
     def rest(self, tree: Node, numbers: Mapping[str, Any]) -> Array | None:
         with np.errstate(all="ignore"):
             try:
-                found = np.asarray(self._evaluate(tree, numbers, self.rows))
+                found = np.asarray(self._evaluate(tree, numbers, self.rows, self.columns))
+                if self.columns is not None and found.shape != self._seen.shape:
+                    return None
                 shaped = _shaped(found, self._seen.shape)
             except (ValueError, IndexError):  # operands that do not fit together
                 return None
             return None if shaped is None else self._left(shaped)
 
     def value(self, node: Node) -> Array | None:
-        if not node.args and node.name not in self.tokens and node.name not in self.others:
+        if not node.args and not any(node.name in held for held in (self.tokens, self.others, self.matrices)):
             return None
-        return np.asarray(self._evaluate(node, {}, self.rows))
+        multiplied = self.columns is not None and (node.name == "x" or node.name in self.matrices)
+        return np.asarray(self._evaluate(node, {}, self.rows, None if multiplied else self.columns))
 
     def whole(self, tree: Node) -> Array:
         """The formula on all rows."""
@@ -149,29 +172,59 @@ class RowTrial:
                 noise += 0 if shaped is None else np.nan_to_num(np.abs(shaped - right), posinf=0.0)
         return noise
 
-    def _evaluate(self, node: Node, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> Any:
-        """On some rows, or all: what mixes tokens on all of them in either case."""
+    def _evaluate(
+        self, node: Node, numbers: Mapping[str, Any], rows: Indices, columns: Indices = None
+    ) -> Any:
+        """On some rows, or all, and some columns of a product: what mixes those on all of them in either case."""
         if not node.args:
-            return self._leaf(node.name, numbers, rows)
-        kept = self._own if rows is not None else self._whole
-        if id(node) in kept:
-            return kept[id(node)]
-        mixes = node.name.startswith("rows_")
-        args = [self._evaluate(one, numbers, None if mixes else rows) for one in node.args]
-        found = self.functions[node.name](*args)
-        if mixes and rows is not None:
-            found = found[rows]
+            return self._leaf(node.name, numbers, rows, columns)
+        key = id(node), rows is None, columns is None
+        if key in self._held:
+            return self._held[key]
+        if node.name == "product":
+            x, weight = node.args
+            found = product(self._evaluate(x, numbers, rows), self._evaluate(weight, numbers, columns))
+        elif node.name == "row":
+            table, token = node.args
+            found = FUNCTIONS["row"](
+                self._evaluate(table, numbers, None), self._evaluate(token, numbers, rows)
+            )
+        elif node.name.startswith("rows_") or node.name in WHOLE:
+            args = [self._evaluate(one, numbers, None, columns) for one in node.args]
+            found = self.functions[node.name](*args)
+            found = found if rows is None else found[rows]
+        elif node.name in MIXING and columns is not None:
+            found = self._evaluate(node, numbers, rows)[..., columns]
+        else:
+            args = [self._evaluate(one, numbers, rows, columns) for one in node.args]
+            found = self.functions[node.name](*args)
         if id(node) in self._kept:
-            kept[id(node)] = found
+            self._held[key] = found
         return found
 
-    def _leaf(self, name: str, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> Any:
+    def _leaf(self, name: str, numbers: Mapping[str, Any], rows: Indices, columns: Indices) -> Any:
         if name in numbers:
             return numbers[name]
+        if name in self.matrices:
+            found = self.matrices[name]
+            if columns is not None or found is None:
+                raise IndexError(f"{name} is no result, or not there")
+            return found if rows is None else found[rows]
         if name in self.tokens:
-            return self.tokens[name] if rows is None else self.tokens[name][rows]
-        # Arrays, so that what asks for rows or columns of a number is an IndexError, not an AttributeError.
-        return np.asarray(self.others[name] if name in self.others else float(name))
+            found = self.tokens[name] if rows is None else self.tokens[name][rows]
+        else:
+            # Arrays, so that what asks for rows or columns of a number is an IndexError, not an AttributeError.
+            found = np.asarray(self.others[name] if name in self.others else float(name))
+        if columns is None or not found.ndim:
+            return found
+        if found.shape[-1] != self.site.expected.shape[-1]:
+            raise IndexError(f"{name} has other columns than the result")
+        return found[..., columns]
+
+
+def _spread(some: NDArray[np.intp], most: int) -> NDArray[np.intp]:
+    """So many at most, from first to last."""
+    return np.asarray(some[np.unique(np.linspace(0, len(some) - 1, min(len(some), most)).astype(int))])
 
 
 def _shaped(found: Array, shape: tuple[int, ...]) -> Array | None:

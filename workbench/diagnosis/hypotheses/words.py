@@ -6,18 +6,20 @@ A sentence says what ran and what should have: in words where there are plain on
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal
+from dataclasses import replace
 
 from lockstep.engine.graph import LAYER_OUTPUT, STREAM
 from lockstep.engine.graph.formula import Node
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
-from lockstep.workbench.diagnosis.hypotheses.fits import differing_replica, named
+from lockstep.workbench.diagnosis.hypotheses.fits import named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
-from lockstep.workbench.diagnosis.hypotheses.operands import READER, formula_at, place_of
+from lockstep.workbench.diagnosis.hypotheses.operands import READER, place_of
+from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
+from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
 from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
+from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.views.causes import numbers_in_words
@@ -142,51 +144,6 @@ _TENSORS: Mapping[str, str] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Told:
-    """`name` is a stable id, `kind` the class of bug, `text` one sentence, `fitted` what it is about."""
-
-    name: str
-    kind: str
-    text: str
-    fitted: Mapping[str, object]
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """What a sentence needs to know of where an operation is.
-
-    `layers` is how many there are, `channels` the only wrong columns where these are few, `replica` that the copies of
-    other ranks are right. `seen`: of several places together, whether tensors are told as seen from each layer, or by
-    their own.
-    """
-
-    operation: str
-    kind: str
-    layer: int | None
-    layers: int
-    formula: Node
-    weight: str
-    eps: float
-    channels: tuple[int, ...]
-    replica: str
-    seen: Literal["", "from each", "by itself"] = ""
-
-    @classmethod
-    def of(cls, site: Site) -> Setting:
-        columns = site.deviation.columns if site.deviation is not None else None
-        return cls(
-            site.operation, site.kind, site.layer, site.facts.model.num_layers, formula_at(site),
-            site.weights.get("weight", ""), site.facts.model.rms_eps,
-            tuple(site.first_out + one for one in columns or ()), differing_replica(site),
-        )  # fmt: skip
-
-    @property
-    def branch(self) -> str:
-        """Whose output a residual sum adds."""
-        return {"attn_residual": "attention", "mlp_residual": "MLP"}.get(self.kind, "block")
-
-
 def told(site: Site, edits: Sequence[Edit]) -> Told:
     """What edits of the operation of a site are called."""
     at = Setting.of(site)
@@ -215,6 +172,8 @@ def sentence(at: Setting, edits: Sequence[Edit]) -> str:
 def sentence_of(places: Sequence[tuple[Setting, Sequence[Edit]]]) -> str:
     """The same edits at several places: what is another at each is told as seen from each."""
     (first, edits), *rest = places
+    if first.operation in PRODUCTS:
+        return of_products(places)
     same = all([one.detail for one in edits] == [one.detail for one in others] for _, others in rest)
     weights = list(dict.fromkeys(at.weight for at, _ in places))
     modules = {local_name(name.removeprefix("model.")) for name in weights}
@@ -267,7 +226,7 @@ def _sentence(at: Setting, edit: Edit) -> str:
     numbers = [one for one in edit.detail if isinstance(one, float)]
     fields = {
         "weight": at.weight,
-        "eps": at.eps,
+        "eps": at.model.rms_eps,
         "by": named(numbers[0]) if numbers else "",
         "then": " before it is added to the sum" if at.operation == "residual" and edit.place else "",
         "branch": at.branch,

@@ -10,13 +10,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from lockstep.workbench.diagnosis.hypotheses.products.products import (
+    product_coarse,
+    product_fits,
+    product_maps,
+)
 from lockstep.workbench.diagnosis.operations.deviation import Part, locate
 from lockstep.workbench.diagnosis.operations.facts import LARGEST
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.variants.attention.softmax import powers, softmax
-from lockstep.workbench.diagnosis.variants.linear.linear import constant, feature_scale
-from lockstep.workbench.diagnosis.variants.linear.matrices import single_weights
-from lockstep.workbench.diagnosis.variants.linear.precision import rounded_operands
 from tests.workbench.diagnosis.variants.made import ROWS, drawn, fits, made_site
 
 N, HEADS, WIDTH = 12, 4, 8
@@ -68,13 +70,13 @@ def linear(seen_of: Callable[[np.ndarray, np.ndarray], np.ndarray], width: int =
 def test_in_features_that_count_a_trifle_more_are_told() -> None:
     """No in feature by itself is off by a thousandth."""
     site = linear(lambda x, w: x @ (w * np.where(np.arange(64) < 32, 1.0006, 1.0004)).T)
-    assert "feature_scale" in {one.variant.name for one in fits(site, [feature_scale])}
+    assert "feature_scale" in {one.variant.name for one in fits(site, [product_fits])}
 
 
 def test_a_rank_without_in_features_gives_nothing() -> None:
     site = linear(lambda x, w: np.ones((len(x), 96)), width=0)
     assert site.deviation is not None
-    banks = [feature_scale, constant, rounded_operands, single_weights]
+    banks = [product_fits, product_coarse, product_maps]
     assert [one.variant.name for one in fits(site, banks) if one.accepted] == ["constant_row"]
 
 

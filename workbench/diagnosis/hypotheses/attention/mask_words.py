@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.workbench.diagnosis.hypotheses.words import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Told
 from lockstep.workbench.diagnosis.operations.site import Site
 
 #: The detail of an edit behind its first word.

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import Rest, mask_words, number_of
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import right_scale
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
-from lockstep.workbench.diagnosis.hypotheses.words import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Told
 from lockstep.workbench.diagnosis.operations.site import Site
 
 #: Place of an edit -> the class of bug; an axis or kind of edit decides before it.

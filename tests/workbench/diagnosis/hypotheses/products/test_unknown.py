@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.variants.linear.unknown import another_input, other_weight
-from lockstep.workbench.diagnosis.variants.table_rows import other_numbers
+from lockstep.workbench.diagnosis.hypotheses.products.products import product_unknown
 from tests.workbench.diagnosis.variants.made import ROWS, drawn, fits, made_site
 
 RNG = np.random.default_rng(0)
 NAME = "model.layers.1.mlp.gate_proj.weight"
 TOKENS, W, TABLE = drawn(RNG, 5, 64), drawn(RNG, 96, 64, size=0.1), drawn(RNG, 131, 64)
 X = TOKENS[[row.token % 5 for row in ROWS]] + drawn(RNG, len(ROWS), 64, size=0.3)
-BANKS = (another_input, other_weight)
 
 
 def said(seen: np.ndarray) -> list[str]:
     site = made_site("linear", "layers.1.mlp.gate", {"x": X}, seen, weights={NAME: W})
-    return [f"{one.variant.name}: {one.variant.text}" for one in fits(site, BANKS) if one.accepted]
+    return [
+        f"{one.variant.name}: {one.variant.text}" for one in fits(site, [product_unknown]) if one.accepted
+    ]
 
 
 def test_an_input_that_was_not_recorded_is_told_by_its_output() -> None:
@@ -56,5 +56,5 @@ def test_rows_of_the_table_with_other_numbers_are_told_by_their_ids() -> None:
         (wrong + drawn(RNG, *wrong.shape), ""),
     ):
         site = made_site("embedding", "embed", {}, seen, weights={"model.embed_tokens.weight": TABLE})
-        found = [one.variant.text for one in fits(site, [other_numbers]) if one.accepted]
+        found = [one.variant.text for one in fits(site, [product_unknown]) if one.accepted]
         assert [names in text for text in found] == ([True] if names else []), names

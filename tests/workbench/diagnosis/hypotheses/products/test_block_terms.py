@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from lockstep.workbench.diagnosis.hypotheses.products.block_terms import block_terms
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.linear.block_terms import block_terms
 from tests.workbench.diagnosis.variants.made import ROWS, Array, drawn, fits, made_site
 
 RNG = np.random.default_rng(0)

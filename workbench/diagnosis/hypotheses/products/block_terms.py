@@ -1,4 +1,4 @@
-"""Variants of a linear layer whose quantised weight was dequantised wrongly: block by block its scale, its offset or
+"""Variants of a wrong layer whose quantised weight was dequantised wrongly: block by block its scale, its offset or
 its sign."""
 
 from __future__ import annotations
@@ -9,11 +9,11 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.products.block_scales import whose_scales
+from lockstep.workbench.diagnosis.hypotheses.products.wrong import WrongProduct
 from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.linear.block_scales import whose_scales
-from lockstep.workbench.diagnosis.variants.replay import Linear
 
 Term = Callable[[Array], Array]
 
@@ -67,23 +67,23 @@ LEAVES = 0.1
 def block_terms(site: Site) -> Iterator[Variant]:
     """The mistake with the fewest numbers that gives what was seen: of blocks of every usual size factors or offsets
     are fitted."""
-    linear = Linear.of(site)
-    if linear is None or len(linear.rows) < SPARE:
+    wrong = WrongProduct.of(site)
+    if wrong is None or len(wrong.rows) < SPARE:
         return
-    tokens = np.linspace(0, len(linear.rows) - 1, min(TOKENS, len(linear.rows))).astype(int)
+    tokens = np.linspace(0, len(wrong.rows) - 1, min(TOKENS, len(wrong.rows))).astype(int)
     rounded: list[tuple[_Mistake, _Layout, float]] = []
     for mistake in MISTAKES:
-        for layout in _layouts(linear, mistake):
-            left = _leaves(linear, tokens, mistake, layout)
+        for layout in _layouts(wrong, mistake):
+            left = _leaves(wrong, tokens, mistake, layout)
             if left is None:
                 continue
             if left > 0:
                 rounded.append((mistake, layout, left))
                 continue
-            yield from _variants(linear, tokens, mistake, layout)
+            yield from _variants(wrong, tokens, mistake, layout)
             return  # what has more numbers, or more terms, fits as well
     for mistake, layout, left in rounded[:1]:
-        yield from _variants(linear, tokens, mistake, layout, left)
+        yield from _variants(wrong, tokens, mistake, layout, left)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,11 +96,11 @@ class _Layout:
     starts: tuple[int, ...]
 
 
-def _layouts(linear: Linear, mistake: _Mistake) -> list[_Layout]:
+def _layouts(wrong: WrongProduct, mistake: _Mistake) -> list[_Layout]:
     """Those that the tokens determine, with the fewest numbers first. Scales of the whole, of out features and of in
     features are told elsewhere."""
-    width, columns, found = linear.x.shape[1], len(linear.columns), []
-    first = linear.site.first_in
+    width, columns, found = wrong.x.shape[1], len(wrong.columns), []
+    first = wrong.site.first_in
     for size in IN_FEATURES:
         if size >= width:
             continue
@@ -110,50 +110,52 @@ def _layouts(linear: Linear, mistake: _Mistake) -> list[_Layout]:
             if mistake.terms == (_itself,) and (rows == 0 or (rows == 1 and not size)):
                 continue
             shared = min(rows or columns, columns)
-            if len(linear.rows) * shared >= unknown + SPARE and rows < len(linear.weight):
+            if len(wrong.rows) * shared >= unknown + SPARE and rows < len(wrong.weight):
                 found.append((unknown / shared, _Layout(rows, size, starts)))
     return [layout for _, layout in sorted(found, key=lambda one: one[0])]
 
 
-def _leaves(linear: Linear, tokens: NDArray[np.intp], mistake: _Mistake, layout: _Layout) -> float | None:
+def _leaves(
+    wrong: WrongProduct, tokens: NDArray[np.intp], mistake: _Mistake, layout: _Layout
+) -> float | None:
     """What the fit leaves in a sample of the blocks, over what was seen, by the equations that it has not used up: 0
     where that is within noise. None where it is more than a weight's rounding, or not much less than the error."""
-    groups, some = _groups(linear, layout.rows), list[NDArray[np.intp]]()
+    groups, some = _groups(wrong, layout.rows), list[NDArray[np.intp]]()
     for group in groups[len(groups) // 2 :] + groups[: len(groups) // 2]:
         if some and sum(map(len, some)) + len(group) > SAMPLE:
             break
         some.append(group)
-    by, left = _solved(linear, tokens, mistake, layout, some)
+    by, left = _solved(wrong, tokens, mistake, layout, some)
     columns = np.concatenate(some)
-    error = linear.error[np.ix_(tokens, columns)]
-    noise = linear.site.parts[0].noise[np.ix_(linear.rows[tokens], linear.columns[columns])]
+    error = wrong.error[np.ix_(tokens, columns)]
+    noise = wrong.site.parts[0].noise[np.ix_(wrong.rows[tokens], wrong.columns[columns])]
     spare = left.size - by.size
     if spare < max(SPARE_IN_ALL, SPARE * len(some)):
         return None
-    right, seen = np.linalg.norm(linear.expected), np.linalg.norm(linear.seen)
+    right, seen = np.linalg.norm(wrong.right), np.linalg.norm(wrong.seen)
     allowed = 3 * max(1.0, float(seen / max(float(right), 1e-300))) * float(np.sqrt((noise**2).mean()))
     over = float(np.sqrt((left**2).sum() / spare))
     if over > LEAVES * float(np.sqrt((error**2).mean())):
         return None
-    share = over * float(np.sqrt(linear.seen.size)) / float(seen)
+    share = over * float(np.sqrt(wrong.seen.size)) / float(seen)
     return 0.0 if over <= allowed else share if share <= ROUNDED else None
 
 
-def _multiples(linear: Linear, tokens: NDArray[np.intp], mistake: _Mistake, layout: _Layout) -> Array:
+def _multiples(wrong: WrongProduct, tokens: NDArray[np.intp], mistake: _Mistake, layout: _Layout) -> Array:
     """Of every wrong column, [columns, terms, blocks of in features]."""
-    found = np.zeros((len(linear.columns), len(mistake.terms), len(layout.starts)))
-    groups = _groups(linear, layout.rows)
+    found = np.zeros((len(wrong.columns), len(mistake.terms), len(layout.starts)))
+    groups = _groups(wrong, layout.rows)
     at_once = max(1, SAMPLE // max(map(len, groups)))
     for i in range(0, len(groups), at_once):
         some = groups[i : i + at_once]
-        by, _ = _solved(linear, tokens, mistake, layout, some)
+        by, _ = _solved(wrong, tokens, mistake, layout, some)
         for group, own in zip(some, by, strict=True):
             found[group] = own.reshape(len(mistake.terms), -1)
     return found
 
 
 def _solved(
-    linear: Linear,
+    wrong: WrongProduct,
     tokens: NDArray[np.intp],
     mistake: _Mistake,
     layout: _Layout,
@@ -162,12 +164,12 @@ def _solved(
     """Of groups of columns that share their multiples: these, [groups, terms * blocks], and what they leave of the
     errors, [tokens, columns]."""
     columns = np.concatenate(groups)
-    x, weight = linear.x[linear.rows[tokens]], linear.weight[linear.columns[columns]].astype(np.float64)
+    x, weight = wrong.x[wrong.rows[tokens]], wrong.weight[wrong.columns[columns]].astype(np.float64)
     spans = list(zip(layout.starts, (*layout.starts[1:], x.shape[1]), strict=True))
     given = np.stack(
         [x[:, i:j] @ term(weight[:, i:j]).T for term in mistake.terms for i, j in spans]
     )  # [terms * blocks, tokens, columns]: what each multiple adds
-    error = linear.error[np.ix_(tokens, columns)]
+    error = wrong.error[np.ix_(tokens, columns)]
     firsts = np.cumsum([0, *map(len, groups)])[:-1]
     each = np.ascontiguousarray(given.transpose(2, 1, 0))  # [columns, tokens, terms * blocks]
     squares = np.add.reduceat(each.transpose(0, 2, 1) @ each, firsts, axis=0)
@@ -180,16 +182,16 @@ def _solved(
 
 
 def _variants(
-    linear: Linear, tokens: NDArray[np.intp], mistake: _Mistake, layout: _Layout, rounded: float = 0.0
+    wrong: WrongProduct, tokens: NDArray[np.intp], mistake: _Mistake, layout: _Layout, rounded: float = 0.0
 ) -> Iterator[Variant]:
     """`rounded`: the share of what was seen that is left, as the weights are rounded as well."""
-    columns, site, by = linear.columns, linear.site, _multiples(linear, tokens, mistake, layout)
-    own = linear.weight[columns].astype(np.float64)
-    sizes = np.diff([*layout.starts, linear.x.shape[1]])
-    weight = linear.weight.astype(np.float64)
+    columns, site, by = wrong.columns, wrong.site, _multiples(wrong, tokens, mistake, layout)
+    own = wrong.weight[columns].astype(np.float64)
+    sizes = np.diff([*layout.starts, wrong.x.shape[1]])
+    weight = wrong.weight.astype(np.float64)
     for i, term in enumerate(mistake.terms):
         weight[columns] += by[:, i].repeat(sizes, axis=1) * term(own)
-    predicted = linear.replay(weight=weight)
+    predicted = wrong.replay(weight=weight)
     if predicted is None:
         return
     text = f"{_what(layout)} of {site.weights['weight']} {mistake.text}"
@@ -198,9 +200,9 @@ def _variants(
         text += f", {factors.min():.4g} to {factors.max():.4g} times the right one (quantised weights)"
         text += whose_scales(site, factors, columns, layout.rows, layout.columns, layout.starts)
     text += f"; besides it is rounded: {rounded:.2g} of the output is left" if rounded else ""
-    parameters = by[0].size * len(_groups(linear, layout.rows))
+    parameters = by[0].size * len(_groups(wrong, layout.rows))
     # Where the tokens are few, all that they have left over had to fit by itself.
-    most = linear.error.size // (2 * ELEMENTS_A_PARAMETER)
+    most = wrong.error.size // (2 * ELEMENTS_A_PARAMETER)
     fitted = {"rows": layout.rows, "columns": layout.columns, "first": by.ravel()[:8].tolist()}
     noise = site.parts[0].noise + 1.5 * rounded * float(np.sqrt((predicted**2).mean()))
     yield Variant(mistake.name, "weight", text, fitted, predicted, min(parameters, most), noise=noise)
@@ -217,11 +219,11 @@ def _what(layout: _Layout) -> str:
     return f"each block of {' × '.join(part for part in (down, across) if part)}"
 
 
-def _groups(linear: Linear, rows: int) -> list[NDArray[np.intp]]:
-    """The wrong columns, as indices into `linear.columns`, that share a block's rows."""
-    every = np.arange(len(linear.columns))
+def _groups(wrong: WrongProduct, rows: int) -> list[NDArray[np.intp]]:
+    """The wrong columns, as indices into `wrong.columns`, that share a block's rows."""
+    every = np.arange(len(wrong.columns))
     if not rows:
         return [every]
-    first = linear.site.first_out
-    block = (linear.columns + first) // rows
+    first = wrong.site.first_out
+    block = (wrong.columns + first) // rows
     return np.split(every, np.flatnonzero(np.diff(block)) + 1)

@@ -6,12 +6,12 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.products.wrong import WrongProduct
 from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, settled
-from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.replay import SAMPLE, Linear
 
 #: The most pieces that a product is split into.
 _MOST_PIECES = 64
@@ -53,10 +53,10 @@ _HOW: Mapping[str, Callable[[Sequence[_Sum], str], _Sum]] = {
 
 def split_sums(site: Site) -> Iterator[Variant]:
     """The in features in equal pieces, one after the other or dealt in turn, of which the sums have fewer bits."""
-    linear = Linear.of(site)
-    if linear is None or not linear.columns.size:
+    wrong = WrongProduct.of(site)
+    if wrong is None or not wrong.columns.size:
         return
-    width = linear.x.shape[1]
+    width = wrong.x.shape[1]
     for count in range(2, min(_MOST_PIECES, width) + 1):
         if width % count:
             continue
@@ -66,19 +66,15 @@ def split_sums(site: Site) -> Iterator[Variant]:
             )
             for dtype in ("bfloat16", "float16"):
                 if UNIT[dtype] > site.facts.unit:
-                    yield from _split(site, linear, places, order, dtype)
+                    yield from _split(site, wrong, places, order, dtype)
 
 
-def _split(site: Site, linear: Linear, places: np.ndarray, order: str, dtype: str) -> Iterator[Variant]:
-    some = linear.columns[
-        np.linspace(0, len(linear.columns) - 1, min(SAMPLE, len(linear.columns))).astype(int)
-    ]
-    every = np.arange(len(linear.weight))
-    near = {
-        how for how in _HOW if _explains(linear, _summed(site, linear, places, some, how, dtype)[0], some)
-    }
+def _split(site: Site, wrong: WrongProduct, places: np.ndarray, order: str, dtype: str) -> Iterator[Variant]:
+    some = wrong.sampled()
+    every = np.arange(len(wrong.weight))
+    near = {how for how in _HOW if wrong.explains(_summed(site, wrong, places, some, how, dtype)[0], some)}
     for how in sorted(near):
-        out, noise = _summed(site, linear, places, every, how, dtype)
+        out, noise = _summed(site, wrong, places, every, how, dtype)
         text = (
             f"the product is summed in {len(places)} pieces of {places.shape[1]} in features{order}, "
             f"{how.format(dtype)}"
@@ -88,20 +84,13 @@ def _split(site: Site, linear: Linear, places: np.ndarray, order: str, dtype: st
 
 
 def _summed(
-    site: Site, linear: Linear, places: np.ndarray, columns: np.ndarray, how: str, dtype: str
+    site: Site, wrong: WrongProduct, places: np.ndarray, columns: np.ndarray, how: str, dtype: str
 ) -> _Sum:
     """The output's columns, and what its rounding may leave."""
-    weight, own = linear.weight[columns].astype(np.float64), site.parts[0].noise[:, columns]
-    pieces = [(linear.x[:, piece] @ weight[:, piece].T, own) for piece in places]
+    weight, own = wrong.weight[columns].astype(np.float64), site.parts[0].noise[:, columns]
+    pieces = [(wrong.x[:, piece] @ weight[:, piece].T, own) for piece in places]
     out, noise = _HOW[how](pieces, dtype)
-    return out + linear.bias[columns], noise + own
-
-
-def _explains(linear: Linear, tried: Array, columns: np.ndarray) -> bool:
-    """Whether it leaves less of the wrong rows' error there than there is."""
-    at = np.ix_(linear.rows, columns)
-    error = np.linalg.norm(linear.seen[at] - linear.expected[at])
-    return bool(np.linalg.norm(tried[linear.rows] - linear.seen[at]) <= PARTLY * error)
+    return out + wrong.rest[columns], noise + own
 
 
 def rounded_partials(site: Site) -> Iterator[Variant]:

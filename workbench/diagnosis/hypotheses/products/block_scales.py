@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.products.matrices import cut
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.replay import cut
 
 #: How far the scale of a block may be from its largest weight, relative, and of how many blocks that must hold.
 NEAR, MOST = 0.02, 0.9

@@ -1,0 +1,70 @@
+"""Where an operation is, as far as its hypotheses are told by that."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph.formula import Node
+from lockstep.workbench.diagnosis.hypotheses.fits import differing_replica
+from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.operations.site import Site
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """`name` is a stable id, `kind` the class of bug, `text` one sentence, `fitted` what it is about."""
+
+    name: str
+    kind: str
+    text: str
+    fitted: Mapping[str, object]
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What a sentence needs to know of where an operation is.
+
+    `channels` are the only wrong columns where these are few, `replica` says that the copies of other ranks are right.
+    `ranks` is how many there are, `first` the rank's first (out feature, in feature) of the whole, `size` how many it
+    has of each. `seen`: of several places together, whether tensors are told as seen from each layer, or by their own.
+    """
+
+    operation: str
+    kind: str
+    layer: int | None
+    model: ModelConfig
+    formula: Node
+    weight: str
+    bias: str
+    channels: tuple[int, ...]
+    replica: str
+    rank: int
+    ranks: int
+    first: tuple[int, int]
+    size: tuple[int, int]
+    split_rows: bool
+    seen: Literal["", "from each", "by itself"] = ""
+
+    @classmethod
+    def of(cls, site: Site) -> Setting:
+        columns = site.deviation.columns if site.deviation is not None else None
+        x = site.inputs.get("x")
+        return cls(
+            site.operation, site.kind, site.layer, site.facts.model, formula_at(site),
+            site.weights.get("weight", ""), site.weights.get("bias", ""),
+            tuple(site.first_out + one for one in columns or ()), differing_replica(site),
+            site.rank, len(site.taps.ranks), (site.first_out, site.first_in),
+            (site.parts[0].expected.shape[-1], 0 if x is None else x.shape[-1]), site.columns is None,
+        )  # fmt: skip
+
+    @property
+    def layers(self) -> int:
+        return self.model.num_layers
+
+    @property
+    def branch(self) -> str:
+        """Whose output a residual sum adds."""
+        return {"attn_residual": "attention", "mlp_residual": "MLP"}.get(self.kind, "block")
