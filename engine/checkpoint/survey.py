@@ -74,12 +74,18 @@ class TensorSurvey:
 
 
 def survey(
-    source: Source, model: ModelConfig, *, tp: int = 1, pattern: str = "*", statistics: bool = True
+    source: Source,
+    model: ModelConfig,
+    *,
+    tp: int = 1,
+    ep: int = 1,
+    pattern: str = "*",
+    statistics: bool = True,
 ) -> Iterator[TensorSurvey]:
     """The tensors whose name matches the glob `pattern`, in the forward's order, then those of no parameter.
 
     Does not verify: a checkpoint that does not fit its configuration can be looked at as well.
-    `check_fit` first that `tp` suits the model.
+    `check_fit` first that `tp` and `ep` suit the model.
     """
     expected = shards.parameters(model)
     order = [
@@ -91,7 +97,7 @@ def survey(
             continue
         info = source.info(name)
         known = name in expected and info.shape == expected[name]
-        plans = tuple(shards.plan(name, model, tp, rank) for rank in range(tp)) if known else ()
+        plans = tuple(shards.plan(name, model, tp, rank, ep) for rank in range(tp)) if known else ()
         if statistics and _has_values(info):
             yield _measured(source, model, name, info, plans)
         else:

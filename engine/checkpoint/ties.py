@@ -13,6 +13,7 @@ from lockstep.engine.checkpoint.header import TensorEntry, read_header
 from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError
+from lockstep.engine.taps.names import layer_of
 from lockstep.engine.text import printable
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -23,7 +24,7 @@ def settle(model: ModelConfig, source: Source) -> ModelConfig:
     """`model` as transformers 5 loads it from these safetensors: with `notes`, and untied where the head that the
     files hold is not the embedding (`PreTrainedModel.tie_weights`)."""
     names = source.names()
-    notes = _unread_frequencies(names)
+    notes = _unread_frequencies(names) + _unread_layers(names, model)
     tied = model.tie_embeddings
     if tied and {EMBEDDING, HEAD} <= names:
         tied = _same_bytes(*_place(source, EMBEDDING), *_place(source, HEAD))
@@ -39,6 +40,21 @@ def settle(model: ModelConfig, source: Source) -> ModelConfig:
 def is_frequencies(name: str) -> bool:
     """Whether the tensor is a layer's rotary frequencies, which old versions of transformers saved."""
     return name.endswith("rotary_emb.inv_freq")
+
+
+def predicts_further(name: str, model: ModelConfig) -> bool:
+    """Whether the tensor is of the layers behind the others that predict further tokens (arXiv:2404.19737), which
+    GLM-4.5's checkpoints hold and transformers leaves unread."""
+    layer = layer_of(name.removeprefix("model."))
+    return model.family == "glm4_moe" and layer is not None and layer >= model.num_layers
+
+
+def _unread_layers(names: set[str], model: ModelConfig) -> tuple[str, ...]:
+    found = sorted(name for name in names if predicts_further(name, model))
+    if not found:
+        return ()
+    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
+    return (f"ignored {printable(found[0])}{more}: a layer that predicts further tokens, behind the model's",)
 
 
 def _unread_frequencies(names: set[str]) -> tuple[str, ...]:

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from lockstep.engine.checkpoint.source import DTYPE_BITS, Source
-from lockstep.engine.checkpoint.ties import HEAD, is_frequencies
+from lockstep.engine.checkpoint.ties import HEAD, is_frequencies, predicts_further
 from lockstep.engine.config import DTYPES, ModelConfig
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel import shards
@@ -24,7 +24,11 @@ def verify(source: Source, model: ModelConfig) -> None:
     expected = shards.parameters(model)
     names = source.names()
     surplus = names - expected.keys()
-    ignored = {name for name in surplus if is_frequencies(name) or (name == HEAD and model.tie_embeddings)}
+    ignored = {
+        name
+        for name in surplus
+        if is_frequencies(name) or predicts_further(name, model) or (name == HEAD and model.tie_embeddings)
+    }
     problems = [
         *_listed("missing", sorted(expected.keys() - names), lambda n: f"{n} {list(expected[n])}"),
         *_listed(

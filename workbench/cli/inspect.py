@@ -50,6 +50,7 @@ def inspect(
     tp: Annotated[
         int, typer.Option("--tp", metavar="N", min=1, help="Show each rank's part at this parallelism.")
     ] = 1,
+    ep: options.Ep = 1,
     statistics: Annotated[bool, typer.Option(help="Read the tensors, not only the headers.")] = True,
     as_json: options.Json = False,
 ) -> None:
@@ -66,12 +67,12 @@ def inspect(
         compared, within = inspect_pair(model, open_model(other), tensor, as_json)
         _need_some(range(compared), tensor)
         raise typer.Exit(Exit.OK if within else Exit.DIVERGED)
-    check_fit(model.config, EngineConfig(tp=tp))
+    check_fit(model.config, EngineConfig(tp=tp, ep=ep))
     _, source = open_checkpoint(model.path)
     with source:
         names = source.names()
         _need_some([name for name in names if fnmatchcase(name, tensor)], tensor)
-        found = survey(source, model.config, tp=tp, pattern=tensor, statistics=statistics)
+        found = survey(source, model.config, tp=tp, ep=ep, pattern=tensor, statistics=statistics)
         if as_json:
             tensors = [_told(one, model.config.family) for one in found]
             head = {"metadata": metadata_told(source.headers)} if isinstance(source, GgufSource) else {}

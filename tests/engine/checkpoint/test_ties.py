@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from lockstep.engine.checkpoint.resolve import open_checkpoint
@@ -34,3 +35,19 @@ def test_a_head_of_another_shape_is_refused(tmp_path: Path) -> None:
     model, source = open_checkpoint(with_head(tiny_checkpoint(tmp_path, "qwen2"), 0.0, rows=7))
     with source, pytest.raises(CheckpointError, match=r"1 misshapen: lm_head\.weight is \[7, 64\]"):
         verify(source, model)
+
+
+def test_layers_that_predict_further_tokens_are_left_unread(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "glm4_moe")
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    behind = {
+        name.replace(".2.", ".3."): one.clone() for name, one in weights.items() if ".layers.2." in name
+    }
+    save_file(
+        weights | behind | {"model.layers.3.eh_proj.weight": torch.zeros(64, 128)}, file, {"format": "pt"}
+    )
+    model, source = open_checkpoint(path)
+    with source:
+        verify(source, model)
+    assert any("a layer that predicts further tokens" in note for note in model.notes)
