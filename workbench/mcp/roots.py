@@ -11,11 +11,14 @@ from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
+from lockstep.sessions import Session
+from lockstep.sessions.meta import ModelMeta
 from lockstep.sessions.text import clean
 from lockstep.workbench.demo import GGUF_DIR, MODEL_DIR
 from lockstep.workbench.demo.checkpoints import DEMOS
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.paths import GALLERY, find_session
+from lockstep.workbench.settings import session_limits
 
 #: Sessions that are listed, and files that are looked at to find them.
 _LISTED, _LOOKED_AT = 200, 20_000
@@ -49,9 +52,21 @@ class Roots:
                 raise UsageError(f"{clean(name)}: {clean(one.name)} leads outside of what was opened")
         return str(path)
 
-    def checkpoint(self, path: Path) -> str:
-        """The checkpoint that a recording names, under the same rules as one that the agent names."""
-        return str(path) if path == MODEL_DIR or path.parent == GGUF_DIR else self.model(str(path))
+    def recording(self, name: str) -> Path:
+        """A session that may be opened: the checkpoint that it names, whose tokenizer would be read, may be as well."""
+        path = self.session(name)
+        with Session.open(path, session_limits()) as session:
+            self.check_named(session.meta.model)
+        return path
+
+    def check_named(self, model: ModelMeta) -> None:
+        """UsageError where a recording, which a stranger may have written, names a checkpoint that is outside and is
+        there."""
+        for named in (model.path, model.name):
+            path = os.path.abspath(named)
+            known = named in ("", *DEMOS) or Path(path) == MODEL_DIR or Path(path).parent == GGUF_DIR
+            if not known and (named == model.path or os.path.isabs(named)) and os.path.exists(path):
+                self.model(path)
 
     def new_file(self, name: str) -> Path:
         """A file to be written, in an existing directory under the roots."""

@@ -72,7 +72,7 @@ class AgentServer:
 
     def session(self, name: str) -> str:
         """One recording: model, dtype, ranks, steps, taps, tokens, and what was judged."""
-        with open_session(self._roots.session(name)) as run:
+        with open_session(self._roots.recording(name)) as run:
             judged = "never judged" if run.judgement is None else run.judgement.verdict
             return answer(
                 f"{run!r}, {judged}", {"session": run.path.name, "branch": run.branch, "ranks": run.ranks},

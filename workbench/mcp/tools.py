@@ -58,7 +58,7 @@ class AgentTools:
                 raise UsageError(
                     "prompt, chat, tp, dtype and faults are for a model: a recording is read as it is"
                 )
-            name = self._runs.replay(self._roots.session(target))
+            name = self._runs.replay(self._roots.recording(target))
         else:
             prompts = (prompt,) if prompt else ()
             launch = Launch(self._roots.model(target), prompts, (), chat, tp, "cpu", dtype, tuple(faults))
@@ -167,7 +167,7 @@ class AgentTools:
         if against.isdecimal() or any(line.name == against for line in debugger.timeline.lines.values()):
             result = debugger.call("diff", a=str(debugger.position.branch), b=against)
             return _answered(debugger, result.to_text(), result)
-        other = self._runs.session_of(against) or self._roots.session(against)
+        other = self._runs.session_of(against) or self._roots.recording(against)
         found = comparing.diff(debugger.session.path, other, branch_a=debugger.position.branch)
         return answer(str(found), basis(debugger) | {"against": other.name}, verdict=found.verdict)
 
@@ -176,8 +176,9 @@ class AgentTools:
         the roots."""
         if model:
             return self._roots.model(model)
+        self._roots.check_named(debugger.session.meta.model)
         try:
-            return self._roots.checkpoint(checkpoint_of(debugger.session))
+            return str(checkpoint_of(debugger.session))
         except DiagnosisError as error:
             raise UsageError(f"{str(error).partition('; ')[0]}: give `model`, its checkpoint") from error
 

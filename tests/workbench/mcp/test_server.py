@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from pathlib import Path
 
 import pytest
 
+from lockstep.sessions.meta import ModelMeta
 from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.mcp.roots import Roots
 from lockstep.workbench.mcp.server import GUIDE
+from lockstep.workbench.mcp.tools import AgentTools
+from tests.sessions.samples import create
 from tests.workbench.mcp.scripted_client import Refused, agent, plantable
 
 QUICK = ("load_bias=false", "cache_reuse=false")
@@ -90,6 +96,23 @@ async def test_sessions_and_the_guide_are_resources(tmp_path: Path) -> None:
         tools = {tool.name for tool in (await one.client.list_tools()).tools}
     assert tools == {"open", "where", "step", "show", "compare", "diagnose", "branch", "export"}
     assert tools == set(re.findall(r"\*\*`(\w+)`\*\*", guide))
+
+
+async def test_a_recording_does_not_lead_to_a_checkpoint_outside_the_roots(tmp_path: Path) -> None:
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    root.mkdir()
+    elsewhere.mkdir()
+    shutil.copy(MODEL_DIR / "tokenizer.json", elsewhere)
+    for field in ("path", "name"):
+        with create(root / f"{field}.session", ranks=1, model=ModelMeta(**{field: str(elsewhere)})):
+            pass
+    roots, outside = Roots([root]), pytest.raises(UsageError, match="is outside of what was opened")
+    for field in ("path", "name"):
+        with outside:
+            AgentTools(roots).open(f"{field}.session")
+    tools = AgentTools(Roots([root, elsewhere]))
+    assert json.loads(tools.open("path.session"))["run"] == "run1"
+    tools.close()
 
 
 async def test_nothing_outside_the_roots_is_opened_or_written(tmp_path: Path) -> None:
