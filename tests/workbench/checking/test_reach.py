@@ -59,7 +59,7 @@ def test_what_was_not_reached_is_said_and_what_was_is_not(tmp_path: Path) -> Non
     assert short.matches
     assert [note for note in short.event.notes if "reached" in note] == [
         "with 6 tokens the window of 8 and the original context of 32 (yarn rotary scaling) are not reached: a longer "
-        "prompt, or --prompt-tokens 33, tells whether what is beyond is right"
+        "prompt tells whether what is beyond is right (`check --prompt-tokens 33` makes one up)"
     ]
     long = check(path, steps=1, save=tmp_path / "long.session")
     assert long.matches

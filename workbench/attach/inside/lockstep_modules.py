@@ -21,8 +21,8 @@ if TYPE_CHECKING:
 
 #: A map: module -> what to take of it -> the tap that this is. Outside the layers a module goes by its last name.
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
-#: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by q_size and
-#: kv_size; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
+#: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by how much wider
+#: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
 #: apply_rotary_pos_emb returns.
 Names = dict[str, dict[str, str]]
 _BOTH: Names = {
@@ -43,6 +43,7 @@ TRANSFORMERS: Names = _BOTH | {
     ".self_attn.q_proj": {"out": ".attn.q_proj"},
     ".self_attn.k_proj": {"out": ".attn.k_proj"},
     ".self_attn.v_proj": {"out": ".attn.v_proj"},
+    ".self_attn.qkv_proj": {"q": ".attn.q_proj", "k": ".attn.k_proj", "v": ".attn.v_proj"},
     ".self_attn.o_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
     ".post_attention_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".mlp.gate_proj": {"out": ".mlp.gate"},
@@ -221,7 +222,7 @@ class _See:
             owner,
         )
         if take in "qkv":
-            _ = owner.q_size, owner.kv_size  # an error here is told to the caller, not to a running engine
+            _ = _key_groups(owner)  # an error here is told to the caller, not to a running engine
 
     def __call__(self, value: Any) -> None:
         tape = self.tape
@@ -336,4 +337,13 @@ def _first(x: Any) -> Any:
 
 
 def _cut(x: Any, owner: Any) -> Any:
-    return _first(x).split([owner.q_size, owner.kv_size, owner.kv_size], -1)
+    x, queries = _first(x), _key_groups(owner)
+    keys = round(x.shape[-1] / (queries + 2))
+    return x.split([x.shape[-1] - 2 * keys, keys, keys], -1)
+
+
+def _key_groups(owner: Any) -> float:
+    """How many times as wide as its keys an attention's queries are."""
+    if hasattr(owner, "q_size"):
+        return float(owner.q_size / owner.kv_size)
+    return float(owner.num_key_value_groups)
