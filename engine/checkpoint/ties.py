@@ -13,7 +13,7 @@ from lockstep.engine.checkpoint.header import TensorEntry, read_header
 from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError
-from lockstep.engine.taps.names import layer_of
+from lockstep.engine.parallel.shards import layer_of_parameter
 from lockstep.engine.text import printable
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
@@ -45,7 +45,7 @@ def is_frequencies(name: str) -> bool:
 def predicts_further(name: str, model: ModelConfig) -> bool:
     """Whether the tensor is of the layers behind the others that predict further tokens (arXiv:2404.19737), which
     GLM-4.5's checkpoints hold and transformers leaves unread."""
-    layer = layer_of(name.removeprefix("model."))
+    layer = layer_of_parameter(name)
     return model.family == "glm4_moe" and layer is not None and layer >= model.num_layers
 
 

@@ -133,6 +133,12 @@ CORRECTION = "e_score_correction_bias"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)", re.ASCII)
 
 
+def layer_of_parameter(name: str) -> int | None:
+    """ "model.layers.3.mlp.up_proj.weight" -> 3; None of a tensor outside the layers."""
+    match = _LAYER.fullmatch(name)
+    return None if match is None else int(match[1])
+
+
 def size_of(width: Width, model: ModelConfig) -> int:
     """How many channels that is, over all ranks."""
     return {
