@@ -40,7 +40,7 @@ def differing_replica(site: Site) -> str:
     copies = [site.rows_of(site.tap, rank) for rank in others]
     right = [
         copy is not None
-        and copy.shape == site.seen.shape
+        and copy.shape == site.seen.shape == site.expected.shape
         and bool((np.abs(copy - site.expected) <= 8 * site.parts[0].noise).all())
         for copy in copies
     ]
