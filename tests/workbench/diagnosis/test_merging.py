@@ -7,14 +7,18 @@ from dataclasses import replace
 
 import pytest
 
+from lockstep.engine.graph.formula import FORMULAS
 from lockstep.workbench.diagnosis.causes import Extent, causes_of, place_of, taps_in_words
 from lockstep.workbench.diagnosis.confidence import confidences
 from lockstep.workbench.diagnosis.consequences import folded, misshapen_by_input
 from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOperation
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.operands import READER
+from lockstep.workbench.diagnosis.hypotheses.setting import Setting
+from lockstep.workbench.diagnosis.hypotheses.words import sentence_of
 from lockstep.workbench.diagnosis.merging import groups
 from lockstep.workbench.views.causes import cause_lines
+from tests.workbench.diagnosis.variants.made import MODEL
 
 EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), decode=frozenset({1, 2}), seqs=(0, 1))
 KINDS = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
@@ -55,11 +59,22 @@ def test_a_bias_lost_at_q_k_and_v_of_every_layer_is_one_cause() -> None:
     assert any("18 of 18 places" in words for words in cause.evidence)
 
 
-def test_modules_that_have_each_others_weights_are_one_cause_that_says_whose() -> None:
+def at(layer: int, module: str, rank: int = 0) -> Setting:
+    """A product of queries, keys or values."""
+    name = f"model.layers.{layer}.self_attn.{module}_proj"
+    return Setting(
+        "linear", f"attn.{module}_proj", layer, MODEL, FORMULAS["linear"], f"{name}.weight", f"{name}.bias", (), "",
+        rank, 2, (0, 0), (64, 64), True,
+    )  # fmt: skip
+
+
+def test_modules_that_have_each_others_biases_are_one_cause_that_says_whose() -> None:
+    """Told by the structure of the edits, whatever their sentences."""
     bias = "model.layers.{}.self_attn.{}_proj.bias"
     found = [
-        wrong(f"layers.{i}.attn.{mine}_proj", hypothesis(
-            "bias_of_another", {}, text=f"{bias.format(i, other)} is added instead of {bias.format(i, mine)}"
+        wrong(f"layers.{i}.attn.{mine}_proj", replace(
+            hypothesis("bias_of_another", {}), edits=(Edit((1,), "operand", (bias.format(i, other),)),),
+            setting=at(i, mine),
         ), order=10 * i + n)
         for i in range(3) for n, (mine, other) in enumerate(("kv", "vk"))
     ]  # fmt: skip
@@ -69,6 +84,12 @@ def test_modules_that_have_each_others_weights_are_one_cause_that_says_whose() -
     assert cause.in_words() == (
         f"layers.*.attn.{{k,v}}_proj: {v} is added instead of {k}; {k} is added instead of {v}"
     )
+
+
+def test_ranks_that_have_the_same_shard_are_told_together() -> None:
+    same = [(at(i, "q", 1 + i), [Edit((), "map", ("shard",), at=(0.0,))]) for i in range(2)]
+    module = "model.layers.*.self_attn.q_proj"
+    assert sentence_of(same) == f"each of these ranks computes with rank 0's shard of {module}"
 
 
 def test_two_causes_of_one_operation_stay_two() -> None:
@@ -298,9 +319,9 @@ def test_whole_layers_are_told_shortly() -> None:
 
 def test_ranks_that_have_each_others_shards_are_one_cause_that_tells_of_each() -> None:
     found = [
-        wrong(f"layers.{i}.attn.{kind}_proj", hypothesis(
-            "shard_of_another_rank", {"shard_of": 1 - rank},
-            text=f"rank {rank} computes with rank {1 - rank}'s shard of model.layers.{i}.self_attn.{kind}_proj",
+        wrong(f"layers.{i}.attn.{kind}_proj", replace(
+            hypothesis("shard_of_another_rank", {"shard_of": 1 - rank}),
+            edits=(Edit((), "map", ("shard",), at=(1.0 - rank,)),), setting=at(i, kind, rank),
         ), ranks=(rank,), order=10 * i)
         for i in range(2) for rank in (1, 0) for kind in "kv"
     ]  # fmt: skip
@@ -315,8 +336,8 @@ def test_ranks_that_have_each_others_shards_are_one_cause_that_tells_of_each() -
 
 def test_what_every_rank_does_is_not_said_of_the_first() -> None:
     found = [
-        wrong("layers.2.mlp.down", hypothesis("not_reduced", {"times": [1 - rank, rank]},
-              text=f"no sum over the ranks: rank {rank} goes on with its own partial"), ranks=(rank,))
+        wrong("layers.2.mlp.down", replace(hypothesis("not_reduced", {}),
+              edits=(Edit((), "map", ("not_reduced", 1.0), at=(str(rank),)),), setting=at(2, "v", rank)), ranks=(rank,))
         for rank in (0, 1)
     ]  # fmt: skip
     (group,) = groups(found)

@@ -8,6 +8,7 @@
     solve      numbers that an edit leaves open
     search     `single` and `pairs`: screened, solved, ranked, equal ones dropped
     words      sentence, class and figures of edits, made last
+    products   products, sums over the ranks, embedding and head: their operands, maps and words
 
 Another operation needs a `Tried` of its own and its `Choices`; a bank then is
 

@@ -81,7 +81,7 @@ class Wrong:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class WrongProduct(Wrong):
-    """Of inputs `x` [N, in] and the rank's `weight` [out, in]."""
+    """Of inputs `x` [N, in] and the rank's `weight` [out, in]; none without in features."""
 
     x: Array
     weight: Matrix
@@ -89,7 +89,7 @@ class WrongProduct(Wrong):
     @classmethod
     def of(cls, site: Site) -> Self | None:
         wrong, weight = Wrong.of(site), own_part(site, site.weights["weight"])
-        if wrong is None or weight is None:
+        if wrong is None or weight is None or not site.inputs["x"].size:
             return None
         return cls(
             site, wrong.seen, wrong.right, wrong.base, wrong.rest, wrong.rows, wrong.columns, site.inputs["x"], weight
