@@ -167,6 +167,8 @@ def _olmoe(fields: Fields) -> Own:
 
 def _qwen2_moe(fields: Fields) -> Own:
     """Qwen2 with experts, and one to which every token goes, through a gate (arXiv:2407.10671)."""
+    if fields.flag("use_sliding_window", False) and "layer_types" not in fields:
+        raise fields.error("use_sliding_window", "which layers have a window must be stated by layer_types")
     experts = ExpertsConfig(
         expert_count(fields, ("num_experts", "num_local_experts")),
         fields.size("num_experts_per_tok", 4),

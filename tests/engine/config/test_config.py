@@ -384,6 +384,10 @@ def test_experts_are_divided_among_ranks_that_they_divide_by() -> None:
     ("change", "message"),
     [
         ({"num_experts_per_tok": 7}, "num_experts_per_tok is 7: there are 6 experts"),
+        (
+            {"model_type": "qwen2_moe", "num_experts": 6, "use_sliding_window": True, "sliding_window": 8},
+            "which layers have a window must be stated by layer_types",
+        ),
         ({"num_local_experts": 0}, "num_local_experts is 0: expected a whole number from 1"),
         ({"model_type": "olmoe", "clip_qkv": 8.0}, "clip_qkv is 8.0: clamped projections are not supported"),
         (
