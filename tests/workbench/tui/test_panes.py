@@ -7,13 +7,14 @@ import re
 from pathlib import Path
 
 import pytest
-from textual.widgets import Static
+from textual.widgets import Input, Static
 
 from lockstep.sessions import SessionWriter
 from lockstep.sessions.meta import WeightShare
 from lockstep.workbench.tui import settings
 from lockstep.workbench.tui.panes import pane_classes
 from lockstep.workbench.tui.panes.sentinels import history_cells
+from lockstep.workbench.tui.screens.export_sheet import ExportScreen
 from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 from lockstep.workbench.tui.widgets.command_line import CommandLine
 from lockstep.workbench.tui.widgets.grid import Grid
@@ -495,3 +496,17 @@ async def test_no_size_hides_the_alarm(bench: Bench, size: tuple[int, int]) -> N
         await press(pilot, *"[" * 6)
         assert _screen(pilot).where.step == 5
         assert "NaN" not in text_of(pilot)[0]
+
+
+async def test_a_sheet_is_answered_once(bench: Bench, tmp_path: Path) -> None:
+    """On a busy machine a second Enter comes before the sheet is gone: it took away the screens below."""
+    async with bench() as pilot:
+        await press(pilot, "e")
+        sheet = pilot.app.screen
+        assert isinstance(sheet, ExportScreen)
+        sheet.query_one(Input).value = str(tmp_path / "a.svg")
+        for _ in range(2):
+            sheet._write()
+        await settle(pilot)
+        assert isinstance(pilot.app.screen, WorkbenchScreen)
+        assert [one.name for one in tmp_path.glob("*.svg")] == ["a.svg"]

@@ -9,11 +9,10 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from lockstep.sessions.text import clean
-from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.screens.sheet import Sheet
 from lockstep.workbench.tui.screenshots import FORMATS
 from lockstep.workbench.tui.widgets.field import Field
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
@@ -29,7 +28,7 @@ class Formats(Grid, inherit_bindings=False):
     ]
 
 
-class ExportScreen(Guarded, ModalScreen[Path | None]):
+class ExportScreen(Sheet[Path | None]):
     """As what, and under which name. The format that was taken last is offered first."""
 
     CSS_PATH = "../styles/export.tcss"

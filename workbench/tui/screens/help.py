@@ -8,14 +8,13 @@ from typing import ClassVar
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
-from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.screens.sheet import Sheet
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 
 
-class HelpScreen(Guarded, ModalScreen[None]):
+class HelpScreen(Sheet[None]):
     """A sheet of text and keys. Any of escape, q, ? closes it."""
 
     CSS_PATH = "../styles/help.tcss"

@@ -10,12 +10,11 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Input, Static
 
 from lockstep.engine.text import printable
 from lockstep.workbench.models.identify import Found
-from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.screens.sheet import Sheet
 from lockstep.workbench.tui.widgets.field import Field
 
 
@@ -27,7 +26,7 @@ class ModelChoice:
     prompt: str
 
 
-class ModelForm(Guarded, ModalScreen[ModelChoice | None]):
+class ModelForm(Sheet[ModelChoice | None]):
     """Two fields. Enter in the last one starts, escape goes back."""
 
     CSS_PATH = "../styles/form.tcss"

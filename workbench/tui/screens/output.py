@@ -8,14 +8,13 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.content import Content
-from textual.screen import ModalScreen
 from textual.widgets import Static
 
 from lockstep.sessions.text import clean
-from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.screens.sheet import Sheet
 
 
-class OutputScreen(Guarded, ModalScreen[None]):
+class OutputScreen(Sheet[None]):
     """Text under the command that gave it; `prose` is broken between words, anything else scrolls sideways. Escape
     closes it, y copies."""
 

@@ -9,14 +9,13 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 
-from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.screens.sheet import Sheet
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.views.sides import Other, OtherSide
 
 
-class SideChooser(Guarded, ModalScreen[Other | None]):
+class SideChooser(Sheet[Other | None]):
     """A row a side; enter chooses, escape leaves."""
 
     CSS_PATH = "../styles/split.tcss"

@@ -13,13 +13,12 @@ from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
-from textual.screen import ModalScreen
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
 from lockstep.engine.faults.fault import Fault
 from lockstep.sessions.meta import ModelMeta
-from lockstep.workbench.tui.guard import Guarded
+from lockstep.workbench.tui.screens.sheet import Sheet
 from lockstep.workbench.tui.widgets.field import Field
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
@@ -68,7 +67,7 @@ def _why_not(fault: Fault, model: ModelConfig, tp: int) -> str:
         return "the session does not say enough about its model"
 
 
-class TogglesScreen(Guarded, ModalScreen[Toggled | None]):
+class TogglesScreen(Sheet[Toggled | None]):
     """Choose a fault to switch on or off. `why_not` greys all of them: a replay."""
 
     CSS_PATH = "../styles/toggles.tcss"
