@@ -34,7 +34,8 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
             return partial(_dequantised, path)
         files = {name: source.info(name).file for name in source.names()}
     headers = {file: read_header(file) for file in set(files.values())}
-    stored = {name: file for file, header in headers.items() for name in header.entries} | files
+    stored = {name: file for file, header in headers.items() for name in header.entries}
+    stored |= {name: file for name, file in files.items() if name in stored}  # others are parts of a stack
     stacked = stored_in(model)
 
     def read(name: str) -> NDArray[Any] | None:

@@ -1,0 +1,25 @@
+"""Weights as numpy reads them are those that the engine loads, of every family and however they are stacked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.operations.weights import checkpoint_weights
+from tests.checkpoints import EVERY_VARIANT, tiny_variant
+
+
+@pytest.mark.parametrize("name", EVERY_VARIANT)
+def test_every_parameter_is_read_as_the_engine_reads_it(name: str, tmp_path: Path) -> None:
+    path = tiny_variant(tmp_path, name)
+    model, source = open_checkpoint(path)
+    read = checkpoint_weights(path)
+    for parameter in shards.parameters(model):
+        found = read(parameter)
+        assert found is not None, parameter
+        np.testing.assert_array_equal(found, source.read(parameter).numpy())
+    assert read("model.layers.0.no_such.weight") is None
