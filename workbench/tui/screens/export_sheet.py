@@ -12,7 +12,7 @@ from textual.containers import Vertical
 from textual.widgets import Input, Static
 
 from lockstep.sessions.text import clean
-from lockstep.workbench.tui.screens.sheet import Sheet
+from lockstep.workbench.tui.screens.dialog import Dialog
 from lockstep.workbench.tui.screenshots import FORMATS
 from lockstep.workbench.tui.widgets.field import Field
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
@@ -28,7 +28,7 @@ class Formats(Grid, inherit_bindings=False):
     ]
 
 
-class ExportScreen(Sheet[Path | None]):
+class ExportScreen(Dialog[Path | None]):
     """As what, and under which name. The format that was taken last is offered first."""
 
     CSS_PATH = "../styles/export.tcss"

@@ -10,11 +10,11 @@ from textual.binding import Binding, BindingType
 from textual.containers import VerticalScroll
 from textual.widgets import Static
 
-from lockstep.workbench.tui.screens.sheet import Sheet
+from lockstep.workbench.tui.screens.dialog import Dialog
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 
 
-class HelpScreen(Sheet[None]):
+class HelpScreen(Dialog[None]):
     """A sheet of text and keys. Any of escape, q, ? closes it."""
 
     CSS_PATH = "../styles/help.tcss"

@@ -14,7 +14,7 @@ from textual.widgets import Input, Static
 
 from lockstep.engine.text import printable
 from lockstep.workbench.models.identify import Found
-from lockstep.workbench.tui.screens.sheet import Sheet
+from lockstep.workbench.tui.screens.dialog import Dialog
 from lockstep.workbench.tui.widgets.field import Field
 
 
@@ -26,7 +26,7 @@ class ModelChoice:
     prompt: str
 
 
-class ModelForm(Sheet[ModelChoice | None]):
+class ModelForm(Dialog[ModelChoice | None]):
     """Two fields. Enter in the last one starts, escape goes back."""
 
     CSS_PATH = "../styles/form.tcss"

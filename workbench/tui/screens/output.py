@@ -11,10 +11,10 @@ from textual.content import Content
 from textual.widgets import Static
 
 from lockstep.sessions.text import clean
-from lockstep.workbench.tui.screens.sheet import Sheet
+from lockstep.workbench.tui.screens.dialog import Dialog
 
 
-class OutputScreen(Sheet[None]):
+class OutputScreen(Dialog[None]):
     """Text under the command that gave it; `prose` is broken between words, anything else scrolls sideways. Escape
     closes it, y copies."""
 

@@ -10,12 +10,12 @@ from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 
-from lockstep.workbench.tui.screens.sheet import Sheet
+from lockstep.workbench.tui.screens.dialog import Dialog
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.views.sides import Other, OtherSide
 
 
-class SideChooser(Sheet[Other | None]):
+class SideChooser(Dialog[Other | None]):
     """A row a side; enter chooses, escape leaves."""
 
     CSS_PATH = "../styles/split.tcss"

@@ -18,7 +18,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
 from lockstep.engine.faults.fault import Fault
 from lockstep.sessions.meta import ModelMeta
-from lockstep.workbench.tui.screens.sheet import Sheet
+from lockstep.workbench.tui.screens.dialog import Dialog
 from lockstep.workbench.tui.widgets.field import Field
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
@@ -67,7 +67,7 @@ def _why_not(fault: Fault, model: ModelConfig, tp: int) -> str:
         return "the session does not say enough about its model"
 
 
-class TogglesScreen(Sheet[Toggled | None]):
+class TogglesScreen(Dialog[Toggled | None]):
     """Choose a fault to switch on or off. `why_not` greys all of them: a replay."""
 
     CSS_PATH = "../styles/toggles.tcss"

@@ -1,4 +1,4 @@
-"""A sheet over the screens that asks for something, and is answered once."""
+"""A dialog over the screens that asks for something, and is answered once."""
 
 from __future__ import annotations
 
@@ -12,8 +12,8 @@ from lockstep.workbench.tui.guard import Guarded
 Answer = TypeVar("Answer")
 
 
-class Sheet(Guarded, ModalScreen[Answer]):
-    """Textual takes the screen on top away whenever one is dismissed: keys that come before the sheet is gone, as on a
+class Dialog(Guarded, ModalScreen[Answer]):
+    """Textual takes the screen on top away whenever one is dismissed: keys that come before the dialog is gone, as on a
     busy machine, would take away what is below it, or be an error where nothing is."""
 
     _answered = False
