@@ -148,6 +148,8 @@ LINES: dict[str, tuple[str, ...]] = {
     "replay": ("saved.session", "--batch", "--ex", "next"),
     "sessions": ("verify", "saved.session"),
     "diff": ("saved.session", "saved.session"),
+    "mismatch": ("saved.session", "saved.session", "--model", "."),
+    "mcp": (".",),
     "generate": (".", "--prompt", "a", "--max-tokens", "2", "--tp", "2", "--save", "generated.session"),
     "check": (".", "--ids", "1,5,9", "--steps", "1"),
     "diagnose": (".", "--ids", "1,5,9", "--steps", "1"),

@@ -68,6 +68,7 @@ PLANTED_IN_EXPERTS = {
     ("olmoe", "own_experts=without_last"): ("layers.*.mlp.experts.gate", "computed by nobody"),
     ("qwen2-moe", "shared_expert=ungated"): ("layers.1.mlp.combine.partial", "not multiplied by its gate"),
     ("qwen2-moe", "combine=unweighted"): ("layers.1.mlp.combine.partial", "without their weights"),
+    ("glm4-moe", "router_scores=softmax"): ("layers.1.mlp.topk_*", ""),
     ("glm4-moe", "choice=uncorrected"): ("layers.1.mlp.topk_ids", "without the correction bias"),
     ("glm4-moe", "choice=ungrouped"): ("layers.1.mlp.topk_ids", "from all groups"),
     ("glm4-moe", "choice_weights=scaled_twice"): ("layers.1.mlp.topk_weights", "applied twice"),

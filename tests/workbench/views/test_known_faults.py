@@ -19,6 +19,13 @@ PLACED_ONLY = {
     "residual_factor=one", "soft_cap=missing",
 }  # fmt: skip
 
+#: Faults of experts: the cause is the edit of the formula, and which fault of the catalogue that is, is not told yet.
+WITHOUT_A_NAME = {
+    f"{one.seam}={one.value}" for one in FAULTS if one.seam in (
+        "choice", "choice_weights", "router_scores", "shared_expert", "own_experts", "combine",
+    )
+} | {"tensor_of=next_expert"}  # fmt: skip
+
 
 def test_every_fault_of_the_catalogue_is_the_name_of_some_cause() -> None:
     positions = {fault for pair in KNOWN_POSITIONS.values() for fault in pair}
@@ -28,8 +35,9 @@ def test_every_fault_of_the_catalogue_is_the_name_of_some_cause() -> None:
         *positions,
         width,
         *PLACED_ONLY,
+        *WITHOUT_A_NAME,
     }
-    assert not PLACED_ONLY & set(KNOWN_FAULTS.values())
+    assert not (PLACED_ONLY | WITHOUT_A_NAME) & set(KNOWN_FAULTS.values())
 
 
 def test_how_a_loader_misreads_a_file_decides_which_fault_it_is() -> None:

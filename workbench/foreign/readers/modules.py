@@ -31,6 +31,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine import graph
 from lockstep.engine.graph import LAYER, LAYER_OUTPUT, STREAM, Operation, Width
+from lockstep.engine.graph.operation import WHOLE
 from lockstep.engine.text import printable
 from lockstep.sessions.meta import ModelMeta
 from lockstep.workbench.foreign.readers.shape import Sizes
@@ -77,20 +78,17 @@ OUTSIDE: Mapping[str, tuple[str, ...]] = {
 
 _BEHIND = {"post_attention_layernorm": "post_attn_norm", "post_feedforward_layernorm": "post_mlp_norm"}
 
-_BY_WIDTH: Mapping[Width, Spread] = {
-    "hidden": "replicate", "heads": "columns", "kv_heads": "kv", "intermediate": "columns", "vocab": "unknown",
-}  # fmt: skip
+_BY_WIDTH: Mapping[Width, Spread] = {"heads": "columns", "kv_heads": "kv", "intermediate": "columns"}
 
 
 def _spread(operation: Operation) -> Spread:
     told = operation.kind != "reduce" and operation.part != "partial" and operation.form in ("rows", "heads")
-    return _BY_WIDTH[operation.width] if told else "unknown"
+    if not told:
+        return "unknown"
+    return "replicate" if operation.width in WHOLE else _BY_WIDTH.get(operation.width, "unknown")
 
 
-SPREAD: Mapping[str, Spread] = {
-    **{one.tap: _spread(one) for one in (*LAYER.values(), *graph.OUTSIDE.values())},
-    "mlp.router": "replicate",
-}
+SPREAD: Mapping[str, Spread] = {one.tap: _spread(one) for one in (*LAYER.values(), *graph.OUTSIDE.values())}
 
 _LAYER = re.compile(r"(?:(?P<prefix>.*)\.)?layers\.(?P<layer>\d{1,5})(?:\.(?P<part>.+))?", re.ASCII)
 _LAYERS = re.compile(r"((?:^|\.)layers\.)\d+(?=\.|$)", re.ASCII)
