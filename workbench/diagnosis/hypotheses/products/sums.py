@@ -83,11 +83,19 @@ def _well_known(by: float, ranks: int) -> float:
     return float(nearest) if abs(nearest - by) < 0.02 else by
 
 
+#: Where the bias stands in a product and in a sum.
+_BIAS = (1,)
+
+
 def _pattern(site: Site, counts: list[float], bias: float) -> Edit | None:
     """What a pattern of counts is; None of one without a name."""
     ranks, whole = len(counts), len(set(counts)) == 1
     if whole and counts[0] == 1:
-        return mapped("bias_times", bias) if bias != 1 else None
+        if bias in (0, -1, 1):
+            return mapped("bias_times", bias) if bias != 1 else None
+        return Edit(
+            _BIAS, "applied", ("scaled", bias)
+        )  # as the generator of edits has it, so that both are one cause
     if whole and ranks > 1 and counts[0] in (2, ranks):
         return mapped("summed_twice", bias, counts[0])
     if whole and ranks > 1 and np.isclose(counts[0], 1 / ranks):

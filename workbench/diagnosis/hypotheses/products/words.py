@@ -124,7 +124,7 @@ def _map(at: Setting, edit: Edit) -> Phrase:
 def _bias_times(at: Setting, by: float) -> Phrase:
     """The bias is added so many times."""
     key = "bias_dropped" if by == 0 else "bias_subtracted" if by == -1 else "bias_repeated"
-    if at.operation == "reduce" and by == at.ranks > 1:
+    if at.kind in MULTIPLIED and by == at.ranks > 1:  # of products that are summed over the ranks
         key = "bias_on_every_rank"
     fitted = {"bias": at.bias, "times": by}
     return (
