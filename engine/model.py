@@ -127,7 +127,8 @@ class Decoder:
         o_proj = RowParallelLinear(
             f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, store
         )
-        attention = Attention(i, m, qkv, o_proj, self._qk_norm(name), self.config.block_size)
+        # The whole model: its seam decides what of the layers' rotations this one has.
+        attention = Attention(i, self.model, qkv, o_proj, self._qk_norm(name), self.config.block_size)
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
         mlp = self._mlp(m, modules) if m.experts is None else self._experts(m, m.experts, modules)
         norms = {
