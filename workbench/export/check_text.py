@@ -23,7 +23,11 @@ HEADS: Mapping[str, str] = {
     "attn.k_norm": "kn", "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.k_cache": "kc", "attn.v_cache": "vc",
     "attn.scores": "sc", "attn.probs": "pr", "attn.context": "cx", "attn.o_proj.partial": "o+", "attn.o_proj": "o",
     "post_attn_norm": "on", "attn_residual": "r1", "mlp_norm": "n2", "mlp.gate": "g", "mlp.up": "u", "mlp.act": "a",
-    "mlp.down.partial": "d+", "mlp.down": "d", "post_mlp_norm": "dn", "mlp_residual": "r2",
+    "mlp.down.partial": "d+", "mlp.down": "d", "mlp.router": "ro", "mlp.topk_ids": "id", "mlp.topk_weights": "tw",
+    "mlp.experts.gate": "eg", "mlp.experts.up": "eu", "mlp.experts.act": "ea", "mlp.experts.down": "ed",
+    "mlp.shared.gate": "sg", "mlp.shared.up": "su", "mlp.shared.act": "sa", "mlp.shared.down": "sd",
+    "mlp.shared_gate": "sf", "mlp.combine.partial": "c+", "mlp.combine": "co", "post_mlp_norm": "dn",
+    "mlp_residual": "r2",
 }  # fmt: skip
 
 #: What a cell shows of the worst judgement in it.

@@ -12,10 +12,11 @@ import pytest
 from rich.console import Console
 from safetensors.torch import load_file, save_file
 
+from lockstep.engine.graph import LAYER
 from lockstep.sessions import Session, SessionWriteError, SessionWriter
 from lockstep.sessions.format import database
 from lockstep.workbench.cli.main import run
-from lockstep.workbench.export.check_text import render
+from lockstep.workbench.export.check_text import HEADS, render
 from lockstep.workbench.views.golden_event import Divergence, GoldenEvent
 from tests.checkpoints import tiny_checkpoint
 
@@ -245,3 +246,8 @@ def test_a_run_in_chunks_is_judged_and_recorded_as_one(model: Path, capsys: Any,
 
 def test_a_chunk_of_nothing_is_refused(model: Path, capsys: Any) -> None:
     assert run(words(model, "--chunk", "0")) == 2
+
+
+def test_every_operation_has_a_column_of_its_own() -> None:
+    assert set(HEADS) == set(LAYER)
+    assert len(set(HEADS.values())) == len(HEADS)
