@@ -71,12 +71,15 @@ def mismatch_command(
         branches=(branch_rollout, branch_trainer),
     )
     print(dumps(found.to_json()) if as_json else found)
-    drawn = standalone(line_charts(panels(found), "rollout and trainer"))
-    lost = write_report(plot, lambda out: out.write(drawn))
+    lost = write_report(plot, lambda out: out.write(_drawn(found)))
     for words in lost:
         tell(f"error: {words}")
     code = Exit.OK if found else Exit.DIVERGED if found.answer is not None else Exit.INCONCLUSIVE
     raise typer.Exit(code if code or not lost else Exit.NOT_SAVED)
+
+
+def _drawn(found: Mismatch) -> str:
+    return standalone(line_charts(panels(found), "rollout and trainer"))
 
 
 def panels(found: Mismatch) -> list[Panel]:

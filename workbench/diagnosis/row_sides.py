@@ -12,6 +12,7 @@ from lockstep.engine.taps.names import local_name
 from lockstep.sessions import Session
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.meta import ROW_HASHES, ROW_STATISTICS
+from lockstep.sessions.records import SequenceStep
 
 #: What is known of a tap's rows: its numbers, a hash of each row's bits, or eight statistics of each.
 Kind = Literal["tensor", "hashes", "statistics"]
@@ -62,6 +63,14 @@ class RowSide:
 
     def layout(self, tap: str) -> str:
         return self.session.tap(tap).layout
+
+    def ended_by(self, seq: int, position: int) -> SequenceStep | None:
+        """What the pass did to the sequence whose last row this is; None of any other row."""
+        row = self.sequences[seq][position]
+        if row.index != row.count - 1:
+            return None
+        sequences = self.session.step(row.step, self.branch).sequences
+        return next((one for one in sequences if one.seq == seq), None)
 
     def rows(self, tap: str, kind: Kind, seq: int, positions: list[int]) -> dict[int, NDArray[Any]]:
         """The tap's rows at those positions of a sequence, as the ranks' parts make them up; those that are there.

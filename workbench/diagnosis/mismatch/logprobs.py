@@ -65,9 +65,8 @@ def raw_logprobs(side: Side, line: Line) -> dict[int, float]:
 
 def _of_candidates(side: RowSide, seq: int, position: int, token: int) -> float | None:
     """From the candidates of a pass, for its last row; None where the token is not among them."""
-    row = side.sequences[seq][position]
-    told = next((one for one in side.session.step(row.step, side.branch).sequences if one.seq == seq), None)
-    if told is None or told.logsumexp is None or row.index != row.count - 1 or token not in told.topk_ids:
+    told = side.ended_by(seq, position)
+    if told is None or told.logsumexp is None or token not in told.topk_ids:
         return None
     return float(told.topk_logits[list(told.topk_ids).index(token)]) - told.logsumexp
 

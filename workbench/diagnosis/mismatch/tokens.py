@@ -56,20 +56,12 @@ def lines(side: RowSide) -> list[Line]:
     for seq, rows in sorted(side.sequences.items()):
         positions = sorted(rows)
         ids = [rows[position].token for position in positions]
-        chosen = emitted(side, seq, positions[-1])
+        last = side.ended_by(seq, positions[-1])
+        chosen = None if last is None else last.emitted
         known = side.session.meta.sequences.get(seq)
         prompt = len(known.prompt_ids) if known is not None else 0
         found.append(Line(seq, (*ids, *([] if chosen is None else [chosen])), positions[0], prompt))
     return found
-
-
-def emitted(side: RowSide, seq: int, position: int) -> int | None:
-    """The token that was chosen after the row at a position; None where none was."""
-    row = side.sequences[seq][position]
-    if row.index != row.count - 1:
-        return None
-    found = (one for one in side.session.step(row.step, side.branch).sequences if one.seq == seq)
-    return next((one.emitted for one in found), None)
 
 
 def paired_lines(rollout: Sequence[Line], trainer: Sequence[Line]) -> list[Pair]:
