@@ -20,6 +20,7 @@ from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers.attention import Attention, StepInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.experts import Expert, MixtureOfExperts, Router, SharedExpert
+from lockstep.engine.layers.latent_attention import LatentAttention
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
@@ -122,19 +123,22 @@ class Decoder:
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
         m, tp, rank = self.model.of_layer(i), self.comm.size, self.comm.rank
         name, store = f"model.layers.{i}", self._store
-        q_rows = shards.heads(m, tp, rank).scaled(m.head_dim)
-        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
+        rows = shards.span_of("value_heads", m, tp, rank)
         o_proj = RowParallelLinear(
-            f"{name}.self_attn.o_proj", q_rows, m.hidden_size, m.o_bias, self.comm, store
+            f"{name}.self_attn.o_proj", rows, m.hidden_size, m.o_bias, self.comm, store
         )
-        # The whole model: its seam decides what of the layers' rotations this one has.
-        attention = Attention(i, self.model, qkv, o_proj, self._qk_norm(name), self.config.block_size)
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
+        # The whole model: its seam decides what of the layers' rotations this one has.
+        if m.latent is not None:
+            attention: Attention = LatentAttention(i, self.model, m.latent, modules, o_proj, store)
+        else:
+            qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
+            attention = Attention(i, self.model, qkv, o_proj, self._qk_norm(name), self.config.block_size)
         mlp = self._mlp(m, modules) if m.experts is None else self._experts(m, m.experts, modules)
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
             for one in operations_of(m)
-            if one.kind == "norm" and not one.sharded
+            if one.kind == "norm" and one.width == "hidden"
         }
         return DecoderLayer(attention, mlp, norms, self.comm)
 
@@ -188,10 +192,8 @@ class Decoder:
         """Checkpoint name -> this rank's shard, sharing memory with the layers."""
         params: dict[str, Tensor | KeptTensor] = {**self.embed.weight.parts(), **self.final_norm.parameters()}
         for layer in self.layers:
-            for part in (layer.attention.qkv, layer.attention.o_proj, layer.mlp):
+            for part in (layer.attention, layer.mlp, *layer.norms.values()):
                 params |= part.parameters()
-            for norm in (*layer.norms.values(), layer.attention.qk_norm):
-                params |= {} if norm is None else norm.parameters()
         if self.head_name not in params and self.head_name is not None:
             params |= self.head.weight.parts()
         return params

@@ -14,6 +14,10 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    DeepseekV2Config,
+    DeepseekV2ForCausalLM,
+    DeepseekV3Config,
+    DeepseekV3ForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
@@ -22,6 +26,8 @@ from transformers import (
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
+    Glm4MoeLiteConfig,
+    Glm4MoeLiteForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
@@ -71,6 +77,9 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
     "qwen2_moe": (Qwen2MoeConfig, Qwen2MoeForCausalLM),
     "glm4_moe": (Glm4MoeConfig, Glm4MoeForCausalLM),
+    "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
+    "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
+    "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
 }
 
 SIZES: dict[str, Any] = {
@@ -86,6 +95,25 @@ SIZES: dict[str, Any] = {
     "bos_token_id": 1,
     "eos_token_id": 2,
     "pad_token_id": None,
+}
+
+LATENT: dict[str, Any] = {
+    "num_key_value_heads": 8,
+    "kv_lora_rank": 24,
+    "q_lora_rank": 40,
+    "qk_nope_head_dim": 16,
+    "qk_rope_head_dim": 8,
+    "v_head_dim": 12,
+    "n_routed_experts": 8,
+    "moe_intermediate_size": 32,
+}
+LATENT_YARN: dict[str, Any] = {
+    "rope_type": "yarn",
+    "rope_theta": 1e4,
+    "factor": 8.0,
+    "original_max_position_embeddings": 32,
+    "mscale": 0.7,
+    "mscale_all_dim": 1.0,
 }
 
 OWN: dict[str, dict[str, Any]] = {
@@ -118,6 +146,11 @@ OWN: dict[str, dict[str, Any]] = {
     "glm4_moe": {"num_key_value_heads": 4, "head_dim": 16, "n_routed_experts": 8, "num_experts_per_tok": 3,
                  "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2, "routed_scaling_factor": 2.5,
                  "first_k_dense_replace": 1, "use_qk_norm": True, "attention_bias": True},
+    "deepseek_v2": {**LATENT, "num_experts_per_tok": 3, "n_shared_experts": 1, "topk_method": "group_limited_greedy",
+                    "n_group": 4, "topk_group": 2, "routed_scaling_factor": 1.5, "first_k_dense_replace": 1},
+    "deepseek_v3": {**LATENT, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+                    "num_nextn_predict_layers": 0, "rope_parameters": LATENT_YARN},
+    "glm4_moe_lite": {**LATENT, "num_experts_per_tok": 2, "attention_bias": True},
     "gemma2": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True,
                "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
 }  # fmt: skip
@@ -183,6 +216,13 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", {}),
     "qwen2-moe": ("qwen2_moe", {}),
     "glm4-moe": ("glm4_moe", {}),
+    "deepseek-v2": ("deepseek_v2", {}),
+    "deepseek-v2-lite": (
+        "deepseek_v2",
+        {"q_lora_rank": None, "topk_method": "greedy", "rope_parameters": LATENT_YARN | {"mscale": 1.0}},
+    ),
+    "deepseek-v3": ("deepseek_v3", {}),
+    "glm4-moe-lite": ("glm4_moe_lite", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from lockstep.engine.checkpoint.header import TensorEntry, read_header
 from lockstep.engine.checkpoint.source import Source
-from lockstep.engine.config import ModelConfig
+from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel.shards import layer_of_parameter
 from lockstep.engine.text import printable
@@ -42,11 +42,15 @@ def is_frequencies(name: str) -> bool:
     return name.endswith("rotary_emb.inv_freq")
 
 
+#: Families whose checkpoints hold such layers.
+_PREDICTING: tuple[Family, ...] = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
+
+
 def predicts_further(name: str, model: ModelConfig) -> bool:
     """Whether the tensor is of the layers behind the others that predict further tokens (arXiv:2404.19737), which
-    GLM-4.5's checkpoints hold and transformers leaves unread."""
+    GLM-4.5's and DeepSeek-V3's checkpoints hold and transformers leaves unread."""
     layer = layer_of_parameter(name)
-    return model.family == "glm4_moe" and layer is not None and layer >= model.num_layers
+    return model.family in _PREDICTING and layer is not None and layer >= model.num_layers
 
 
 def _unread_layers(names: set[str], model: ModelConfig) -> tuple[str, ...]:

@@ -18,11 +18,11 @@ class ExpertsConfig:
     layer whether it has experts or a single MLP.
 
     An expert is chosen by its score: the router's logits under a softmax or a sigmoid, with a `correction` of the
-    choice alone (a bias of the checkpoint); where there are several `groups`, from the `top_groups` best ones. What it
-    gives is multiplied by its score, of `renormalised` scores by its share in the chosen ones' sum, times `factor`.
-    `shared_width`: of the expert to which every token goes (0: none), times the sigmoid of a logit where it is
-    `shared_gated`. `wide`: router and scores stay in float32 whatever the model's dtype; `wide_weights`: the scores
-    alone.
+    choice alone (a bias of the checkpoint); where there are several `groups`, from the `top_groups` best ones, by the
+    sum of each one's `group_best` best scores. What it gives is multiplied by its score, of `renormalised` scores by
+    its share in the chosen ones' sum, times `factor`. `shared_width`: of the expert to which every token goes (0:
+    none), times the sigmoid of a logit where it is `shared_gated`. `wide`: router and scores stay in float32 whatever
+    the model's dtype; `wide_weights`: the scores alone.
     """
 
     count: int
@@ -34,6 +34,7 @@ class ExpertsConfig:
     correction: bool = False
     groups: int = 1
     top_groups: int = 1
+    group_best: int = 2
     factor: float = 1.0
     shared_width: int = 0
     shared_gated: bool = False
@@ -53,7 +54,7 @@ class ExpertsConfig:
             raise ConfigError(
                 f"num_experts_per_tok is {self.top_k}: topk_group = {self.top_groups} groups have fewer experts"
             )
-        if self.groups > 1 and self.count // self.groups < 2:
+        if self.groups > 1 and self.count // self.groups < self.group_best:
             raise ConfigError(
                 f"{self.count} experts in n_group = {self.groups} groups: each needs two or more"
             )

@@ -6,10 +6,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal, get_args
 
 from lockstep.engine.config.experts import ExpertsConfig, expert_count, sparse_layers
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.latent import LatentConfig, latent_of
 
 Family = Literal[
     "qwen2",
@@ -30,6 +32,9 @@ Family = Literal[
     "olmoe",
     "qwen2_moe",
     "glm4_moe",
+    "deepseek_v2",
+    "deepseek_v3",
+    "glm4_moe_lite",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
@@ -183,28 +188,93 @@ def _qwen2_moe(fields: Fields) -> Own:
 
 def _glm4_moe(fields: Fields) -> Own:
     """Routing as in DeepSeek-V3: sigmoids, of which a bias corrects the choice (arXiv:2508.06471, arXiv:2412.19437)."""
-    width = fields.size("moe_intermediate_size", 1408)
-    layers, dense = fields.size("num_hidden_layers"), fields.size("first_k_dense_replace", 1, least=0)
-    experts = ExpertsConfig(
+    return {
+        "qkv_bias": fields.flag("attention_bias", False),
+        "qk_norm": fields.flag("use_qk_norm", False),
+        "experts": _corrected_experts(fields, _after_dense(fields, 1), 8, 1408, (1, 1), 1.0),
+    }
+
+
+def _corrected_experts(
+    fields: Fields, layers: tuple[bool, ...], top_k: int, width: int, groups: tuple[int, int], factor: float
+) -> ExpertsConfig:
+    """Scores are sigmoids, of which a bias corrects the choice; the numbers are what the family assumes."""
+    width = fields.size("moe_intermediate_size", width)
+    return ExpertsConfig(
         expert_count(fields, ("n_routed_experts", "num_local_experts")),
-        fields.size("num_experts_per_tok", 8),
+        fields.size("num_experts_per_tok", top_k),
         width,
-        tuple(i >= dense for i in range(layers)),
+        layers,
         scores="sigmoid",
         renormalised=fields.flag("norm_topk_prob", True),
         correction=True,
-        groups=fields.size("n_group", 1),
-        top_groups=fields.size("topk_group", 1),
-        factor=fields.number("routed_scaling_factor", 1.0),
+        groups=fields.size("n_group", groups[0]),
+        top_groups=fields.size("topk_group", groups[1]),
+        factor=fields.number("routed_scaling_factor", factor),
         shared_width=width * fields.size("n_shared_experts", 1),
         wide=True,
         wide_weights=True,
     )
+
+
+def _deepseek_v3(fields: Fields) -> Own:
+    """Latent attention, experts in groups (arXiv:2412.19437)."""
     return {
-        "qkv_bias": fields.flag("attention_bias", False),
-        "qk_norm": fields.flag("use_qk_norm", False),
-        "experts": experts,
+        **_latent(fields),
+        "experts": _corrected_experts(fields, _after_dense(fields, 3), 8, 2048, (8, 4), 2.5),
+        "neighbours": fields.flag("rope_interleave", True),
     }
+
+
+def _glm4_moe_lite(fields: Fields) -> Own:
+    """DeepSeek-V3's attention in GLM-4.7-Flash."""
+    count, types = fields.size("num_hidden_layers"), fields.words("mlp_layer_types")
+    if types is not None and (len(types) != count or set(types) - {"dense", "sparse"}):
+        raise fields.error("mlp_layer_types", f"expected {count} words, dense or sparse")
+    layers = tuple(i > 0 for i in range(count)) if types is None else tuple(one == "sparse" for one in types)
+    return {
+        **_latent(fields),
+        "experts": _corrected_experts(fields, layers, 4, 1536, (1, 1), 1.8),
+        "neighbours": fields.flag("rope_interleave", True),
+    }
+
+
+def _deepseek_v2(fields: Fields) -> Own:
+    """Latent attention; scores are a softmax, of groups the best expert counts (arXiv:2405.04434)."""
+    method, width = fields.word("topk_method", "greedy"), fields.size("moe_intermediate_size", 1407)
+    if method not in ("greedy", "group_limited_greedy"):
+        raise fields.error(
+            "topk_method", "not a supported choice; supported are greedy, group_limited_greedy"
+        )
+    grouped = method == "group_limited_greedy"
+    experts = ExpertsConfig(
+        expert_count(fields, ("n_routed_experts", "num_experts")),
+        fields.size("num_experts_per_tok"),
+        width,
+        _after_dense(fields, 0),
+        renormalised=False,  # `norm_topk_prob` is not read
+        groups=fields.size("n_group") if grouped else 1,
+        top_groups=fields.size("topk_group") if grouped else 1,
+        group_best=1,
+        factor=fields.number("routed_scaling_factor", 1.0),
+        shared_width=width * fields.size("n_shared_experts", 2),
+        wide=True,
+        wide_weights=True,
+    )
+    if fields.flag("mlp_bias", False):
+        raise fields.error("mlp_bias", "a shared expert with biases is not supported")
+    return {**_latent(fields), "experts": experts, "neighbours": True}
+
+
+def _latent(fields: Fields) -> Own:
+    """What models with latent attention have in common."""
+    return {"o_bias": fields.flag("attention_bias", False)}
+
+
+def _after_dense(fields: Fields, dense: int) -> tuple[bool, ...]:
+    """The first `first_k_dense_replace` layers have no experts."""
+    dense = fields.size("first_k_dense_replace", dense, least=0)
+    return tuple(i >= dense for i in range(fields.size("num_hidden_layers")))
 
 
 def _every_layer(fields: Fields) -> tuple[bool, ...]:
@@ -218,7 +288,7 @@ class FamilyRules:
     must be stated; `activation`: its key and value; `full_every`: so many layers, the last of which sees everything;
     `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
-    rotate."""
+    rotate; `latent`: how keys and values are made from latents."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -235,6 +305,7 @@ class FamilyRules:
     local_theta: tuple[str, float] | None = None
     partial_rotary: float | None = None
     unrotated_every: int | None = None
+    latent: Callable[[Fields], LatentConfig] | None = None
 
 
 GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
@@ -271,4 +342,9 @@ RULES: Mapping[Family, FamilyRules] = {
     "olmoe": FamilyRules(_olmoe, 4096, eps=1e-5),
     "qwen2_moe": FamilyRules(_qwen2_moe, 32768, own_kv_heads=True, windows="switched", window=4096),
     "glm4_moe": FamilyRules(_glm4_moe, 131072, eps=1e-5, own_kv_heads=True, partial_rotary=0.5),
+    "deepseek_v2": FamilyRules(_deepseek_v2, 2048, latent=latent_of),
+    "deepseek_v3": FamilyRules(_deepseek_v3, 4096, latent=latent_of),
+    "glm4_moe_lite": FamilyRules(
+        _glm4_moe_lite, 202752, eps=1e-5, latent=partial(latent_of, plain_dim=192, value_dim=256, q_rank=768)
+    ),
 }  # fmt: skip

@@ -13,7 +13,8 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import FAMILIES, RULES, Activation, Family, NormForm
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
-from lockstep.engine.config.rope_scaling import Rope, RopeScaling, ropes_from_hf, rotary_dim
+from lockstep.engine.config.latent import LatentConfig
+from lockstep.engine.config.rope_scaling import Rope, RopeScaling, magnitude, ropes_from_hf, rotary_dim
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -45,6 +46,7 @@ class ModelConfig:
         Rope | None, ...
     ] = ()  # where layers differ: of each its own, None: it does not rotate
     rotary: int | None = None  # channels of each head that are rotated, the first; None: all
+    rotary_last: bool = False  # the last ones instead of the first
     neighbours: bool = False  # channels (2i, 2i + 1) are rotated together instead of (i, i + D/2)
     qkv_bias: bool = False
     o_bias: bool = False
@@ -56,6 +58,7 @@ class ModelConfig:
     qk_norm_whole: bool = False  # over all heads at once
     activation: Activation = "silu"
     gated: bool = True  # the MLP: activation(gate) * up, else activation(up)
+    latent: LatentConfig | None = None  # keys and values of all heads from one latent
     experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
     score_scale: float | None = None  # None: 1 / sqrt(head_dim)
     score_cap: float = 0.0  # of scores, and of logits: cap * tanh(x / cap); 0: none
@@ -74,8 +77,23 @@ class ModelConfig:
     @property
     def scale(self) -> float:
         """What scores are multiplied by (Vaswani et al. 2017): the *head's* width, not the model's, if nothing else is
-        stated."""
-        return 1 / math.sqrt(self.head_dim) if self.score_scale is None else self.score_scale
+        stated. Where keys are made from latents YaRN's factor on queries and on keys is a part of it, and not of the
+        rotation, which turns a part of them alone (arXiv:2405.04434)."""
+        if self.score_scale is not None:
+            return self.score_scale
+        weight = self.rope_scaling.mscale_all_dim if self.latent is not None else None
+        stretched = magnitude(self.rope_scaling.factor, weight) if weight else 1.0
+        return stretched**2 / math.sqrt(self.head_dim)
+
+    @property
+    def value_dim(self) -> int:
+        """Channels of each head's value."""
+        return self.head_dim if self.latent is None else self.latent.value_dim
+
+    @property
+    def latent_bias(self) -> bool:
+        """Whether the products that make latents have biases."""
+        return self.latent is not None and self.latent.bias
 
     @property
     def norm_bias(self) -> bool:
@@ -119,9 +137,11 @@ class ModelConfig:
         hidden = fields.size("hidden_size")
         layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
         max_position = fields.size("max_position_embeddings", rules.max_position)
-        head_dim = huggingface.head_dim(fields, rules, hidden, heads)
+        latent = rules.latent(fields) if rules.latent is not None else None
+        head_dim = huggingface.head_dim(fields, rules, hidden, heads) if latent is None else latent.head_dim
         types = huggingface.layer_types(fields, rules, layers)
         rotary = rotary_dim(fields, head_dim, rules.partial_rotary)
+        rotary = rotary if latent is None else latent.rope_dim
         ropes = ropes_from_hf(fields, rules, types, max_position, head_dim if rotary is None else rotary)
         extra = Fields({} if generation is None else generation, "generation_config.json")
         bos = extra.ids("bos_token_id") or fields.ids("bos_token_id")
@@ -131,7 +151,7 @@ class ModelConfig:
             intermediate_size=fields.size("intermediate_size"),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=huggingface.kv_heads(fields, rules, heads),
+            num_kv_heads=heads if latent is not None else huggingface.kv_heads(fields, rules, heads),
             head_dim=head_dim,
             vocab_size=fields.size("vocab_size"),
             max_position=max_position,
@@ -140,6 +160,8 @@ class ModelConfig:
             rope_scaling=ropes[0].scaling,
             layer_ropes=ropes[1:],
             rotary=rotary,
+            rotary_last=latent is not None,
+            latent=latent,
             activation=activation,
             tie_embeddings=fields.flag("tie_word_embeddings", rules.tied),
             windows=huggingface.windows(fields, rules, types),

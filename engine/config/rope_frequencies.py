@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from lockstep.engine.config.model import ModelConfig
-from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.engine.config.rope_scaling import RopeScaling, magnitude
 
 #: An array with arithmetic by elements and `clip`: a torch tensor, a numpy array.
 A = TypeVar("A")
@@ -87,10 +87,6 @@ def _yarn_attention_factor(scaling: RopeScaling) -> float:
     """How much YaRN scales cosine and sine; an explicit value in the checkpoint wins."""
     if scaling.attention_factor is not None:
         return scaling.attention_factor
-
-    def mscale(weight: float) -> float:
-        return 1.0 if scaling.factor <= 1 else 0.1 * weight * math.log(scaling.factor) + 1.0
-
     if scaling.mscale and scaling.mscale_all_dim:
-        return mscale(scaling.mscale) / mscale(scaling.mscale_all_dim)
-    return mscale(1.0)
+        return magnitude(scaling.factor, scaling.mscale) / magnitude(scaling.factor, scaling.mscale_all_dim)
+    return magnitude(scaling.factor, 1.0)

@@ -8,6 +8,7 @@ it, and `original_max_position_embeddings` beside it wins over the one inside.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
@@ -45,6 +46,12 @@ class RopeScaling:
     def by_length(self) -> bool:
         """Whether frequencies depend on how long the sequence is."""
         return self.kind in ("dynamic", "longrope")
+
+
+def magnitude(factor: float, weight: float) -> float:
+    """YaRN's factor on what is rotated in a context stretched by `factor`: 1 + 0.1 weight ln(factor)
+    (arXiv:2309.00071, section 3.4)."""
+    return 1.0 if factor <= 1 else 0.1 * weight * math.log(factor) + 1.0
 
 
 class Rope(NamedTuple):

@@ -8,6 +8,7 @@ from lockstep.engine.config import Family
 
 _BEHIND = {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
 _GEMMA = {**_BEHIND, "mlp_norm": "pre_feedforward_layernorm"}
+_SHARED_EXPERTS = {f"mlp.shared.{one}": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")}
 #: Family -> tap -> module within the layer.
 MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo2": _BEHIND,
@@ -21,7 +22,10 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
             for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
         },
     },
-    "glm4_moe": {f"mlp.shared.{one}": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")},
+    "glm4_moe": _SHARED_EXPERTS,
+    "deepseek_v2": _SHARED_EXPERTS,
+    "deepseek_v3": _SHARED_EXPERTS,
+    "glm4_moe_lite": _SHARED_EXPERTS,
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}

@@ -13,6 +13,7 @@ from functools import cache
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.experts import EXPERTS
+from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
 
 
@@ -53,18 +54,20 @@ def _summed(
 
 _ATTENTION = (
     _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
-    _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias"),
-    _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias"),
-    _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias"),
+    _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias", ("query_latent",)),
+    _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias", ("latent",)),
+    _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias", ("latent",)),
+    *PROJECTIONS,
     _norm("attn.q_norm", "attn.q_proj", "self_attn.q_norm", "attn_q_norm", "heads", "qk_norm"),
     _norm("attn.k_norm", "attn.k_proj", "self_attn.k_norm", "attn_k_norm", "kv_heads", "qk_norm"),
     Operation("attn.q_rope", "rope", {"x": "attn.q_norm"}, "heads", "heads"),
-    Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads"),
-    Operation("attn.k_cache", "cache", {"written": "attn.k_rope"}, "kv_heads", "cache"),
-    Operation("attn.v_cache", "cache", {"written": "attn.v_proj"}, "kv_heads", "cache"),
+    Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=("latent",)),
+    Operation("attn.k_cache", "cache", {"written": "attn.k_rope"}, "kv_heads", "cache", unless=("latent",)),
+    Operation("attn.v_cache", "cache", {"written": "attn.v_proj"}, "kv_heads", "cache", unless=("latent",)),
+    *EXPANSION,
     Operation("attn.scores", "scores", {"q": "attn.q_rope", "k": "attn.k_cache"}, "heads", "cells"),
     Operation("attn.probs", "softmax", {"scores": "attn.scores"}, "heads", "cells"),
-    Operation("attn.context", "context", {"probs": "attn.probs", "v": "attn.v_cache"}, "heads"),
+    Operation("attn.context", "context", {"probs": "attn.probs", "v": "attn.v_cache"}, "value_heads"),
     *_summed("attn.o_proj", "attn.context", "self_attn.o_proj", "attn_output", "o_bias"),
     _norm(
         "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
@@ -99,7 +102,12 @@ _MLP = (
 #: All operations that a layer may have.
 LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
 #: What takes the place of what layers of another kind lack.
-_INSTEAD: Mapping[str, str] = {"mlp.down": "mlp.combine"}
+_INSTEAD: Mapping[str, str] = {
+    "mlp.down": "mlp.combine",
+    "attn.q_proj": "attn.q_b_proj",
+    "attn.k_cache": "attn.keys",
+    "attn.v_cache": "attn.values",
+}
 #: Parts of which an operation's first input takes its place where they are not there.
 _PASSED: Collection[Part] = ("qk_norm", "partial", "post_norm")
 #: The taps of the two blocks that add to the stream.
@@ -140,6 +148,8 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "bare_inputs": not model.pre_norms,
         "post_norm": model.post_norms,
         "ungated": not model.gated,
+        "latent": model.latent is not None,
+        "query_latent": model.latent is not None and model.latent.q_rank is not None,
         "experts": model.experts is not None,
         "shared_expert": model.experts is not None and model.experts.shared_width > 0,
         "shared_gate": model.experts is not None and model.experts.shared_gated,

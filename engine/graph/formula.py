@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -79,6 +79,18 @@ def rotate_neighbours(x: Array, angles: Array, factor: float = 1.0) -> Array:
     return np.concatenate([pairs.reshape(*x.shape[:-1], width), x[..., width:]], axis=-1)
 
 
+def rotate_last(x: Array, angles: Array, factor: float = 1.0) -> Array:
+    """As `rotate`, of as many last channels as there are angles for; the rest as it is."""
+    rest = x.shape[-1] - 2 * angles.shape[-1]
+    return np.concatenate([x[..., :rest], rotate(x[..., rest:], angles, factor)], axis=-1)
+
+
+def rotate_last_neighbours(x: Array, angles: Array, factor: float = 1.0) -> Array:
+    """As `rotate_last`, of pairs (2i, 2i + 1)."""
+    rest = x.shape[-1] - 2 * angles.shape[-1]
+    return np.concatenate([x[..., :rest], rotate_neighbours(x[..., rest:], angles, factor)], axis=-1)
+
+
 def rotate(x: Array, angles: Array, factor: float = 1.0) -> Array:
     """Pairs (i, i + D/2) of x [N, heads, D] turned by angles [N, 1 or heads, D/2] (RoPE, arXiv:2104.09864)."""
     half = x.shape[-1] // 2
@@ -126,6 +138,13 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "rotate": rotate,
     "rotate_part": rotate_part,
     "rotate_neighbours": rotate_neighbours,
+    "rotate_last": rotate_last,
+    "rotate_last_neighbours": rotate_last_neighbours,
+    "first": lambda x, count: x[..., : int(count)],
+    "last": lambda x, count: x[..., x.shape[-1] - int(count) :],
+    "beside": lambda own, shared: np.concatenate(  # each head's own channels, and those that all heads share
+        [own, np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))], axis=-1
+    ),
     "dot": _dot,
     "where": lambda allowed, scores: np.where(allowed, scores, -np.inf),
     "softmax": _softmax,
@@ -173,11 +192,18 @@ FORMULAS: Mapping[Kind, Node] = {
     "residual": _of("add", _X, Node("y")),
     "activation": _of("multiply", _of("silu", Node("gate")), Node("up")),
     "choice": _of(
-        "chosen", _of("softmax", Node("logits")), Node("top_k"), Node("groups"), Node("top_groups")
+        "chosen",
+        _of("softmax", Node("logits")),
+        Node("top_k"),
+        Node("groups"),
+        Node("top_groups"),
+        Node("group_best"),
     ),
     "choice_weights": _of("taken", _of("softmax", Node("logits")), Node("ids")),
     "experts": _of("routed", _X, _WEIGHT, Node("ids")),
     "combine": _of("weighed_sum", _X, Node("weights")),
+    "keys": _of("beside", _of("first", Node("expanded"), Node("plain_dim")), Node("rope")),
+    "values": _of("last", Node("expanded"), Node("value_dim")),
 }
 
 
@@ -196,11 +222,18 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
         case "norm":
             if model.norm == "layer":
                 return LAYER_NORM
+            if operation.width in ("latent", "query_latent"):
+                return _latent_norm(operation)
             whole = operation.sharded and model.qk_norm_whole
             weight = _of("add", Node("1"), _WEIGHT) if model.norm == "plus_one" else _WEIGHT
             return _of("multiply", NORMALISED_WHOLE if whole else NORMALISED, weight)
         case "rope":
-            return rotation_of(model)
+            rotated = rotation_of(model)
+            return (
+                substitute(rotated, {"x": _of("last", _X, Node("rope_dim"))})
+                if not operation.sharded
+                else rotated
+            )
         case "scores":
             return _of("where", Node("allowed"), _capped(SCALED, "score_cap", model.score_cap))
         case "activation":
@@ -222,11 +255,24 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
             return usual
 
 
+def _latent_norm(operation: Operation) -> Node:
+    """Of the latent of keys and values: what else its product gives is left out."""
+    latent = _of("first", _X, Node("kv_rank")) if operation.width == "latent" else _X
+    return substitute(FORMULAS["norm"], {"eps": Node("latent_eps"), "x": latent})
+
+
+def substitute(tree: Node, others: Mapping[str, Node]) -> Node:
+    """The tree with other nodes in place of leaves, wherever these stand."""
+    if not tree.args:
+        return others.get(tree.name, tree)
+    return replace(tree, args=tuple(substitute(one, others) for one in tree.args))
+
+
 def _routing(kind: Kind, experts: ExpertsConfig) -> Node:
     scores = _of(experts.scores, Node("logits"))
     if kind == "choice":
         choice = _of("add", scores, Node("correction")) if experts.correction else scores
-        return _of("chosen", choice, Node("top_k"), Node("groups"), Node("top_groups"))
+        return _of("chosen", choice, Node("top_k"), Node("groups"), Node("top_groups"), Node("group_best"))
     weights = _of("taken", scores, Node("ids"))
     weights = _of("shares", weights) if experts.renormalised else weights
     return _times(weights, "routed_factor", experts.factor)
@@ -243,6 +289,8 @@ def rotation_of(model: ModelConfig) -> Node:
     """How this model's layers rotate heads."""
     name = "rotate" if model.rotary_dim == model.head_dim else "rotate_part"
     name = "rotate_neighbours" if model.neighbours and model.rotary_dim else name
+    if model.rotary_last:
+        name = "rotate_last_neighbours" if model.neighbours else "rotate_last"
     return _of(name, _X, Node("angles"), Node("factor"))
 
 
@@ -259,7 +307,10 @@ def numbers_of(model: ModelConfig) -> dict[str, float]:
     routing: dict[str, float] = {}
     if (experts := model.experts) is not None:
         routing = {"top_k": experts.top_k, "groups": experts.groups, "top_groups": experts.top_groups}
-        routing["routed_factor"] = experts.factor
+        routing["routed_factor"], routing["group_best"] = experts.factor, experts.group_best
+    if (latent := model.latent) is not None:
+        routing |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
+        routing["latent_eps"] = latent.eps
     return {"1": 1.0, "eps": model.rms_eps, **{name: getattr(model, name) for name in names}, **routing}
 
 

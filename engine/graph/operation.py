@@ -8,7 +8,7 @@ from typing import Literal
 
 Kind = Literal[
     "embedding", "norm", "linear", "rope", "cache", "scores", "softmax", "context", "reduce", "residual", "activation",
-    "head", "choice", "choice_weights", "experts", "combine",
+    "head", "choice", "choice_weights", "experts", "combine", "keys", "values",
 ]  # fmt: skip
 #: What the channels of a tensor are.
 Width = Literal[
@@ -22,18 +22,29 @@ Width = Literal[
     "one",
     "expert",
     "shared_expert",
+    "value_heads",
+    "query_latent",
+    "latent",
+    "rope_key",
+    "written_latent",
+    "expanded_heads",
 ]
 #: Those that every rank has whole.
-WHOLE: tuple[Width, ...] = ("hidden", "experts", "slots", "one")
+WHOLE: tuple[Width, ...] = (
+    "hidden", "experts", "slots", "one", "query_latent", "latent", "rope_key", "written_latent",
+)  # fmt: skip
 #: T new tokens, K positions attended to, S experts that each token goes to: [T, width] · [T, heads, head_dim] ·
-#: [K, heads, head_dim] · [heads, T, K] · [T, S, width].
-Form = Literal["rows", "heads", "cache", "cells", "slots"]
+#: [K, heads, head_dim] · [heads, T, K] · [T, S, width] · [K, width].
+Form = Literal["rows", "heads", "cache", "cells", "slots", "cached_rows"]
+#: Those that have a row of each position that is attended to.
+OF_POSITIONS: tuple[Form, ...] = ("cache", "cached_rows")
 #: Flags of `ModelConfig` by which products have biases.
-Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias"]
+Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias"]
 #: What only some models or engines have.
 Part = Literal[
-    "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate"
-]
+    "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
+    "query_latent",
+]  # fmt: skip
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.
 STREAM = "<"

@@ -16,22 +16,24 @@ def sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-np.clip(x, -700, 700))))
 
 
-def candidates(scores: Array, groups: float = 1, top_groups: float = 1) -> Array:
-    """Scores [N, E], -inf outside of each token's best groups: those whose two best experts have the highest sum
-    (DeepSeek-V3, arXiv:2412.19437)."""
+def candidates(scores: Array, groups: float = 1, top_groups: float = 1, group_best: float = 2) -> Array:
+    """Scores [N, E], -inf outside of each token's best groups: those whose so many best experts have the highest sum
+    (DeepSeek-V3, arXiv:2412.19437: two; DeepSeek-V2, arXiv:2405.04434: one)."""
     if groups == 1:
         return scores
     by_group = scores.reshape(len(scores), int(groups), -1)
-    sums = np.sort(by_group, -1)[..., -2:].sum(-1)
+    sums = np.sort(by_group, -1)[..., -int(group_best) :].sum(-1)
     best = np.argsort(-sums, -1, kind="stable")[:, : int(top_groups)]
     kept = np.zeros_like(sums, dtype=bool)
     np.put_along_axis(kept, best, True, -1)
     return np.where(kept[..., None], by_group, -np.inf).reshape(scores.shape)
 
 
-def chosen(scores: Array, top_k: float, groups: float = 1, top_groups: float = 1) -> Array:
+def chosen(
+    scores: Array, top_k: float, groups: float = 1, top_groups: float = 1, group_best: float = 2
+) -> Array:
     """The numbers [N, S], ascending, of the experts with the highest scores [N, E]."""
-    best = np.argsort(-candidates(scores, groups, top_groups), -1, kind="stable")[:, : int(top_k)]
+    best = np.argsort(-candidates(scores, groups, top_groups, group_best), -1, kind="stable")[:, : int(top_k)]
     return np.sort(best, -1).astype(np.float64)
 
 

@@ -1,4 +1,5 @@
-"""The paged KV pool: one pair of tensors a layer, allocated once; only KV heads are stored."""
+"""The paged KV pool: one pair of tensors a layer, allocated once; only KV heads are stored, or latents and the part of
+keys that is rotated."""
 
 from __future__ import annotations
 
@@ -9,7 +10,8 @@ from lockstep.engine.batch import Batch
 
 
 class KVPool:
-    """`keys[layer]` and `values[layer]`: [num_blocks * block_size, heads, head_dim]."""
+    """`keys[layer]` and `values[layer]`: [num_blocks * block_size, heads, width], each as wide as `widths` says. Of
+    latent attention the first of the pair are the latents, the second the rotated parts of keys."""
 
     def __init__(
         self,
@@ -17,20 +19,22 @@ class KVPool:
         num_blocks: int,
         block_size: int,
         heads: int,
-        head_dim: int,
+        widths: tuple[int, int],
         dtype: torch.dtype,
         device: torch.device,
         max_rows: int,
         unwritten: float = 0.0,
     ) -> None:
-        shape = (num_layers, num_blocks * block_size, heads, head_dim)
+        shape = (num_layers, num_blocks * block_size, heads)
         # Never empty: a fault that reads a slot before it was written must read the same every time.
         self.unwritten = unwritten
-        self.keys = torch.full(shape, unwritten, dtype=dtype, device=device)
-        self.values = torch.full_like(self.keys, unwritten)
+        self.keys, self.values = (
+            torch.full((*shape, width), unwritten, dtype=dtype, device=device) for width in widths
+        )
         # Where rows are gathered to before attention: one pair for all layers, which run in turn.
-        self._key_rows = torch.empty((max_rows, heads, head_dim), dtype=dtype, device=device)
-        self._value_rows = torch.empty_like(self._key_rows)
+        self._key_rows, self._value_rows = (
+            torch.empty((max_rows, heads, width), dtype=dtype, device=device) for width in widths
+        )
 
     def write(self, layer: int, batch: Batch, keys: Tensor, values: Tensor) -> None:
         """Store a batch's new rows [T, heads, D] at its slots, and record for each sequence how far the layer's

@@ -29,6 +29,7 @@ from lockstep.engine.layers.linear import QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.norm import QKNorm
 from lockstep.engine.layers.paged_attention import Pages
 from lockstep.engine.layers.tiles import CELLS, Tile, Tiling
+from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.rules import CORRECT
@@ -104,13 +105,21 @@ class Attention:
         qk_norm: QKNorm | None,
         page_size: int,
     ) -> None:
-        self.layer, self.model, self.page_size = layer, model, page_size
-        self.qkv, self.o_proj, self.qk_norm = qkv, o_proj, qk_norm
+        self.qkv, self.qk_norm = qkv, qk_norm
+        self._take(layer, model, o_proj, page_size)
+
+    def _take(self, layer: int, model: ModelConfig, o_proj: RowParallelLinear, page_size: int) -> None:
+        self.layer, self.model, self.o_proj, self.page_size = layer, model, o_proj, page_size
         comm = o_proj.comm
         self.heads = shards.heads(model, comm.size, comm.rank).size
         self.kv_heads = shards.kv_heads(model, comm.size, comm.rank).size
         self.head_dim = model.head_dim
         self.window = model.windows[layer] if model.windows else None
+
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's share."""
+        params = self.qkv.parameters() | self.o_proj.parameters()
+        return params if self.qk_norm is None else params | self.qk_norm.parameters()
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
@@ -118,12 +127,8 @@ class Attention:
         self.scale, self.cap = wiring.rules.scale(self.model), self.model.score_cap
         self.rotate = in_heads_of(wiring.rules.layer_rope(self.model, self.layer), wiring.rules.rope)
         self.cache = wiring.rules.cache_layer(self.layer)  # the layer of the pool that is this one's
-        self.qkv.bind(wiring)
         self.o_proj.bind(wiring, "attn.o_proj")
-        if self.qk_norm is not None:
-            self.qk_norm.bind(wiring)
-        names = ("q_proj", "k_proj", "v_proj")
-        self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
+        self._bind_projections(wiring)
         self.tap_q_rope, self.tap_k_rope = wiring.tap("attn.q_rope"), wiring.tap("attn.k_rope")
         self.tap_k_cache, self.tap_v_cache = wiring.tap("attn.k_cache"), wiring.tap("attn.v_cache")
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
@@ -138,18 +143,29 @@ class Attention:
             head_dim=self.head_dim, page=self.page_size,
         )  # fmt: skip
 
+    def _bind_projections(self, wiring: Wiring) -> None:
+        self.qkv.bind(wiring)
+        if self.qk_norm is not None:
+            self.qk_norm.bind(wiring)
+        names = ("q_proj", "k_proj", "v_proj")
+        self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
+
     def __call__(
         self, x: Tensor, batch: Batch, rope: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
     ) -> Tensor:
-        q, k, v = self._project(x)  # [T, heads, D], [T, kv_heads, D] twice
-        q, k = self._rotate(q, k, rope)
-        group = self.heads // self.kv_heads
-        stored = (self.rules.cache_heads(k, group), self.rules.cache_heads(v, group))
+        q, stored = self._written(x, rope)
         pool.write(self.cache, batch, *stored)
         context = self._paged(q, inputs, pool) if self.unpaged is None else self._each(q, batch, inputs, pool)
         if self.tap_context:
             self.tap_context(context)
         return self.o_proj(context)  # [T, H]
+
+    def _written(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
+        """Queries [T, heads, D], and what is cached of the tokens."""
+        q, k, v = self._project(x)  # [T, heads, D], [T, kv_heads, D] twice
+        q, k = self._rotate(q, k, rope)
+        group = self.heads // self.kv_heads
+        return q, (self.rules.cache_heads(k, group), self.rules.cache_heads(v, group))
 
     def _paged(self, q: Tensor, inputs: StepInputs, pool: KVPool) -> Tensor:
         """All sequences at once: q [T, heads, D] -> [T, heads * D]."""
@@ -188,15 +204,19 @@ class Attention:
             self.tap_k_rope(k)
         return q, k
 
-    def _attend(self, index: int, span: SequenceSpan, q: Tensor, inputs: StepInputs, pool: KVPool) -> Tensor:
-        """One sequence: q [T, heads, D] over its cached rows -> [T, heads * D]."""
-        first = self.rules.cache_reuse(span.kv_len, q.shape[0])
-        k, v = pool.read(self.cache, span.rows[first:])  # [K, kv_heads, D]
+    def _read(self, index: int, rows: Tensor, pool: KVPool) -> tuple[Tensor, Tensor]:
+        """One sequence's keys and values [K, kv_heads, D] of those rows of the cache."""
+        k, v = pool.read(self.cache, rows)
         if self.tap_k_cache:
             self.tap_k_cache(k, index)
         if self.tap_v_cache:
             self.tap_v_cache(v, index)
-        v = self.rules.cache_values(k, v)
+        return k, self.rules.cache_values(k, v)
+
+    def _attend(self, index: int, span: SequenceSpan, q: Tensor, inputs: StepInputs, pool: KVPool) -> Tensor:
+        """One sequence: q [T, heads, D] over its cached rows -> [T, heads * D]."""
+        first = self.rules.cache_reuse(span.kv_len, q.shape[0])
+        k, v = self._read(index, span.rows[first:], pool)
         group = self.heads // self.kv_heads
         q = q.transpose(0, 1).unflatten(0, (self.kv_heads, group))  # [kv_heads, group, T, D]
         k = self.rules.kv_expand(k, self.kv_heads, group)  # [kv_heads, 1 or group, K, D]
@@ -223,7 +243,7 @@ class Attention:
                 rows = q.reshape(self.kv_heads, k.shape[1], -1, self.head_dim)
                 seen = k[:, :, tile.keys], v[:, :, tile.keys]
                 out = F.scaled_dot_product_attention(rows, *seen, attn_mask=bias, scale=self.scale)
-                return out.reshape(q.shape)
+                return out.reshape(*q.shape[:-1], v.shape[-1])
             seen = expanded[0][:, :, tile.keys], expanded[1][:, :, tile.keys]
             queries = q[:, :, tile.rows]
             parts.append(F.scaled_dot_product_attention(queries, *seen, attn_mask=bias, scale=self.scale))
@@ -235,7 +255,7 @@ class Attention:
         probs, tiling = _seen(
             self.tap_probs, one, tiling, 0.0, lambda tile: self.rules.softmax(scores(tile), one.q.dtype)
         )
-        out = torch.empty_like(one.q, memory_format=torch.contiguous_format)
+        out = one.q.new_empty(*one.q.shape[:-1], one.v.shape[-1])
         for tile in tiling:
             v = one.v[tile.heads, :, tile.keys]
             part = probs(tile)  # [h, group, t, k]
@@ -267,7 +287,8 @@ def _moderate(q: Tensor, k: Tensor, v: Tensor) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Sequence:
-    """What one sequence of the batch attends with: q [kv_heads, group, T, D], k and v [kv_heads, 1 or group, K, D]."""
+    """What one sequence of the batch attends with: q [kv_heads, group, T, D], k and v [kv_heads, 1 or group, K, D]; the
+    D of v may be another."""
 
     index: int
     q: Tensor

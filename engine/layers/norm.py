@@ -20,9 +20,11 @@ from lockstep.engine.rules.norm import scaled
 class Norm:
     """Normalises the last axis, whole on every rank: [..., D] -> [..., D]."""
 
-    def __init__(self, module: str, size: int, model: ModelConfig, store: Store) -> None:
+    def __init__(
+        self, module: str, size: int, model: ModelConfig, store: Store, eps: float | None = None
+    ) -> None:
         self.name, self.weight = f"{module}.weight", store.vector(size)
-        self.eps, self.form = model.rms_eps, model.norm
+        self.eps, self.form = model.rms_eps if eps is None else eps, model.norm
 
     def parameters(self) -> dict[str, Tensor]:
         """Checkpoint name -> the weight."""

@@ -25,6 +25,7 @@ from typing import Protocol
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import STREAM, Operation, Width, operations_of
+from lockstep.engine.graph.operation import WHOLE
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -95,6 +96,14 @@ def kv_heads(model: ModelConfig, tp: int, rank: int) -> Span:
     return Span(rank // replicas, rank // replicas + 1)
 
 
+def cached(model: ModelConfig, tp: int, rank: int) -> tuple[int, tuple[int, int]]:
+    """What a rank's cache holds of a token in a layer: so many rows of these two widths, of keys and of values; of
+    latents one of each, the same on every rank."""
+    if (latent := model.latent) is not None:
+        return 1, (latent.kv_rank, latent.rope_dim)
+    return kv_heads(model, tp, rank).size, (model.head_dim, model.head_dim)
+
+
 def intermediate(model: ModelConfig, tp: int, rank: int) -> Span:
     """The part of the MLP's width that a rank computes."""
     return cropped(model.intermediate_size, tp, rank)
@@ -145,9 +154,11 @@ def size_of(width: Width, model: ModelConfig) -> int:
         "hidden": model.hidden_size,
         "heads": model.num_heads * model.head_dim,
         "kv_heads": model.num_kv_heads * model.head_dim,
+        "value_heads": model.num_heads * model.value_dim,
         "intermediate": model.intermediate_size,
         "vocab": model.vocab_size,
         "one": 1,
+        **_latent_sizes(model),
         **(
             {}
             if (has := model.experts) is None
@@ -161,19 +172,31 @@ def size_of(width: Width, model: ModelConfig) -> int:
     }[width]
 
 
+def _latent_sizes(model: ModelConfig) -> dict[Width, int]:
+    if (latent := model.latent) is None:
+        return {}
+    return {
+        "query_latent": latent.q_rank or 0,
+        "latent": latent.kv_rank,
+        "rope_key": latent.rope_dim,
+        "written_latent": latent.written_dim,
+        "expanded_heads": model.num_heads * latent.expanded_dim,
+    }
+
+
 def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
     """The channels that a rank has."""
     match width:
-        case "hidden" | "experts" | "slots" | "one":
-            return Span(0, size_of(width, model))
-        case "heads":
-            return heads(model, tp, rank).scaled(model.head_dim)
+        case "heads" | "value_heads" | "expanded_heads":
+            return heads(model, tp, rank).scaled(size_of(width, model) // model.num_heads)
         case "kv_heads":
             return kv_heads(model, tp, rank).scaled(model.head_dim)
         case "intermediate" | "expert" | "shared_expert":
             return cropped(size_of(width, model), tp, rank)
         case "vocab":
             return vocab(model.vocab_size, tp, rank)
+        case _:  # WHOLE
+            return Span(0, size_of(width, model))
 
 
 @dataclass(frozen=True, slots=True)
@@ -208,7 +231,7 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
             found[f"{modules[one.inputs['logits']]}.{CORRECTION}"] = _Parameter((model.experts.count,))
         if one.kind in ("linear", "experts"):
             read = widths[one.inputs["x"]]
-            whole = read == "hidden"
+            whole = read in WHOLE
             shape = rows, size_of(read, model)
             matrix = _Parameter(shape, split if whole else 1, one.width if whole else read)
             found |= dict(_matrices(one, matrix, model))

@@ -46,7 +46,9 @@ def in_heads_of(model: ModelConfig, rotate: Rotate) -> Rotate:
         return _unrotated
     if model.neighbours:
         rotate = partial(_neighbours, rotate)
-    return rotate if model.rotary_dim == model.head_dim else partial(_first_channels, rotate)
+    if model.rotary_dim == model.head_dim:
+        return rotate
+    return partial(_last_channels if model.rotary_last else _first_channels, rotate)
 
 
 def _unrotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -62,3 +64,8 @@ def _neighbours(rotate: Rotate, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _first_channels(rotate: Rotate, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     width = 2 * cos.shape[-1]
     return torch.cat((rotate(x[..., :width], cos, sin), x[..., width:]), -1)
+
+
+def _last_channels(rotate: Rotate, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    rest = x.shape[-1] - 2 * cos.shape[-1]
+    return torch.cat((x[..., :rest], rotate(x[..., rest:], cos, sin)), -1)

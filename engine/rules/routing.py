@@ -32,10 +32,10 @@ def best(scores: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> T
 
 
 def within_groups(scores: Tensor, experts: ExpertsConfig) -> Tensor:
-    """Scores [T, E], -inf outside of each token's best groups: those whose two best experts have the highest sum
-    (DeepSeek-V3, arXiv:2412.19437)."""
+    """Scores [T, E], -inf outside of each token's best groups: those whose so many best experts have the highest
+    sum (DeepSeek-V3, arXiv:2412.19437)."""
     by_group = scores.unflatten(-1, (experts.groups, -1))  # [T, groups, E / groups]
-    sums = by_group.topk(2, -1).values.sum(-1)
+    sums = by_group.topk(experts.group_best, -1).values.sum(-1)
     kept = torch.zeros_like(sums, dtype=torch.bool).scatter_(
         -1, sums.topk(experts.top_groups, -1).indices, True
     )

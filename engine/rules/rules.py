@@ -22,7 +22,7 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Activation, NormForm
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import defaults, routing
+from lockstep.engine.rules import defaults, latent, routing
 from lockstep.engine.rules.norm import layer_norm, rms_norm
 from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
 
@@ -55,6 +55,12 @@ class Rules:
     rope_positions: Callable[[Batch], Tensor] = defaults.own_positions
     rope_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = cos_sin
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate_half_split
+    query_latent: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = latent.normed_queries
+    written_latent: Callable[[Tensor, Comm], Tensor] = latent.whole_latent
+    split_latent: Callable[[Tensor, Callable[[Tensor], Tensor], int], tuple[Tensor, Tensor]] = (
+        latent.normed_latent
+    )
+    latent_keys: Callable[[Tensor, Tensor], Tensor] = latent.with_shared_part
     cache_layer: Callable[[int], int] = defaults.own_cache
     cache_heads: Callable[[Tensor, int], Tensor] = defaults.store_kv_heads
     cache_reuse: Callable[[int, int], int] = defaults.attend_all

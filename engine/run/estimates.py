@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from lockstep.engine.checkpoint.source import DTYPE_BITS
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import RequestError
+from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.machine import LESS_MEMORY, free_memory
 from lockstep.engine.parallel.shards import size_of
 from lockstep.engine.run.memory import cache_bytes, weight_bytes
@@ -61,7 +62,7 @@ def tap_elements(model: ModelConfig, tap: str, size: PassSize) -> int:
     if operation.form == "cells":
         return model.num_heads * size.new * size.keys
     slots = model.experts.top_k if operation.form == "slots" and model.experts is not None else 1
-    rows = size.keys if operation.form == "cache" else size.new
+    rows = size.keys if operation.form in OF_POSITIONS else size.new
     return rows * slots * size_of(operation.width, model)
 
 
@@ -94,6 +95,9 @@ def captured_bytes(
 def working_bytes(model: ModelConfig, config: EngineConfig, sizes: Sequence[PassSize]) -> int:
     """Bytes that one rank holds at the height of a pass, beside weights and cache: a layer's activations."""
     attention = (model.num_heads + 2 * model.num_kv_heads) * model.head_dim // config.tp
+    if model.latent is not None:  # keys and values of all positions are made in each pass
+        made = model.num_heads * (model.latent.expanded_dim + model.head_dim + model.value_dim) // config.tp
+        attention += made * sum(size.keys for size in sizes) // max(1, sum(size.new for size in sizes))
     row = 8 * model.hidden_size + 3 * model.intermediate_size // config.tp + 2 * attention
     if (
         experts := model.experts

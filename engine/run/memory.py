@@ -81,8 +81,8 @@ def kept_bytes(model: ModelConfig, config: EngineConfig, rank: int, source: Sour
 def cache_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
     """Bytes of a rank's pool of keys and values."""
     rows = pool_blocks(model, config) * config.block_size
-    width = shards.kv_heads(model, config.tp, rank).size * model.head_dim
-    return 2 * model.num_layers * rows * width * DTYPE_BITS[config.dtype] // 8
+    heads, widths = shards.cached(model, config.tp, rank)
+    return model.num_layers * rows * heads * sum(widths) * DTYPE_BITS[config.dtype] // 8
 
 
 def report_bytes(model: ModelConfig) -> int:
@@ -90,6 +90,8 @@ def report_bytes(model: ModelConfig) -> int:
     beside it."""
     context = model.context
     width = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)
+    if model.latent is not None:
+        width = max(width, model.num_heads * model.latent.expanded_dim)
     if model.experts is not None:  # rows of each token at all of its experts
         width = max(width, model.experts.top_k * max(model.hidden_size, model.experts.width))
     of_a_tap = context * max(width, 2 * model.num_kv_heads * model.head_dim, model.num_heads * context)

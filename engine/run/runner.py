@@ -81,16 +81,16 @@ class Runner:
         self.comm.step = 0
         blocks = pool_blocks(self.model, self.config)
         self.blocks = BlockManager(blocks, self.config.block_size)
-        kv_heads = shards.kv_heads(self.model, self.comm.size, self.comm.rank).size
-        group = self.model.num_heads // self.comm.size // kv_heads
-        probe = torch.empty(1, kv_heads, self.model.head_dim, device="meta")
-        heads = rules.cache_heads(probe, group).shape[1]
+        heads, widths = shards.cached(self.model, self.comm.size, self.comm.rank)
+        if self.model.latent is None:
+            group = self.model.num_heads // self.comm.size // heads
+            heads = rules.cache_heads(torch.empty(1, heads, widths[0], device="meta"), group).shape[1]
         self.pool = KVPool(
             self.model.num_layers,
             blocks,
             self.config.block_size,
             heads,
-            self.model.head_dim,
+            widths,
             self.decoder.dtype,
             self.decoder.device,
             self.context,

@@ -12,6 +12,9 @@ Shapes are those of one sequence of T new tokens with K positions attended to (K
     gate, up, act     [T, intermediate]
     topk_*            [T, S]                S: experts that each token goes to, in the order of their numbers
     experts.*         [T, S, width]
+    latent_cache      [K, 1, kv_rank]       of latent attention, as rope_key [T, 1, rope], rope_cache [K, 1, rope]
+    kv_b_proj         [K, heads * (plain + value_dim)]
+    keys, values      [K, heads, head_dim or value_dim]
     logits            [1, vocab]            the last token's row, the one that is sampled from
 """
 

@@ -21,7 +21,9 @@ from lockstep.workbench.views.verdicts import JUDGED_WORDS
 HEADS: Mapping[str, str] = {
     "attn_norm": "n1", "attn.q_proj": "q", "attn.k_proj": "k", "attn.v_proj": "v", "attn.q_norm": "qn",
     "attn.k_norm": "kn", "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.k_cache": "kc", "attn.v_cache": "vc",
-    "attn.scores": "sc", "attn.probs": "pr", "attn.context": "cx", "attn.o_proj.partial": "o+", "attn.o_proj": "o",
+    "attn.q_a_proj": "qa", "attn.q_a_norm": "qn", "attn.q_b_proj": "qb", "attn.kv_a_proj": "la", "attn.kv_a_norm": "ln",
+    "attn.rope_key": "rk", "attn.latent_cache": "lc", "attn.rope_cache": "rc", "attn.kv_b_proj": "lb",
+    "attn.keys": "k", "attn.values": "v", "attn.scores": "sc", "attn.probs": "pr", "attn.context": "cx", "attn.o_proj.partial": "o+", "attn.o_proj": "o",
     "post_attn_norm": "on", "attn_residual": "r1", "mlp_norm": "n2", "mlp.gate": "g", "mlp.up": "u", "mlp.act": "a",
     "mlp.down.partial": "d+", "mlp.down": "d", "mlp.router": "ro", "mlp.topk_ids": "id", "mlp.topk_weights": "tw",
     "mlp.experts.gate": "eg", "mlp.experts.up": "eu", "mlp.experts.act": "ea", "mlp.experts.down": "ed",

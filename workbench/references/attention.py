@@ -52,7 +52,7 @@ def _eager_with_taps(
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
     """query [1, heads, T, D], key and value [1, kv_heads, K, D] -> context [1, T, heads, D], probs."""
-    listener, new = _listeners.get(id(module)), query.shape[2]
+    listener = _listeners.get(id(module))
     keys, values = (_repeat_kv(kv, module.num_key_value_groups) for kv in (key, value))
     if isinstance(attention_mask, Tensor):
         context, scores, probs = _whole(query, keys, values, attention_mask, scaling, softcap)
@@ -61,16 +61,31 @@ def _eager_with_taps(
     context = context.transpose(1, 2).contiguous()
     if listener is not None:
         seen: dict[str, Seen] = {
-            "q_rope": query[0].transpose(0, 1),  # [T, heads, D]
-            "k_rope": key[0, :, -new:].transpose(0, 1),  # [T, kv_heads, D]
-            "k_cache": key[0].transpose(0, 1),  # [K, kv_heads, D]
-            "v_cache": value[0].transpose(0, 1),
+            **_operands(module, query, key, value),
             "scores": scores,  # [heads, T, K]
             "probs": probs,
             "context": context[0].flatten(1),  # [T, heads * D]
         }
         listener(module.layer_idx, seen)
     return context, None if isinstance(probs, NewestRows) else probs[None]
+
+
+def _operands(module: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[str, Seen]:
+    """The taps of what attention reads, [T or K, heads, D]: of latent attention the rotated channels in the order that
+    the checkpoint has them in."""
+    new, q, k, v = query.shape[2], *(x[0].transpose(0, 1) for x in (query, key, value))
+    if not hasattr(module, "kv_lora_rank"):
+        return {"q_rope": q, "k_rope": k[-new:], "k_cache": k, "v_cache": v}
+    if getattr(module.config, "rope_interleave", False):
+        q, k = (_neighbours(x, module.qk_rope_head_dim) for x in (q, k))
+    shared = k[:, :1, -module.qk_rope_head_dim :]
+    return {"q_rope": q, "rope_key": shared[-new:], "rope_cache": shared, "keys": k, "values": v}
+
+
+def _neighbours(x: Tensor, rotated: int) -> Tensor:
+    """[N, heads, D] whose last channels were rotated, first ones of all pairs before second ones: pair by pair."""
+    pairs = x[..., -rotated:].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
+    return torch.cat((x[..., :-rotated], pairs), -1)
 
 
 def _softmax(
@@ -102,7 +117,7 @@ def _by_rows(
     size = max(1, TILE // (heads * count))
     of_scores = _ByRows.starting((heads, new, count), -math.inf, query)
     of_probs = _ByRows.starting((heads, new, count), 0.0, query)
-    context, masked = torch.empty_like(query), 0
+    context, masked = query.new_empty(*query.shape[:3], values.shape[-1]), 0
     for start in range(0, new, size):
         rows = slice(start, min(start + size, new))
         bias = mask.rows(rows)

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 
 from lockstep.engine.checkpoint.source import DTYPE_BITS
 from lockstep.engine.config import EngineConfig, ModelConfig
+from lockstep.engine.parallel import shards
 from lockstep.engine.run.estimates import largest_passes, refuse_beyond, working_bytes
 from lockstep.engine.run.memory import weight_bytes
 from lockstep.workbench.references.request import GoldenRequest
@@ -26,7 +27,8 @@ def golden_bytes(model: ModelConfig, request: GoldenRequest, chunk: int | None) 
     scale = width / (DTYPE_BITS[plain.dtype] // 8)
     longest = max(len(one.prompt) for one in request.sequences)
     cached = sum(len(one.prompt) for one in request.sequences) + request.steps * len(request.sequences)
-    rows = 2 * model.num_layers * model.num_kv_heads * model.head_dim
+    heads, widths = shards.cached(model, 1, 0)
+    rows = model.num_layers * heads * sum(widths)
     return {
         "weights": int(scale * weight_bytes(model, plain, 0)),
         "its cache": cached * rows * width,

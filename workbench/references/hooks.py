@@ -45,7 +45,7 @@ ABSENT = {
 }
 
 #: Operations that no module gives: they are what goes into the next one.
-_BEFORE = ("residual", "activation")
+_BEFORE = ("residual", "activation", "cache")
 
 See = Callable[[str, Seen], None]
 Shaped = Callable[[Tensor], Tensor]
@@ -87,9 +87,9 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 
             stack.callback(module.register_forward_hook(hook).remove)
 
-        def before(module: nn.Module, tap: str) -> None:
+        def before(module: nn.Module, tap: str, shaped: Shaped = _same) -> None:
             def hook(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
-                see(tap, _unbatched(args[0]))
+                see(tap, shaped(_unbatched(args[0])))
 
             stack.callback(module.register_forward_pre_hook(hook).remove)
 
@@ -118,7 +118,7 @@ def _tap_layer(
     name: str,
     model: ModelConfig,
     after: Callable[[nn.Module, str, Shaped], None],
-    before: Callable[[nn.Module, str], None],
+    before: Callable[[nn.Module, str, Shaped], None],
 ) -> None:
     seen, stacked = set[str](), stored_in(model)
     for operation in operations_of(model):
@@ -133,7 +133,7 @@ def _tap_layer(
         )
         for read in _multiplied(operation):
             if read in LAYER and LAYER[read].kind in _BEFORE and read not in seen:
-                before(module, f"{name}.{read}")
+                before(module, f"{name}.{read}", _by_position if LAYER[read].form == "cache" else _same)
                 seen.add(read)
     after(layer, f"{name}.{LAYER_OUTPUT}", _same)
 
@@ -164,6 +164,11 @@ def _unbatched(x: Tensor) -> Tensor:
     return x if x.ndim == 2 else x[0]
 
 
+def _by_position(x: Tensor) -> Tensor:
+    """What is cached, [heads, K, D], as [K, heads, D]."""
+    return x.transpose(0, 1)
+
+
 def _within_layer(parameter: str) -> str:
     """The module of a parameter of layer 0, by its name within the layer."""
     return parameter.removeprefix("model.layers.0.").removesuffix(".weight")
@@ -173,6 +178,8 @@ def _shaped(operation: Operation, model: ModelConfig, span: Span | None) -> Shap
     """From what the module of an operation gives to the tap's tensor; `span`: its part of a stack."""
     if span is not None:
         return lambda x: x[:, span.start : span.stop]
+    if operation.form == "cached_rows":
+        return lambda x: x[0]  # it makes keys and values of one head, [1, K, …]
     if operation.form == "heads" and model.family == "gemma3_text":
         return lambda x: x.transpose(0, 1)  # it norms [heads, T, D]
     if operation.form == "heads":

@@ -9,11 +9,11 @@ they are called is said in `words`, nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from lockstep.engine.graph.formula import FORMULAS, NORMALISED, Node
+from lockstep.engine.graph.formula import FORMULAS, NORMALISED, Node, substitute
 
 #: Where an edit is: the way to a node, by the numbers of arguments from the root on; or the name of a leaf, wherever
 #: that stands.
@@ -103,13 +103,6 @@ def put(tree: Node, path: tuple[int, ...], other: Node) -> Node:
     args = list(tree.args)
     args[path[0]] = put(args[path[0]], path[1:], other)
     return replace(tree, args=tuple(args))
-
-
-def substitute(tree: Node, others: Mapping[str, Node]) -> Node:
-    """The tree with other nodes in place of leaves, wherever these stand."""
-    if not tree.args:
-        return others.get(tree.name, tree)
-    return replace(tree, args=tuple(substitute(one, others) for one in tree.args))
 
 
 def apply(edit: Edit, tree: Node) -> Node:

@@ -186,9 +186,36 @@ def turned(model: ModelConfig, x: Array, angles: Array, factor: float) -> Array:
 def pairs_of(model: ModelConfig, x: Array) -> tuple[Array, Array]:
     """The two channels of every pair that is rotated together, as views [N, heads, rotary_dim / 2]."""
     width = model.rotary_dim
+    if model.rotary_last:
+        x = x[..., x.shape[-1] - width :]
     if model.neighbours:
         return x[..., :width:2], x[..., 1:width:2]
     return x[..., : width // 2], x[..., width // 2 : width]
+
+
+def as_read(operation: Operation, x: Array, model: ModelConfig) -> Array:
+    """What an operation of latent attention reads of what was recorded [N, …]; else as it is."""
+    if (latent := model.latent) is None:
+        return x
+    match operation.kind, operation.width:
+        case "norm", "latent":
+            return x[:, : latent.kv_rank]
+        case "rope", "rope_key":
+            return heads_of(x, x.shape[-1])[..., -latent.rope_dim :]
+        case "cache", _:
+            return heads_of(x, x.shape[-1])
+        case "linear", _:
+            return x.reshape(len(x), -1)
+        case (("keys" | "values"), _):
+            return heads_of(x, latent.expanded_dim)
+        case _:
+            return x
+
+
+def expanded(o: Operands) -> Result:
+    """Each head's key or value, of what the latents give: nothing is computed."""
+    out = o.value("keys" if "rope" in o.inputs else "values")
+    return out, floor(o.facts, o.facts.unit * np.abs(out))
 
 
 def heads_of(x: Array, head_dim: int) -> Array:
@@ -225,4 +252,6 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "rope": rope,
     "residual": residual,
     "activation": activation,
+    "keys": expanded,
+    "values": expanded,
 }

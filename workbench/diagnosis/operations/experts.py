@@ -49,7 +49,8 @@ def settled_choice(o: Operands, seen: Array, expected: Array) -> tuple[Array, Ar
         slack = _ROUNDINGS * UNIT["float32"] * (np.abs(scores) + np.abs(scores).max())
         nudged = scores + np.where(picked, slack, -slack)
         if np.array_equal(
-            chosen(nudged[None], experts.top_k, experts.groups, experts.top_groups)[0], seen[row]
+            chosen(nudged[None], experts.top_k, experts.groups, experts.top_groups, experts.group_best)[0],
+            seen[row],
         ):
             expected[row] = seen[row]
     return seen, expected

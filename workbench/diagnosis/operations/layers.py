@@ -13,7 +13,7 @@ from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
-from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised
+from lockstep.workbench.diagnosis.operations.expected import Lacking, as_read, heads_of, normalised
 from lockstep.workbench.diagnosis.operations.experts import expert_matrices, hit
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
@@ -82,6 +82,10 @@ def _value(
     if operation.kind in BLOCKS and operation.kind != "cache":
         return BLOCKS[operation.kind](AttentionPass(facts, given, at, window))[0]
     whole = operation.kind == "norm" and model.qk_norm_whole
+    if model.latent is not None:
+        given = {
+            role: as_read(operation, x, model) if role in operation.inputs else x for role, x in given.items()
+        }
     if operation.form in ("heads", "cache", "cells") and not whole:
         given = {role: heads_of(x, model.head_dim) if x.ndim > 1 else x for role, x in given.items()}
     if operation.kind == "reduce":  # of one rank alone

@@ -10,6 +10,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph.operation import OF_POSITIONS
+from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import layouts
 from lockstep.sessions.dtypes import widen
 from lockstep.sessions.errors import LayoutError
@@ -94,9 +96,13 @@ class RecordedTaps:
         return decoded.arrays[decoded.lead[rank]]
 
     def rows(self, tap: str, rank: int, passes: Sequence[int]) -> Array | None:
-        """The tensors of those passes (by their index) one below the other; None where one lacks."""
+        """The tensors of those passes (by their index) one below the other, of what has a row for each position that is
+        attended to those of the new tokens; None where one lacks."""
         tensors = self.tensors(tap, rank)
         chosen = [tensors[i] for i in passes]
+        if (operation := operation_at(tap)) is not None and operation.form in OF_POSITIONS:
+            news = [len(self.passes[i].rows) for i in passes]
+            chosen = [None if x is None else x[-new:] for x, new in zip(chosen, news, strict=True)]
         if not chosen or any(x is None or x.ndim == 0 for x in chosen):
             return None
         shapes = {x.shape[1:] for x in chosen if x is not None}

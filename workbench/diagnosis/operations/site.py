@@ -3,10 +3,10 @@
     for site in sites(taps, facts):
         if isinstance(site, Unjudged): ...
 
-`Site.operation` says which: embedding, norm, linear, rope, cache, scores, softmax, context, reduce, residual,
-activation, head; and of engines that record nothing in between, weights (probabilities from q and k) and attention
-(contexts from q, k and v). Row-wise operations have one part, whose rows are all tokens of all steps and sequences one
-below the other; those of attention and its cache have a part for each pass of each sequence.
+`Site.operation` says which: embedding, norm, linear, rope, keys, values, cache, scores, softmax, context, reduce,
+residual, activation, head; and of engines that record nothing in between, weights (probabilities from q and k) and
+attention (contexts from q, k and v). Row-wise operations have one part, whose rows are all tokens of all steps and
+sequences one below the other; those of attention and its cache have a part for each pass of each sequence.
 """
 
 from __future__ import annotations
@@ -15,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
-from lockstep.engine.graph import Operation, operation_of
+from lockstep.engine.graph import Operation, Width, operation_of
 from lockstep.engine.graph.formula import FORMULAS, formula_of
 from lockstep.engine.taps.flow import near
-from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.operations.deviation import Deviation, Part, locate
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
@@ -30,6 +30,8 @@ AXES: Mapping[str, tuple[int, int | None]] = {
     "softmax": (1, 0),
     "weights": (1, 0),
     "rope": (0, 1),
+    "keys": (0, 1),
+    "values": (0, 1),
     "cache": (0, 1),
 }
 
@@ -121,8 +123,15 @@ class Site:
     @property
     def head_columns(self) -> int | None:
         """Columns per head where heads lie side by side in the last axis."""
-        wide = ("attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.context")
-        return self.facts.model.head_dim if self.kind in wide else None
+        model, declared = self.facts.model, self.declared or operation_at(self.tap)
+        wide: dict[Width, int] = {
+            "heads": model.head_dim,
+            "kv_heads": model.head_dim,
+            "value_heads": model.value_dim,
+            "expanded_heads": 0 if model.latent is None else model.latent.expanded_dim,
+        }
+        folded = declared is not None and declared.form in ("rows", "cached_rows")
+        return wide.get(declared.width) if declared is not None and folded else None
 
     @cached_property
     def deviation(self) -> Deviation | None:

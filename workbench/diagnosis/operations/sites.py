@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.operations.attention import (
 )
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE as OF_TOKENS
-from lockstep.workbench.diagnosis.operations.expected import Lacking, Operands, Result
+from lockstep.workbench.diagnosis.operations.expected import Lacking, Operands, Result, as_read
 from lockstep.workbench.diagnosis.operations.experts import (
     choice,
     choice_weights,
@@ -117,6 +117,8 @@ class _RankOperation:
         inputs = {role: self._rows(source, passes) for role, source in self.sources.items()}
         for role, source in self.sources.items():
             inputs[role] = made_ready(source, inputs[role], rows, self.facts)
+            if self.declared is not None:
+                inputs[role] = as_read(self.declared, inputs[role], self.facts.model)
         seen = self.taps.rows(self.tap, self.rank, passes)
         if seen is None:
             raise Lacking("its tensors have other shapes from step to step")
@@ -243,7 +245,8 @@ class _RankOperation:
                 continue
             rows = [row for i in mine for row in self.taps.passes[i].rows]
             held = [_there(tensors[i]) for i in mine]
-            whole = np.concatenate([x.reshape(len(x), -1, self.facts.model.head_dim) for x in held])
+            latent, dim = self.facts.model.latent, self.facts.model.head_dim
+            whole = np.concatenate([x.reshape(len(x), -1, x.shape[-1] if latent else dim) for x in held])
             whole = made_ready(source, whole, rows, self.facts)
             for i, stop in zip(mine, np.cumsum([len(x) for x in held]).tolist(), strict=True):
                 found[i] = whole[:stop]

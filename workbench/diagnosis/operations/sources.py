@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import BLOCKS, LAYER, MULTIPLIED, Operation, instead_of, operation_of
+from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised, turned
@@ -38,7 +39,7 @@ _FUSED = {"softmax": "weights", "context": "attention"}
 def _instead(tap: str) -> tuple[str, ...]:
     """What goes into attention at a tap, and what that can be made from, nearest first."""
     operation = LAYER[tap]
-    if operation.kind not in _MADE_AGAIN and operation.part is None:
+    if operation.kind not in _MADE_AGAIN and operation.part != "qk_norm":
         return (tap,)
     return (tap, *_instead(*operation.inputs.values()))
 
@@ -145,7 +146,7 @@ def _source(operation: str, role: str, kind: str, names: Mapping[str, str], fact
     normalise = (
         facts.model.qk_norm and kind in ("attn.q_proj", "attn.k_proj") and (unturned or operation == "rope")
     )
-    history = role in _REMEMBERED and not kind.endswith("_cache")
+    history = role in _REMEMBERED and LAYER[kind].form not in OF_POSITIONS
     return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise)
 
 
