@@ -36,6 +36,11 @@ def several_experts(model: ModelConfig, tp: int) -> str | None:
     return None if model.experts is not None and model.experts.count > 1 else "the model has no experts"
 
 
+def latent(model: ModelConfig, tp: int) -> str | None:
+    """Keys and values are made from latents."""
+    return None if model.latent is not None else "the model makes no keys and values from latents"
+
+
 def several_heads(model: ModelConfig, tp: int) -> str | None:
     """A rank has heads that can be taken for each other."""
     return None if model.num_heads > tp else "each rank holds a single head"

@@ -119,7 +119,9 @@ class Attention:
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
         params = self.qkv.parameters() | self.o_proj.parameters()
-        return params if self.qk_norm is None else params | self.qk_norm.parameters()
+        if self.qk_norm is not None:
+            params |= self.qk_norm.parameters()
+        return params
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""

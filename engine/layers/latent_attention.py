@@ -63,8 +63,10 @@ class LatentAttention(Attention):
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
         params = self.o_proj.parameters()
-        for part in (*self.products.values(), *self.norms.values()):
-            params |= part.parameters()
+        for product in self.products.values():
+            params |= product.parameters()
+        for norm in self.norms.values():
+            params |= norm.parameters()
         return params
 
     def bind(self, wiring: Wiring) -> None:

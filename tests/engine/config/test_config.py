@@ -78,6 +78,9 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "glm4": lambda config: {"post_norms": True, "neighbours": True},
     "starcoder2": lambda config: {"norm": "layer", "gated": False},
     "olmoe": lambda config: {"qk_norm_whole": True},
+    "deepseek_v2": lambda config: {"neighbours": True},
+    "deepseek_v3": lambda config: {"neighbours": config.rope_interleave},
+    "glm4_moe_lite": lambda config: {"neighbours": config.rope_interleave},
 }
 
 
@@ -86,7 +89,9 @@ def _experts(config: Any) -> dict[str, Any] | None:
     if not hasattr(config, "num_experts_per_tok"):
         return None
     dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
-    first, sigmoid = getattr(config, "first_k_dense_replace", 0), config.model_type == "glm4_moe"
+    kind, sigmoid = config.model_type, config.model_type in ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
+    first = getattr(config, "first_k_dense_replace", 1 if kind == "glm4_moe_lite" else 0)
+    grouped = getattr(config, "topk_method", "") != "greedy"
     width = getattr(config, "moe_intermediate_size", config.intermediate_size)
     shared = getattr(
         config, "shared_expert_intermediate_size", width * getattr(config, "n_shared_experts", 0)
@@ -100,13 +105,29 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "scores": "sigmoid" if sigmoid else "softmax",
         "renormalised": getattr(config, "norm_topk_prob", True),
         "correction": sigmoid,
-        "groups": getattr(config, "n_group", 1),
-        "top_groups": getattr(config, "topk_group", 1),
+        "groups": getattr(config, "n_group", 1) if grouped else 1,
+        "top_groups": getattr(config, "topk_group", 1) if grouped else 1,
+        "group_best": 1 if kind == "deepseek_v2" else 2,
         "factor": getattr(config, "routed_scaling_factor", 1.0),
         "shared_width": shared,
         "shared_gated": config.model_type == "qwen2_moe",
-        "wide": sigmoid,
-        "wide_weights": config.model_type in ("glm4_moe", "mixtral"),
+        "wide": sigmoid or kind == "deepseek_v2",
+        "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral"),
+    }
+
+
+def _latent(config: Any) -> dict[str, Any] | None:
+    """How keys and values are made from latents, as transformers' attention takes it from its config."""
+    if not hasattr(config, "kv_lora_rank"):
+        return None
+    return {
+        "kv_rank": config.kv_lora_rank,
+        "plain_dim": config.qk_nope_head_dim,
+        "rope_dim": config.qk_rope_head_dim,
+        "value_dim": config.v_head_dim,
+        "q_rank": config.q_lora_rank,
+        "bias": config.attention_bias,
+        "eps": 1e-6,  # its norms are made without the config's
     }
 
 
@@ -124,7 +145,9 @@ def _biased(config: Any) -> bool:
 
 
 def _agree(ours: ModelConfig, theirs: Any) -> None:
+    latent = _latent(theirs)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
+    head_dim = head_dim if latent is None else theirs.qk_head_dim
     eos, told = theirs.eos_token_id, dataclasses.asdict(ours) | {"rope_scaling": None}
     own = _OWN.get(ours.family, lambda config: {})(theirs)
     assert told == _USUAL | own | {
@@ -143,9 +166,11 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "rope_theta": _rope(theirs)["rope_theta"],
         "rope_scaling": None,
         "layer_ropes": told["layer_ropes"],
-        "rotary": told["rotary"],
+        "rotary": told["rotary"] if latent is None else latent["rope_dim"],
+        "rotary_last": latent is not None,
+        "latent": latent,
         "activation": _ACTIVATIONS[getattr(theirs, "hidden_activation", None) or theirs.hidden_act],
-        "qkv_bias": ours.family in ("qwen2", "qwen2_moe") or _biased(theirs),
+        "qkv_bias": ours.family in ("qwen2", "qwen2_moe") or (latent is None and _biased(theirs)),
         "o_bias": ours.family not in ("qwen2", "qwen2_moe", "glm4", "glm4_moe") and _biased(theirs),
         "mlp_bias": getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False)),
         "qk_norm": ours.family in _QK_NORM,

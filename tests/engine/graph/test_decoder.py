@@ -57,10 +57,26 @@ def test_modules_are_named_once_but_for_split_products() -> None:
 
 
 def test_what_lacks_is_stood_in_for_by_what_it_reads() -> None:
-    assert instead_of("attn.q_norm") == ("attn.q_norm", "attn.q_proj")
+    assert instead_of("attn.q_norm") == ("attn.q_norm", "attn.q_proj", "attn.q_b_proj")
+    assert instead_of("attn.k_cache") == ("attn.k_cache", "attn.keys")
     assert instead_of("attn.o_proj.partial") == ("attn.o_proj.partial", "attn.context")
     assert instead_of("attn.q_rope") == ("attn.q_rope",)
     assert instead_of(STREAM) == (STREAM,)
+
+
+def test_keys_and_values_of_latent_attention_are_made_of_what_is_cached() -> None:
+    def reads(*parts: Part) -> dict[str, list[str]]:
+        return {one.tap: list(one.inputs.values()) for one in layer_operations(parts)}
+
+    made = reads("latent", "query_latent")
+    assert made["attn.q_rope"] == ["attn.q_b_proj"]
+    assert made["attn.scores"] == ["attn.q_rope", "attn.keys"]
+    assert made["attn.keys"] == ["attn.kv_b_proj", "attn.rope_cache"]
+    assert made["attn.kv_b_proj"] == ["attn.latent_cache"]
+    assert made["attn.context"] == ["attn.probs", "attn.values"]
+    assert not {"attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.k_rope", "attn.k_cache"} & made.keys()
+    assert reads("latent")["attn.q_rope"] == ["attn.q_proj"]
+    assert not {one for one in reads() if LAYER[one].part in ("latent", "query_latent")}
 
 
 def test_norms_stand_before_the_blocks_or_behind_them() -> None:
