@@ -49,6 +49,7 @@ MODELS = {
     "experts": ("glm4_moe", {}),
     "gated-expert": ("qwen2_moe", {}),
     "renormalised": ("qwen3_moe", {}),
+    "latent": ("deepseek_v3", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 
