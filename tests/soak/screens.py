@@ -52,8 +52,9 @@ def _command(here: Terminal, line: str) -> None:
     here.enter(line)
 
 
-def _await_file(here: Terminal, file: Path) -> None:
-    here.until(lambda _: file.exists(), lambda _: f"{file.name} is not written", _BUSY)
+def _await_turn(here: Terminal, file: Path) -> None:
+    """Waits for what the last command of a turn writes. The commands wait for each other, and each has its time."""
+    here.until(lambda _: file.exists(), lambda _: f"{file.name} is not written", len(_LONG) * _BUSY)
 
 
 def kill_at_golden(seed: int, directory: Path) -> None:
@@ -127,7 +128,7 @@ def long_session(
                 _command(here, line.format(turn=turn))
                 here.wait(_AT_REST, seconds=_BUSY)
             # The status may be that of before a command: what is written shows that all of the turn was done.
-            _await_file(here, place / f"x{turn}.html")
+            _await_turn(here, place / f"x{turn}.html")
             with Session.open(place / _SESSION) as session:
                 made = sum(len(session.steps(branch.id)) for branch in session.branches())
             turn += 1
