@@ -6,6 +6,7 @@ lockstep.open("run.session")              # -> RecordedRun: tokens, statistics, 
 lockstep.diff("a.session", "b.session")   # -> RunDiff
 lockstep.mismatch("rollout.session", "trainer.session")   # -> Mismatch: why log-probabilities differ
 lockstep.attach(["python", "serve.py"])   # -> AttachedRuns: somebody else's engine, recorded
+lockstep.weights(["python", "serve.py"], model="path")    # -> WeightsReport: what it has really loaded
 with lockstep.record(module) as recording: ...    # a model in this process, recorded
 lockstep.Engine(lockstep.EngineConfig(tp=2))      # a tensor-parallel engine, step by step
 """
@@ -31,6 +32,7 @@ if TYPE_CHECKING:
     from lockstep.workbench.library.comparing import RunDiff, diff
     from lockstep.workbench.library.judging import check, diagnose
     from lockstep.workbench.library.listening import Listener
+    from lockstep.workbench.library.loading_weights import WeightsReport, weights
     from lockstep.workbench.library.mismatching import Mismatch, mismatch
     from lockstep.workbench.library.module_recording import ModuleRecording, record
     from lockstep.workbench.library.pictures import Drawing
@@ -41,8 +43,8 @@ if TYPE_CHECKING:
 __all__ = [
     "AttachError", "AttachedRuns", "DebuggerError", "DiagnosisError", "Drawing", "Engine", "EngineConfig",
     "EngineError", "ForeignDumpError", "Listener", "Mismatch", "ModuleRecording", "RecordedRun", "RunDiff", "Sampling",
-    "SessionError", "UsageError", "Verdict", "__version__", "attach", "check", "diagnose", "diff", "mismatch",
-    "open", "record",
+    "SessionError", "UsageError", "Verdict", "WeightsReport", "__version__", "attach", "check", "diagnose", "diff",
+    "mismatch", "open", "record", "weights",
 ]  # fmt: skip
 
 #: Name -> its module, and what it is called there if that is another name.
@@ -65,6 +67,7 @@ _HOMES = {
     "SessionError": ("sessions.errors",),
     "UsageError": ("workbench.exit_codes",),
     "Verdict": ("workbench.library.verdict",),
+    "WeightsReport": ("workbench.library.loading_weights",),
     "__version__": ("version",),
     "attach": ("workbench.library.attached",),
     "check": ("workbench.library.judging",),
@@ -73,6 +76,7 @@ _HOMES = {
     "mismatch": ("workbench.library.mismatching",),
     "open": ("workbench.library.reading", "open_session"),
     "record": ("workbench.library.module_recording",),
+    "weights": ("workbench.library.loading_weights",),
 }
 
 

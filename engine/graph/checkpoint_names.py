@@ -30,6 +30,8 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
+#: Module that stacks the rows of others -> these, in that order: in some checkpoints, and in most engines.
+STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP}
 #: What GGUF files call the modules that are stacked there.
 GGUF_STACKS: Mapping[str, str] = {"mlp.gate_up_proj": "ffn_up", "self_attn.qkv_proj": "attn_qkv"}
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.

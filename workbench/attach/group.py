@@ -6,7 +6,8 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +19,8 @@ from lockstep.workbench.attach.watcher import FORWARDED, foreground, give_termin
 
 #: Seconds that processes may outlive the command before they are asked to end, and then until they are killed.
 PATIENCE, GRACE = 10.0, 5.0
+#: Seconds between two looks at whether a command is done.
+_LOOK = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,12 +38,14 @@ def run_in_group(
     *,
     patience: float = PATIENCE,
     grace: float = GRACE,
+    done: Callable[[], bool] | None = None,
 ) -> GroupEnd:
     """Run a command to its end with our standard streams.
 
     OSError where it cannot be started. Where standard input is our terminal it is the command's for that while: ctrl+c
     and ctrl+z reach the command as without us. Should this process be killed, all that the command started is ended,
-    and then the temporary folder `scratch`, which it may write to, is removed.
+    and then the temporary folder `scratch`, which it may write to, is removed. Once `done()`, the command is asked to
+    end (SIGTERM).
     """
     lifeline = Lifeline()
     said, saying = os.pipe()
@@ -58,7 +63,7 @@ def run_in_group(
     finally:
         os.close(saying)
         lifeline.handed_over()
-    with _forwarding(process) as passed_on, os.fdopen(said, encoding="ascii") as told:
+    with _forwarding(process) as passed_on, _ending(process, done), os.fdopen(said, encoding="ascii") as told:
         report = {word: int(value) for word, value in map(str.split, told)}
         process.wait()
     lifeline.close()
@@ -71,6 +76,27 @@ def run_in_group(
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
     return GroupEnd(report.get("ended", process.returncode), tuple(passed_on))
+
+
+@contextmanager
+def _ending(process: subprocess.Popen[bytes], done: Callable[[], bool] | None) -> Iterator[None]:
+    """Meanwhile, see whether the command is `done`."""
+    over = threading.Event()
+
+    def see() -> None:
+        while done is not None and not over.wait(_LOOK):
+            if done():
+                with suppress(ProcessLookupError):
+                    process.send_signal(signal.SIGTERM)
+                return
+
+    looking = threading.Thread(target=see, daemon=True)
+    looking.start()
+    try:
+        yield
+    finally:
+        over.set()
+        looking.join()
 
 
 @contextmanager

@@ -6,20 +6,27 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal, get_args
 
 from lockstep.sessions.text import clean
 from lockstep.workbench.attach.doors import EngineDoor, doors, told_inside
 from lockstep.workbench.attach.group import run_in_group
-from lockstep.workbench.attach.reports import Remark, ranks_with_passes, read_remarks
+from lockstep.workbench.attach.reports import (
+    Remark,
+    ranks_with_passes,
+    ranks_with_weights,
+    read_remarks,
+    weights_are_there,
+)
 
 #: The folder that every Python process of the command finds first on its path.
 DOOR = Path(__file__).absolute().parent / "door"
 
 Engine = Literal["auto", "vllm", "sglang", "nano", "torch"]
-#: Tensors; statistics of their rows; of the engine as it is, with nothing changed, the token ids alone.
-Capture = Literal["full", "stats", "ids"]
+#: Tensors; statistics of their rows; of the engine as it is, with nothing changed, the token ids or the weights alone.
+Capture = Literal["full", "stats", "ids", "weights"]
 
 #: What is looked for in each engine, for whoever wonders why nothing was recorded.
 LOOKED_FOR: dict[Engine, str] = {
@@ -34,6 +41,8 @@ CAPTURES: tuple[Capture, ...] = ("full", "stats")
 
 #: Recorded whatever is asked for: by it rows are proved to be the same, and by that the end of a step is known.
 ALWAYS = ("embed", "logits")
+#: Seconds that processes may outlive a command whose weights were written.
+_PATIENCE = 1.0
 
 
 class AttachError(Exception):
@@ -83,21 +92,29 @@ def attach(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path 
     """Run `command` to its end; every rank of the engine in it writes DUMP/rankN. `scratch` is our
     temporary folder, should we be killed before it.
 
-    AttachError where it cannot be started, or where no rank wrote a pass.
+    Where weights alone are asked for, the command is ended as soon as all ranks have written theirs.
+
+    AttachError where it cannot be started, or where no rank wrote anything.
     """
+    weights = asked.capture == "weights"
     added, wrong = doors(asked.engine, ENGINES)
     environment = {**_environment(os.environ, dump, asked), "LOCKSTEP_TAP_DOORS": told_inside(added)}
     try:
-        ended = run_in_group(command, environment, scratch)
+        if weights:
+            done = partial(weights_are_there, dump)
+            ended = run_in_group(command, environment, scratch, patience=_PATIENCE, done=done)
+        else:
+            ended = run_in_group(command, environment, scratch)
     except OSError as error:
         raise AttachError(
             f"cannot start {clean(command[0], limit=200)}: {error.strerror or error}"
         ) from error
     stopped = next((signal.Signals(one).name for one in ended.passed_on if one != signal.SIGINT), "")
     remarks = (*read_remarks(dump), *(Remark("failed", text) for text in wrong))
-    attached = Attached(dump, ended.code, ranks_with_passes(dump), remarks, stopped)
+    ranks = ranks_with_weights(dump) if weights else ranks_with_passes(dump)
+    attached = Attached(dump, ended.code, ranks, remarks, stopped)
     if not attached.ranks:
-        raise AttachError(_nothing(attached, asked.engine, added))
+        raise AttachError(_nothing(attached, asked, added))
     return attached
 
 
@@ -122,16 +139,16 @@ def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict
     return {**base, **told}
 
 
-def _nothing(attached: Attached, engine: str, added: Mapping[str, EngineDoor]) -> str:
-    """Why there is no recording, as far as it is known."""
-    ended = how_it_ended(attached.code)
-    words = [f"no rank wrote a pass{f': the command {ended}' if ended else ''}"]
+def _nothing(attached: Attached, asked: TapRequest, added: Mapping[str, EngineDoor]) -> str:
+    """Why nothing was written, as far as it is known."""
+    ended, what = how_it_ended(attached.code), "its weights" if asked.capture == "weights" else "a pass"
+    words = [f"no rank wrote {what}{f': the command {ended}' if ended else ''}"]
     if attached.failures:
         words.append("; ".join(clean(text, limit=500) for text in attached.failures))
     elif found := sorted({one.text for one in attached.remarks if one.kind == "found"}):
         words.append(f"it imported {clean(', '.join(found), limit=500)}, but called no model")
     else:
-        looked = [name for key, name in LOOKED_FOR.items() if engine in ("auto", key)]
+        looked = [name for key, name in LOOKED_FOR.items() if asked.engine in ("auto", key)]
         looked += [clean(door.engine, limit=200) for door in added.values()]
         words.append(f"it imported no {', '.join(looked)}")
         words.append("python -S, -I and -E ignore the tap; an engine of your own needs lockstep_tap.py")

@@ -21,6 +21,8 @@ from lockstep.sessions.text import clean
 #: Of the folder, of one process and of one line; what is more is not read. A process writes at most 200 lines.
 _MOST_ENTRIES, _MOST_REPORTS, _MOST_BYTES, _MOST_LINES, _LONGEST_LINE = 1 << 17, 1000, 4 << 20, 1000, 1 << 16
 _LONGEST_TEXT = 1000
+#: Bytes that a rank may write of its weights' names.
+MOST_FACTS = 64 << 20
 
 _REPORT = re.compile(r"report-.{1,100}\.jsonl")
 _RANK = re.compile(r"rank(\d{1,5})")
@@ -49,6 +51,35 @@ def ranks_with_passes(dump: Path) -> tuple[int, ...]:
             int(m[1]) for path in _entries(dump) if (m := _RANK.fullmatch(path.name)) and _has_passes(path)
         )
     )
+
+
+def ranks_with_weights(dump: Path) -> tuple[int, ...]:
+    """The ranks that have written their weights."""
+    return tuple(sorted(rank for rank, _ in _weights(dump)))
+
+
+def weights_are_there(dump: Path) -> bool:
+    """Whether every rank of the engine has written its weights."""
+    found = dict(_weights(dump))
+    return bool(found) and len(found) >= max(found.values())
+
+
+class _Rank(msgspec.Struct):
+    """What `weights.json` says of the ranks."""
+
+    size: int
+
+
+def _weights(dump: Path) -> Iterator[tuple[int, int]]:
+    """Rank and number of ranks, of those that have written their weights."""
+    for path in _entries(dump):
+        if (match := _RANK.fullmatch(path.name)) is None:
+            continue
+        try:
+            with open_plain(path / "weights.json", MOST_FACTS) as file:
+                yield int(match[1]), msgspec.json.decode(file.read(), type=_Rank).size
+        except (PlainFileError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            continue
 
 
 def _entries(folder: Path) -> list[Path]:

@@ -29,6 +29,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "lockstep.workbench.cli.attach",
         "Run another engine with a tap on every rank, and record it.",
     ),
+    "weights": (
+        "lockstep.workbench.cli.weights",
+        "What another engine has really loaded, against the checkpoint.",
+    ),
     "regress": (
         "lockstep.workbench.cli.regress",
         "Run another engine again and hold it against a recording; for CI and git bisect.",

@@ -27,6 +27,7 @@ PACKAGE = "_lockstep_attached"
 #: Module of an engine -> the installer that is run on it, as "module.function", and the engine as in --engine.
 INSTALLERS = {
     "vllm.engine.arg_utils": ("lockstep_vllm.vllm_arguments", "vllm"),
+    "vllm.model_executor.model_loader.utils": ("lockstep_weights.vllm_loader", "vllm"),
     "vllm.v1.worker.worker_base": ("lockstep_vllm.vllm_worker", "vllm"),
     "sglang.srt.server_args": ("lockstep_sglang.sglang_arguments", "sglang"),
     "sglang.srt.model_executor.model_runner": ("lockstep_sglang.sglang_runner", "sglang"),

@@ -7,8 +7,9 @@ from typing import Any
 
 from . import lockstep_report
 from .lockstep_modules import FUSED, attach, follow
-from .lockstep_recorder import guarded, ids_alone, open_tape
+from .lockstep_recorder import as_started, guarded, ids_alone, open_tape, weights_alone
 from .lockstep_tap import Tape
+from .lockstep_weights import keep_weights
 
 
 def nano_runner(module: Any) -> None:
@@ -18,13 +19,15 @@ def nano_runner(module: Any) -> None:
 
     @functools.wraps(init)
     def __init__(self: Any, config: Any, *args: Any, **kwargs: Any) -> None:
-        if not config.enforce_eager and not ids_alone():
+        if not config.enforce_eager and not as_started():
             config.enforce_eager = True
             lockstep_report.changed("nano-vllm runs with enforce_eager=True")
         init(self, config, *args, **kwargs)
 
     @functools.wraps(warm_up)
     def warmup_model(self: Any) -> Any:
+        if weights_alone():
+            keep_weights(self.model, "nano-vllm", self.rank, self.world_size, self.config.model)
         self.lockstep_warms_up = True
         try:
             return warm_up(self)
@@ -33,7 +36,7 @@ def nano_runner(module: Any) -> None:
 
     @functools.wraps(run)
     def tapped(self: Any, seqs: Any, is_prefill: bool) -> Any:
-        if "lockstep" not in vars(self) and not self.lockstep_warms_up:
+        if "lockstep" not in vars(self) and not weights_alone() and not self.lockstep_warms_up:
             self.lockstep = guarded("tapping a nano-vllm model runner", _tapped)(self)
         tape: Tape | None = vars(self).get("lockstep")
         if tape is None:

@@ -37,6 +37,16 @@ def ids_alone() -> bool:
     return os.environ.get("LOCKSTEP_TAP_CAPTURE") == "ids"
 
 
+def weights_alone() -> bool:
+    """Whether the weights alone are kept, before anything is computed: nothing is changed, and nothing tapped."""
+    return os.environ.get("LOCKSTEP_TAP_CAPTURE") == "weights"
+
+
+def as_started() -> bool:
+    """Whether the engine runs as its user starts it, with nothing changed in it."""
+    return ids_alone() or weights_alone()
+
+
 def version(package: str) -> str:
     """The version of an installed package; "" where nobody knows. vLLM's builds have names of their own."""
     for name in (package, f"{package}-cpu"):

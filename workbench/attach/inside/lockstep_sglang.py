@@ -11,8 +11,9 @@ from typing import Any
 
 from . import lockstep_report
 from .lockstep_modules import FUSED, attach
-from .lockstep_recorder import guarded, ids_alone, open_tape
+from .lockstep_recorder import as_started, guarded, ids_alone, open_tape, weights_alone
 from .lockstep_tap import Tape
+from .lockstep_weights import keep_weights
 
 #: Set in every server: graphs run no hooks, what the radix cache holds is not computed, the warm-up is no request.
 ARGUMENTS = {
@@ -29,7 +30,7 @@ def sglang_arguments(module: Any) -> None:
 
     @functools.wraps(init)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:
-        for name, value in ({} if ids_alone() else ARGUMENTS).items():
+        for name, value in ({} if as_started() else ARGUMENTS).items():
             if name in type(self).__dataclass_fields__ and kwargs.get(name) != value:
                 kwargs[name] = value
                 lockstep_report.changed(f"SGLang runs with {name}={value}")
@@ -70,6 +71,9 @@ def _tapped(runner: Any) -> Tape | None:
         raise RuntimeError("pipeline parallelism is not recorded: use tensor parallelism alone")
     config = runner.model_config
     rank, size = get_tensor_model_parallel_rank(), get_tensor_model_parallel_world_size()
+    if weights_alone():
+        keep_weights(runner.model, "sglang", rank, size, config.model_path)
+        return None
     tape = open_tape(
         "sglang", rank, size, config=config.hf_text_config, model=config.model_path,
         mode="as started" if ids_alone() else "eager",

@@ -43,7 +43,7 @@ MOST_BYTES, MOST_TAPS, LONGEST_LINE = (
     100_000,
     64 << 20,
 )  # of a rank's files, names, line: what is read again
-_CODES = {
+CODES = {
     "float64": "F64", "float32": "F32", "float16": "F16", "bfloat16": "BF16", "int64": "I64", "int32": "I32",
     "int16": "I16", "int8": "I8", "uint8": "U8", "bool": "BOOL",
 }  # fmt: skip
@@ -284,15 +284,17 @@ def hashes(rows: Tensor) -> Tensor:
 
 def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
     """The file appears under its name when it is whole."""
-    kept, header, stop = {key: x.cpu().contiguous() for key, x in tensors.items()}, {}, 0
-    for key, x in kept.items():
+    header: dict[str, Any] = {}
+    stop = 0
+    for key, x in tensors.items():
         start, stop = stop, stop + x.nbytes
-        code = _CODES[str(x.dtype).removeprefix("torch.")]
+        code = CODES[str(x.dtype).removeprefix("torch.")]
         header[key] = {"dtype": code, "shape": list(x.shape), "data_offsets": [start, stop]}
     told = json.dumps(header).encode()
     told += b" " * (-len(told) % 8)
     with open(path.with_suffix(".new"), "wb") as file:
         file.write(len(told).to_bytes(8, "little") + told)
-        for x in kept.values():
+        for held in tensors.values():
+            x = held.cpu().contiguous()
             file.write((ctypes.c_char * x.nbytes).from_address(x.data_ptr()) if x.nbytes else b"")
     os.replace(path.with_suffix(".new"), path)

@@ -11,7 +11,8 @@ import torch.distributed as dist
 
 from . import lockstep_report
 from .lockstep_modules import TRANSFORMERS, attach, follow
-from .lockstep_recorder import guarded, ids_alone, open_tape
+from .lockstep_recorder import as_started, guarded, ids_alone, open_tape, weights_alone
+from .lockstep_weights import keep_weights
 
 #: What a rank of several puts into the all-reduces.
 PARTIALS = {
@@ -38,7 +39,7 @@ def transformers_models(module: Any) -> None:
 
     module.PreTrainedModel.__call__ = __call__
     # vLLM and SGLang import this module, and are told to run eager by themselves.
-    if not ids_alone() and not {"vllm", "sglang"} & sys.modules.keys():
+    if not as_started() and not {"vllm", "sglang"} & sys.modules.keys():
         torch.compiler.set_stance("force_eager")
         lockstep_report.changed("torch.compile is switched off")
 
@@ -48,6 +49,9 @@ def _tap(model: Any) -> None:
     if size == 1 and dist.is_available() and dist.is_initialized() and dist.get_rank():
         return  # every rank holds the whole model
     rank = dist.get_rank() % size if size > 1 else 0
+    if weights_alone():
+        keep_weights(model, "transformers", rank, size, getattr(model, "name_or_path", ""))
+        return
     tape = open_tape(
         "transformers", rank, size, config=model.config.get_text_config(), model=model.name_or_path,
         mode="as started" if ids_alone() else "eager",

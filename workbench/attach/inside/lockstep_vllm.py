@@ -13,7 +13,7 @@ from typing import Any
 
 from . import lockstep_report
 from .lockstep_modules import FUSED, attach
-from .lockstep_recorder import guarded, ids_alone, open_tape
+from .lockstep_recorder import as_started, guarded, open_tape, weights_alone
 from .lockstep_tap import Tape
 
 #: Set in every engine: compiled code runs no hooks, and what the prefix cache holds is not computed.
@@ -26,7 +26,7 @@ def vllm_arguments(module: Any) -> None:
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for name, value in ({} if ids_alone() else ARGUMENTS).items():
+        for name, value in ({} if as_started() else ARGUMENTS).items():
             if getattr(self, name, value) != value:
                 setattr(self, name, value)
                 lockstep_report.changed(f"vLLM runs with {name}={value}")
@@ -37,6 +37,8 @@ def vllm_arguments(module: Any) -> None:
 
 def vllm_worker(module: Any) -> None:
     """After `vllm.v1.worker.worker_base`: the wrapper by which every executor drives its worker."""
+    if weights_alone():
+        return
     execute = module.WorkerWrapperBase.execute_model
 
     @functools.wraps(execute)

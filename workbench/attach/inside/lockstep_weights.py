@@ -1,0 +1,87 @@
+"""The weights that a rank of an engine holds, written as they are before anything is computed with them.
+
+DUMP/rankN/weights.safetensors has every parameter and buffer once, in its own dtype; weights.json, which is written
+last, what is to be known of them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor, nn
+
+from .lockstep_recorder import guarded, version, weights_alone
+from .lockstep_tap import CODES, write_safetensors
+
+
+def keep_weights(module: nn.Module, engine: str, rank: int, size: int, model: str = "") -> None:
+    """Write the weights of `module`, which `rank` of `size` holds; an error is reported, and the engine goes on."""
+    guarded("keeping the weights", _keep)(module, engine, rank, size, model)
+
+
+def _keep(module: nn.Module, engine: str, rank: int, size: int, model: str) -> None:
+    folder = Path(os.environ["LOCKSTEP_TAP"]) / f"rank{rank}"
+    if (folder / "weights.json").exists():  # of another model in the same process, as a draft's
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    kept: dict[str, Tensor] = {}
+    facts: dict[str, Any] = {"engine": f"{engine} {version(engine)}".strip(), "rank": rank, "size": size}
+    facts |= {"model": str(model), "buffers": [], "same": {}, "skipped": {}, "dtypes": {}}
+    seen: dict[tuple[Any, ...], str] = {}
+    for name, held, is_buffer in _tensors(module):
+        x, dtype = (
+            held.to_local() if hasattr(held, "to_local") else held,
+            str(held.dtype).removeprefix("torch."),
+        )
+        if x.is_meta or (dtype not in CODES and not dtype.startswith("float8")):
+            facts["skipped"][name] = "meta" if x.is_meta else dtype
+            continue
+        key = (x.data_ptr(), tuple(x.shape), x.stride(), x.dtype, x.device)
+        if x.numel() and seen.setdefault(key, name) != name:
+            facts["same"][name] = seen[key]
+            continue
+        kept[name] = x.detach()
+        if dtype not in CODES:  # all numbers of eight bits are numbers of 32
+            kept[name], facts["dtypes"][name] = kept[name].float(), dtype
+        if is_buffer:
+            facts["buffers"].append(name)
+    room, needed = shutil.disk_usage(folder).free, sum(x.nbytes for x in kept.values())
+    if needed * size > room:
+        raise OSError(
+            f"no room on the disk: {size} ranks have {needed >> 20} MiB each, {room >> 20} MiB are free"
+        )
+    write_safetensors(folder / "weights.safetensors", kept)
+    new = folder / "weights.json.new"
+    new.write_text(json.dumps(facts), encoding="utf-8")
+    os.replace(new, folder / "weights.json")
+
+
+def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
+    """Parameters and buffers by name, one that has two names under both."""
+    yield from ((name, one, False) for name, one in module.named_parameters(remove_duplicate=False))
+    yield from ((name, one, True) for name, one in module.named_buffers(remove_duplicate=False))
+
+
+def vllm_loader(module: Any) -> None:
+    """After `vllm.model_executor.model_loader.utils`: once a model's weights are loaded, before they are repacked."""
+    process = module.process_weights_after_loading
+
+    def process_weights_after_loading(model: Any, model_config: Any, *args: Any, **kwargs: Any) -> Any:
+        guarded("keeping the weights of vLLM", _vllm)(model, model_config)
+        return process(model, model_config, *args, **kwargs)
+
+    module.process_weights_after_loading = process_weights_after_loading
+
+
+def _vllm(model: Any, config: Any) -> None:
+    from vllm.distributed import parallel_state
+
+    if not weights_alone():
+        return
+    group = parallel_state.get_tp_group()
+    keep_weights(model, "vllm", group.rank_in_group, group.world_size, config.model)

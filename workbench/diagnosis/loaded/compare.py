@@ -1,0 +1,289 @@
+"""Every weight that ranks hold against the checkpoint, bit by bit; and what is not in memory at all."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.ties import is_frequencies
+from lockstep.engine.parallel.shards import Span
+from lockstep.workbench.diagnosis.loaded.explain import (
+    Mistake,
+    explain_numbers,
+    explain_rows,
+    in_another_order,
+    in_rows,
+    rounded,
+)
+from lockstep.workbench.diagnosis.loaded.places import Parameters, Place, part_of, unheld
+from lockstep.workbench.diagnosis.loaded.rank_weights import RankWeights
+from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowTable, Run
+
+_LAYER = re.compile(r"(?<=layers\.)\d+", re.ASCII)
+_EXPERT = re.compile(r"(?<=experts\.)\d+", re.ASCII)
+#: Of rows that are wrong, as many are looked at.
+_LOOKED_AT = 4096
+_SCALE = re.compile(r".*(?:weight|input|k|v|q|prob)_scale(?:_inv)?", re.ASCII)
+
+
+@dataclass(frozen=True, slots=True)
+class WrongWeight:
+    """`parameter` of the checkpoint is not in memory as it should be: on `ranks`, in `layers` (none: it is of none).
+    `parameter` has a * in place of the layer's number where several have the same mistake."""
+
+    parameter: str
+    mistake: Mistake
+    ranks: tuple[int, ...]
+    layers: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedWeights:
+    """`compared`: parameters of the checkpoint of which all that ranks hold was compared; `numbers` in memory.
+    `dtypes`: of the checkpoint and in memory, with how many tensors. `unknown`: what ranks hold and the checkpoint has
+    nothing for; `left_out`: what could not be compared, with why."""
+
+    engine: str
+    ranks: int
+    compared: int
+    numbers: int
+    wrong: tuple[WrongWeight, ...]
+    dtypes: dict[tuple[str, str], int] = field(default_factory=dict)
+    unknown: tuple[str, ...] = ()
+    left_out: tuple[str, ...] = ()
+
+
+def compare_weights(
+    ranks: Sequence[RankWeights], source: Source, tied: bool, see: Callable[[str], None] = lambda _: None
+) -> LoadedWeights:
+    """Hold what each rank has against the checkpoint. CheckpointError where either cannot be read."""
+    comparison = _Comparison(source, tied, len(ranks) and ranks[0].size)
+    for rank in ranks:
+        see(f"weights of rank {rank.rank}")
+        comparison.add(rank)
+    return comparison.result(ranks)
+
+
+class _Comparison:
+    """What was found so far."""
+
+    def __init__(self, source: Source, tied: bool, size: int) -> None:
+        self.source, self.size = source, size
+        self.parameters = Parameters(source, tied)
+        self.found: dict[tuple[str, Mistake], set[tuple[int, int | None, str]]] = defaultdict(set)
+        self.held: dict[str, list[Span]] = defaultdict(list)
+        self.dtypes: dict[tuple[str, str], int] = defaultdict(int)
+        self.unknown: set[str] = set()
+        self.left_out: set[str] = set()
+        self.numbers = 0
+        self._tables: dict[tuple[int, torch.dtype], RowTable] = {}
+
+    def add(self, rank: RankWeights) -> None:
+        done: set[tuple[str, str]] = set()
+        for name, stored in rank.names():
+            info = rank.source.info(stored)
+            places = self.parameters.places(name, info.shape, rank.rank, rank.size)
+            if places is None:
+                self._of_none(rank, name, stored)
+                continue
+            if not places:
+                self._misshapen(rank, name, info.shape)
+            for place in places:
+                self.held[place.parameter].append(place.taken)
+                if (place.parameter, stored) not in done:
+                    self._compare(rank, stored, place)
+                done.add((place.parameter, stored))
+        self.left_out |= {f"{name} ({why})" for name, why in rank.skipped.items() if name not in rank.buffers}
+
+    def _of_none(self, rank: RankWeights, name: str, stored: str) -> None:
+        """What the checkpoint has nothing for: scales of quantised weights must not be zero."""
+        if name in rank.buffers or name != stored:
+            return
+        if _SCALE.fullmatch(name) and not bool(rank.source.read(stored).any()):
+            self._note(rank, name, Mistake("zeros", "all zeros: never loaded, or overwritten"))
+        self.unknown.add(_LAYER.sub("*", name))
+
+    def _misshapen(self, rank: RankWeights, name: str, shape: tuple[int, ...]) -> None:
+        text = f"has the shape {list(shape)} in memory, which is no part of the checkpoint's over {rank.size} ranks"
+        self._note(rank, name, Mistake("shape", text))
+
+    def _note(self, rank: RankWeights, name: str, mistake: Mistake) -> None:
+        layer = _LAYER.search(name)
+        starred = _EXPERT.sub("*", _LAYER.sub("*", name))
+        self.found[starred, mistake].add((rank.rank, int(layer[0]) if layer else None, name))
+
+    def _compare(self, rank: RankWeights, stored: str, place: Place) -> None:
+        """Block by block; where one is wrong, all that is wrong is looked at."""
+        wrong: list[int] = []
+        dtype = _dtype(rank.dtype(stored))
+        self.dtypes[self.source.info(place.parameter).dtype, rank.dtype(stored)] += 1
+        for start in range(0, place.taken.size, BLOCK):
+            rows = Span(start, min(start + BLOCK, place.taken.size))
+            x, y = self._blocks(rank, stored, place, rows)
+            self.numbers += x.numel()
+            if not torch.equal(x, y):
+                bad = (x != y).reshape(len(x), -1).any(1) if x.ndim > 1 else (x != y)
+                wrong += (bad.nonzero().flatten() + start).tolist()
+        if wrong:
+            self._note(rank, place.parameter, self._explained(rank, stored, place, wrong, dtype))
+
+    def _blocks(self, rank: RankWeights, stored: str, place: Place, rows: Span) -> tuple[Tensor, Tensor]:
+        """Rows of a place as they are in memory and in the checkpoint, in the dtype in which they were written."""
+        here = Span(place.rows.start + rows.start, place.rows.start + rows.stop)
+        there = Span(place.taken.start + rows.start, place.taken.start + rows.stop)
+        x = (
+            rank.source.read(stored, 0, here)
+            if place.matrix is None
+            else rank.source.read_matrix(stored, here, None, place.matrix)
+        )
+        y = self.source.read(place.parameter, 0, there)
+        if place.columns is not None:
+            y = y[:, place.columns.start : place.columns.stop]
+        held = _dtype(rank.dtype(stored))
+        return x, y.to(held).to(x.dtype)
+
+    def _explained(
+        self, rank: RankWeights, stored: str, place: Place, wrong: list[int], dtype: torch.dtype
+    ) -> Mistake:
+        """What the wrong rows are: somewhere else in the checkpoint, or other numbers."""
+        x, y = self._blocks(rank, stored, place, Span(0, place.taken.size))
+        if x.ndim == 1:
+            return self._vector(rank, x, y, place) or explain_numbers(x[None], y[None])
+        if (through := rounded(x, y)) is not None:
+            return through
+        table, columns = self._table(x.shape[1], x.dtype), place.columns or Span(0, x.shape[1])
+        wanted = Run(Span(0, len(x)), place.parameter, place.taken.start, columns)
+        if (order := in_another_order(table.find(x, place.parameter), wanted)) is not None:
+            return order
+        rows, scope = wrong[:_LOOKED_AT], in_rows(wrong, len(x))
+        a, b = (x, y) if not scope else (x[rows], y[rows])
+        found = None
+        if bool(a.any()):
+            runs = table.find(a, place.parameter)
+            found = explain_rows(runs, len(a), lambda run: self._named(run, place, rank))
+        return (found or explain_numbers(a, b)).of_rows(scope)
+
+    def _table(self, width: int, dtype: torch.dtype) -> RowTable:
+        if (width, dtype) not in self._tables:
+            self._tables[width, dtype] = RowTable(
+                self.source, self.parameters.shapes, width, dtype, self.size
+            )
+        return self._tables[width, dtype]
+
+    def _vector(self, rank: RankWeights, x: Tensor, y: Tensor, place: Place) -> Mistake | None:
+        """A bias or a norm's weight that is another one's, another rank's, or in another order."""
+        if not bool((x != x[0]).any()):
+            return None
+        for name, shape in self._by_nearness(place.parameter):
+            if len(shape) != 1 or shape[0] % len(x) or shape[0] // len(x) > self.size:
+                continue
+            whole = self.source.read(name).to(x.dtype)
+            for start in range(0, shape[0], len(x)):
+                if torch.equal(whole[start : start + len(x)], x):
+                    run = Run(Span(0, len(x)), name, start, Span(0, 1))
+                    text = f"{self._named(run, place, rank)} instead"
+                    return Mistake.in_words("elsewhere", text)
+        if torch.equal(x.sort().values, y.sort().values):
+            return Mistake("order", "its numbers in another order")
+        return None
+
+    def _by_nearness(self, parameter: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+        own = self.parameters.shapes[parameter]
+        yield parameter, own
+        yield from ((name, shape) for name, shape in self.parameters.shapes.items() if name != parameter)
+
+    def _named(self, run: Run, place: Place, rank: RankWeights) -> str:
+        """A place in the checkpoint: whose part it is, or which rows of what."""
+        whole, count = self.parameters.shapes[run.parameter], run.rows.size
+        other = _relative(run.parameter, place.parameter)
+        columns = place.columns
+        cut_columns = len(whole) > 1 and run.columns != columns
+        if run.parameter == place.parameter:
+            for other_rank in range(rank.size):
+                rows = (
+                    part_of(whole[0], place.taken.size, other_rank, rank.size, padded=True)
+                    if not cut_columns
+                    else None
+                )
+                part = part_of(whole[1], run.columns.size, other_rank, rank.size) if cut_columns else None
+                if (rows is not None and rows.start == run.first and rows != place.taken) or (
+                    part == run.columns
+                ):
+                    return f"rank {other_rank}'s part"
+            return f"rows {Span(run.first, run.first + count)} of it" + (
+                f", columns {run.columns}" if cut_columns else ""
+            )
+        cut = count < whole[0]
+        return (
+            (f"rows {Span(run.first, run.first + count)} of " if cut else "")
+            + other
+            + (f", columns {run.columns}" if cut_columns else "")
+        )
+
+    def result(self, ranks: Sequence[RankWeights]) -> LoadedWeights:
+        merged = [self._merged(name, mistake, places) for (name, mistake), places in self.found.items()]
+        if len(ranks) == self.size:
+            merged += self._not_in_memory(ranks)
+        order = list(self.parameters.shapes)
+        return LoadedWeights(
+            ranks[0].engine, len(ranks), len(self.held), self.numbers,
+            tuple(sorted(merged, key=lambda one: (one.layers[:1] or (-1,), one.parameter))) if order else (),
+            dict(self.dtypes), tuple(sorted(self.unknown)), tuple(sorted(self.left_out)),
+        )  # fmt: skip
+
+    def _merged(self, name: str, mistake: Mistake, places: set[tuple[int, int | None, str]]) -> WrongWeight:
+        layers = tuple(sorted({layer for _, layer, _ in places if layer is not None}))
+        own = {one for _, _, one in places}
+        return WrongWeight(
+            own.pop() if len(own) == 1 else name,
+            mistake,
+            tuple(sorted({rank for rank, _, _ in places})),
+            layers,
+        )
+
+    def _not_in_memory(self, ranks: Sequence[RankWeights]) -> Iterator[WrongWeight]:
+        """Of what no rank holds, or not all: by layer together."""
+        shapes = {name: shape for name, shape in self.parameters.shapes.items() if not is_frequencies(name)}
+        skipped = any(rank.skipped for rank in ranks)
+        missing: dict[tuple[str, Mistake], set[tuple[int, int | None, str]]] = defaultdict(set)
+        for name, gaps in unheld(shapes, self.held):
+            if skipped and name not in self.held:
+                self.left_out.add(f"{_LAYER.sub('*', name)} (no rank has written it)")
+                continue
+            where = "" if gaps == [Span(0, shapes[name][0])] else f"rows {', '.join(map(str, gaps[:3]))}: "
+            layer = _LAYER.search(name)
+            mistake = Mistake("missing", f"{where}not in memory: no rank holds it")
+            missing[_EXPERT.sub("*", _LAYER.sub("*", name)), mistake].add(
+                (0, int(layer[0]) if layer else None, name)
+            )
+        for (name, mistake), places in missing.items():
+            one = self._merged(name, mistake, places)
+            yield WrongWeight(one.parameter, mistake, tuple(range(self.size)), one.layers)
+
+
+def _relative(other: str, own: str) -> str:
+    """Another parameter in the eyes of one: of the same layer, of one before or behind it."""
+    mine, theirs = _LAYER.search(own), _LAYER.search(other)
+    if mine is None or theirs is None:
+        return other
+    local = other[theirs.end() + 1 :]
+    distance = int(theirs[0]) - int(mine[0])
+    if distance == 0:
+        return f"the layer's {local}"
+    name = "its own" if local == own[mine.end() + 1 :] else local
+    where = {1: "the next layer", -1: "the layer before"}.get(
+        distance, f"the layer {abs(distance)} {'behind' if distance > 0 else 'before'}"
+    )
+    return f"{where}'s" if name == "its own" else f"{where}'s {name}"
+
+
+def _dtype(name: str) -> torch.dtype:
+    dtype = getattr(torch, name)
+    assert isinstance(dtype, torch.dtype)
+    return dtype

@@ -1,0 +1,182 @@
+"""Where the numbers of an engine's tensor come from: which rows and columns of which parameters of the checkpoint.
+
+Engines stack parameters (q, k and v; gate and up; the matrices of all experts) and give each rank its part of them.
+That follows from names and shapes: a dimension that is part of the parameter's is cut over the ranks in their order
+(Megatron's scheme, arXiv:1909.08053), key and value heads that are fewer than ranks are repeated by neighbours, rows
+behind the vocabulary are padding.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.graph.checkpoint_names import STACKS
+from lockstep.engine.parallel.shards import Span
+
+Shape = tuple[int, ...]
+
+#: What wrappers (FSDP, torch.compile, checkpointing, PEFT) put between the modules of a name.
+_WRAPPERS = {"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module", "module", "base_layer"}
+_LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)", re.ASCII)
+_EXPERT = re.compile(r"(layers\.\d+)\.mlp\.experts\.(\d+)\.(\w+)\.weight", re.ASCII)
+_STACKED_EXPERTS = re.compile(
+    r"(layers\.\d+)\.mlp\.experts\.(?:\w+\.)*?(w13|w2|gate_up_proj|down_proj)(?:[._]weight)?", re.ASCII
+)
+#: Mixtral's names of modules, and those of everybody else.
+_OTHER_NAMES = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+_OF_EXPERTS = {
+    "w13": ("gate_proj", "up_proj"),
+    "gate_up_proj": ("gate_proj", "up_proj"),
+    "w2": ("down_proj",),
+    "down_proj": ("down_proj",),
+}
+EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """`rows` of an engine's tensor (of matrix `matrix` of a stack) are `taken` of the checkpoint's `parameter`, in its
+    `columns` (None: all, or it is a vector)."""
+
+    parameter: str
+    rows: Span
+    taken: Span
+    columns: Span | None = None
+    matrix: int | None = None
+
+
+def key_of(name: str) -> str:
+    """What a name of a parameter has in common with those of other libraries: "layers.3.mlp.up_proj.weight", outside
+    the layers the last two words."""
+    words = [word for word in name.split(".") if word not in _WRAPPERS]
+    if (match := _LAYER.search(".".join(words))) is None:
+        return ".".join(words[-2:])
+    parts = match[2].split(".")
+    inside = "experts" in parts or "block_sparse_moe" in parts
+    parts = [_OTHER_NAMES.get(part, part) if inside else part for part in parts]
+    return f"layers.{match[1]}.{'.'.join(parts)}"
+
+
+class Parameters:
+    """The parameters of a checkpoint by what their names have in common with others'. `tied`: the head is the
+    embedding."""
+
+    def __init__(self, source: Source, tied: bool) -> None:
+        self.shapes: dict[str, Shape] = {name: source.info(name).shape for name in source.names()}
+        self._names = {key_of(name): name for name in sorted(self.shapes)}
+        if tied and EMBEDDING in self._names:
+            self._names.setdefault(HEAD, self._names[EMBEDDING])
+        self._experts: dict[tuple[str, str], dict[int, str]] = {}
+        for key, name in self._names.items():
+            if match := _EXPERT.fullmatch(key):
+                self._experts.setdefault((match[1], match[3]), {})[int(match[2])] = name
+
+    def places(self, name: str, shape: Shape, rank: int, size: int) -> list[Place] | None:
+        """Where the tensor `name` of a rank comes from; None where the checkpoint has nothing of that name, an empty
+        list where `shape` is no part of what it has."""
+        key = key_of(name)
+        if key in self._names:
+            return list(self._single(self._names[key], shape, rank, size))
+        if (match := _STACKED_EXPERTS.fullmatch(key)) and len(shape) == 3:
+            return list(self._of_experts(match[1], _OF_EXPERTS[match[2]], shape, rank, size))
+        owner, _, leaf = key.rpartition(".")
+        above, _, module = owner.rpartition(".")
+        parts = STACKS.get(f"{above.rpartition('.')[2]}.{module}", ()) or STACKS.get(f"mlp.{module}", ())
+        names = [self._names.get(f"{above}.{part.rpartition('.')[2]}.{leaf}", "") for part in parts]
+        if not parts or not any(names):
+            return None
+        return list(self._stacked(names, shape, rank, size)) if all(names) else []
+
+    def _single(self, name: str, shape: Shape, rank: int, size: int) -> Iterator[Place]:
+        whole = self.shapes[name]
+        if len(shape) != len(whole) or not 0 < len(shape) < 3:
+            return
+        table = key_of(name) in (EMBEDDING, HEAD)
+        spans = [
+            part_of(*sizes, rank, size, padded=table and not i)
+            for i, sizes in enumerate(zip(whole, shape, strict=True))
+        ]
+        if all(spans) and sum(span != Span(0, n) for span, n in zip(spans, whole, strict=True)) < 2:
+            rows, *columns = [span for span in spans if span is not None]
+            yield Place(name, Span(0, rows.size), rows, columns[0] if columns else None)
+
+    def _stacked(self, names: Sequence[str], shape: Shape, rank: int, size: int) -> Iterator[Place]:
+        """Of q, k and v the two last have equally many rows, of gate and up both."""
+        wholes = [self.shapes[name] for name in names]
+        if any(one[1:] != shape[1:] for one in wholes):
+            return
+        counts = _rows([one[0] for one in wholes], shape[0], size)
+        start = 0
+        for name, whole, count in zip(names, wholes, counts, strict=bool(counts)):
+            if (taken := part_of(whole[0], count, rank, size)) is None:
+                return
+            yield Place(
+                name, Span(start, start + count), taken, Span(0, shape[1]) if len(shape) > 1 else None
+            )
+            start += count
+
+    def _of_experts(
+        self, layer: str, modules: Sequence[str], shape: Shape, rank: int, size: int
+    ) -> Iterator[Place]:
+        """Whole experts are divided among groups of ranks, each of them within its group."""
+        found = [self._experts.get((layer, module), {}) for module in modules]
+        if not all(found):
+            return
+        whole, rows = self.shapes[found[0][0]], shape[1] // len(modules)
+        inside = max(1, whole[0] // max(1, rows)) * max(1, whole[1] // max(1, shape[2]))
+        held = part_of(len(found[0]), shape[0], rank // inside, max(1, size // inside))
+        spans = [
+            part_of(n, local, rank % inside, inside) for n, local in zip(whole, (rows, shape[2]), strict=True)
+        ]
+        if held is None or spans[0] is None or spans[1] is None:
+            return
+        for i, expert in enumerate(range(held.start, held.stop)):
+            for at, names in enumerate(found):
+                yield Place(names[expert], Span(at * rows, (at + 1) * rows), spans[0], spans[1], i)
+
+
+def part_of(whole: int, local: int, rank: int, size: int, *, padded: bool = False) -> Span | None:
+    """Which part of a dimension of `whole` a rank has that holds `local` of it; None where it is no part. The rows of a
+    `padded` table are cut after padding."""
+    if local == whole:
+        return Span(0, whole)
+    if padded and local * size >= whole:
+        return Span(min(rank * local, whole), min((rank + 1) * local, whole))
+    each = -(-whole // size)
+    if local == min(each, whole - rank * each):  # as torch.chunk cuts what cannot be cut evenly
+        return Span(rank * each, rank * each + local)
+    if not local or whole % local or whole // local > size:
+        return None
+    index = rank * (whole // local) // size
+    return Span(index * local, (index + 1) * local)
+
+
+def _rows(wholes: Sequence[int], local: int, size: int) -> list[int]:
+    """How many rows a rank has of each of the parameters that are stacked in `local` rows; [] where that is open."""
+    if local == sum(wholes):
+        return list(wholes)
+    if len(set(wholes)) == 1:
+        return [local // len(wholes)] * len(wholes) if local % len(wholes) == 0 else []
+    first, rest = wholes[0] // size, len(wholes) - 1
+    other = (local - first) // rest
+    return [first] + [other] * rest if other > 0 and first + other * rest == local else []
+
+
+def unheld(
+    parameters: Mapping[str, Shape], held: Mapping[str, list[Span]]
+) -> Iterator[tuple[str, list[Span]]]:
+    """The parameters of which ranks together hold nothing, or not all rows: with the rows that nobody has."""
+    for name, shape in parameters.items():
+        rows = sorted(held.get(name, []))
+        reached, gaps = 0, list[Span]()
+        for span in rows:
+            if span.start > reached:
+                gaps.append(Span(reached, span.start))
+            reached = max(reached, span.stop)
+        if reached < shape[0]:
+            gaps.append(Span(reached, shape[0]))
+        if gaps:
+            yield name, gaps

@@ -1,0 +1,165 @@
+"""`lockstep.weights`: what an engine has really loaded, rank by rank, against the checkpoint."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.engine import extras
+from lockstep.engine.checkpoint.files import read_json
+from lockstep.engine.checkpoint.resolve import open_checkpoint, resolve
+from lockstep.engine.checkpoint.safetensors import SafetensorsSource
+from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions.text import clean
+from lockstep.workbench.attach.launch import attach
+from lockstep.workbench.debugger.answers import JsonObject
+from lockstep.workbench.demo.checkpoints import demo_path
+from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, WrongWeight, compare_weights
+from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.library import html
+from lockstep.workbench.library.attached import tap_request
+from lockstep.workbench.library.listening import Listener
+from lockstep.workbench.paths import cache_directory
+from lockstep.workbench.views.plain_text import plural
+
+
+@dataclass(frozen=True, slots=True, repr=False)
+class WeightsReport:
+    """What `weights` found. True exactly where all that ranks hold is the checkpoint's, and all of that is held."""
+
+    found: LoadedWeights
+    notes: tuple[str, ...] = ()
+
+    def __bool__(self) -> bool:
+        return not self.found.wrong and self.complete
+
+    @property
+    def wrong(self) -> tuple[WrongWeight, ...]:
+        """The parameters that are not as they should be."""
+        return self.found.wrong
+
+    @property
+    def complete(self) -> bool:
+        """Whether something was compared, and nothing had to be left out."""
+        return self.found.compared > 0 and not self.found.left_out
+
+    @property
+    def summary(self) -> str:
+        """The verdict in one line."""
+        told = f"{plural(self.found.compared, 'parameter')} on {plural(self.found.ranks, 'rank')} compared bit by bit"
+        if self.wrong:
+            return f"{told}: {plural(len(self.wrong), 'mistake')}"
+        return f"{told}: all as in the checkpoint" if self.complete else f"{told}: nothing wrong in them"
+
+    def to_json(self) -> JsonObject:
+        """Plain values: what `--json` prints."""
+        found = self.found
+        return {
+            "verdict": "match" if self else "diverged" if self.wrong else "inconclusive",
+            "engine": found.engine,
+            "ranks": found.ranks,
+            "compared": found.compared,
+            "numbers": found.numbers,
+            "wrong": [
+                {
+                    "parameter": one.parameter, "kind": one.mistake.kind, "text": one.mistake.text,
+                    "ranks": list(one.ranks), "layers": list(one.layers),
+                }
+                for one in self.wrong
+            ],
+            "dtypes": [{"checkpoint": a, "memory": b, "tensors": n} for (a, b), n in found.dtypes.items()],
+            "unknown": list(found.unknown),
+            "left_out": list(found.left_out),
+            "notes": list(self.notes),
+        }  # fmt: skip
+
+    def lines(self) -> list[str]:
+        """What was found, a line each."""
+        found = self.found
+        told = [
+            f"✗ {clean(one.parameter)}{self._where(one)}: {clean(one.mistake.text)}" for one in self.wrong
+        ]
+        held = ", ".join(
+            f"{n} of {a} held in {b}" if a != b else f"{n} in {a}" for (a, b), n in found.dtypes.items()
+        )
+        told.append(f"tensors: {held or 'none'}")
+        if found.unknown:
+            told.append(f"not in the checkpoint: {_first(found.unknown)}")
+        if found.left_out:
+            told.append(f"not compared: {_first(found.left_out)}")
+        return [*told, *map(clean, self.notes)]
+
+    def _where(self, one: WrongWeight) -> str:
+        """Of which layers and ranks, where that is not said by the name or of all."""
+        words = []
+        if "*" in one.parameter:
+            layers = ", ".join(map(str, one.layers[:6])) + (", …" if len(one.layers) > 6 else "")
+            words.append(f"layers {layers}" if len(one.layers) > 1 else f"layer {layers}")
+        if self.found.ranks > 1:
+            every = len(one.ranks) == self.found.ranks
+            words.append("every rank" if every else f"rank {', '.join(map(str, one.ranks))}")
+        return f" ({'; '.join(words)})" if words else ""
+
+    def __str__(self) -> str:
+        return "\n".join([f"{clean(self.found.engine)}", *self.lines(), f"verdict  {self.summary}"])
+
+    def __repr__(self) -> str:
+        return f"<WeightsReport {self.summary}>"
+
+    def _repr_html_(self) -> str:
+        rows = [[one.parameter, one.mistake.text, self._where(one).strip(" ()")] for one in self.wrong]
+        return html.block(html.heading(self.summary), html.table(["parameter", "in memory", "where"], rows))
+
+
+def _first(names: Sequence[str], most: int = 6) -> str:
+    return clean(", ".join(names[:most])) + (f" and {len(names) - most} more" if len(names) > most else "")
+
+
+def weights(
+    command: Sequence[str], *, model: str | Path, engine: str = "auto", progress: Listener | None = None
+) -> WeightsReport:
+    """Run an engine's own command until its weights are loaded, and hold what each rank has in memory against the
+    checkpoint `model`, by content and before anything is computed; then the command is ended.
+
+    `engine` as in `attach`. The weights are written to a folder of the machine for that while: as many bytes as they
+    have.
+
+    AttachError where it cannot be started or no rank wrote anything; CheckpointError for the checkpoint.
+    """
+    extras.need("engine", "comparing weights")
+    if threading.current_thread() is not threading.main_thread():
+        raise UsageError("weights hands signals on to the command: call it from the main thread")
+    heard = progress or Listener()
+    source, tied = _opened(str(model))
+    with source, ScratchFolder.make("weights", cache_directory()) as scratch:
+        asked = replace(tap_request(engine, None, None, "full"), capture="weights")
+        attached = attach(command, scratch.path / "dump", asked, scratch.path)
+        heard.note("the command was ended once its ranks had written their weights")
+        ranks = read_ranks(scratch.path / "dump")
+        found = compare_weights(ranks, source, tied, heard.say)
+        heard.clear()
+    size = ranks[0].size
+    missing = [] if len(ranks) == size else [f"{len(ranks)} of {size} ranks have written their weights"]
+    return WeightsReport(found, (*missing, *attached.failures))
+
+
+def _opened(name: str) -> tuple[Source, bool]:
+    """A checkpoint, and whether its head is the embedding. Of a family that our engine does not run too."""
+    path = demo_path(name) or resolve(name)
+    try:
+        config, source = open_checkpoint(path)
+    except ConfigError:
+        directory = path if path.is_dir() else path.parent
+        if not (directory / "config.json").is_file():
+            raise
+        tied = bool(read_json(directory / "config.json").get("tie_word_embeddings", True))
+        try:
+            return SafetensorsSource(path), tied
+        except OSError as error:
+            raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    return source, config.tie_embeddings
