@@ -88,6 +88,19 @@ def test_vllm_is_right(tp: int, tmp_path: Path) -> None:
         assert tokens(alone.stdout) == text
 
 
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("bug", ["", "biases_dropped"])
+def test_what_vllm_has_loaded(bug: str, tp: int) -> None:
+    """The biases of that bug are dropped when the model runs: in memory they are right."""
+    command = ["weights", "--model", "demo", "--json", "--", *program(tp)]
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.workbench.cli", *command],
+        env=environment(tp, bug), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    told = json.loads(done.stdout.splitlines()[-1])
+    assert (told["verdict"], told["ranks"], told["compared"], told["wrong"]) == ("match", tp, 50, [])
+
+
 @pytest.mark.parametrize(
     ("bug", "tp", "tap", "cause"),
     [

@@ -1,0 +1,64 @@
+"""The weights of a module as a rank writes them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from torch import nn
+
+from lockstep.workbench.attach.inside import lockstep_report
+from lockstep.workbench.attach.inside.lockstep_weights import keep_weights
+
+
+class _Model(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(5, 3)
+        self.head = nn.Linear(3, 5, bias=False)
+        self.head.weight = self.embed.weight
+        self.eighth = nn.Parameter(torch.tensor([0.5, -448.0]).to(torch.float8_e4m3fn), requires_grad=False)
+        self.absent = nn.Parameter(torch.empty(2, device="meta"))
+        self.register_buffer("correction", torch.arange(3.0))
+        self.turned = nn.Parameter(torch.arange(6.0).view(2, 3).T)
+
+
+@pytest.fixture
+def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path / "dump"))
+    monkeypatch.setattr(lockstep_report, "_told", set())
+    return tmp_path / "dump"
+
+
+def test_every_tensor_is_written_once_with_what_is_to_be_known(dump: Path) -> None:
+    model = _Model()
+    keep_weights(model, "torch", 1, 2, "path")
+    told = json.loads((dump / "rank1/weights.json").read_text())
+    held = load_file(dump / "rank1/weights.safetensors")
+    assert set(held) == {"embed.weight", "eighth", "correction", "turned"}
+    assert torch.equal(held["embed.weight"], model.embed.weight)
+    assert torch.equal(held["turned"], model.turned)
+    assert held["eighth"].tolist() == [0.5, -448.0], "numbers of eight bits as numbers of 32"
+    assert told["same"] == {"head.weight": "embed.weight"}
+    assert told["skipped"] == {"absent": "meta"}
+    assert told["dtypes"] == {"eighth": "float8_e4m3fn"}
+    assert (told["rank"], told["size"], told["buffers"]) == (1, 2, ["correction"])
+
+
+def test_a_second_model_of_the_process_is_not_written(dump: Path) -> None:
+    keep_weights(nn.Linear(2, 2), "torch", 0, 1)
+    before = (dump / "rank0/weights.safetensors").read_bytes()
+    keep_weights(nn.Linear(3, 3), "torch", 0, 1)
+    assert (dump / "rank0/weights.safetensors").read_bytes() == before
+
+
+def test_an_error_is_reported_and_the_engine_goes_on(
+    dump: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("shutil.disk_usage", lambda _: type("Usage", (), {"free": 8})())
+    keep_weights(nn.Linear(20, 20), "torch", 0, 1)
+    assert "no room on the disk" in capsys.readouterr().err
+    assert not (dump / "rank0/weights.json").exists()
