@@ -84,6 +84,12 @@ def harmless(path: Path) -> None:
     assert [file.name for file in path.parent.iterdir()] == [path.name]
 
 
+@pytest.mark.parametrize("line", ["export html a\0b.html", "source a\0b", "diff a\0b 0", "record a\0b"])
+def test_names_of_files_that_no_file_can_have(path: Path, line: str) -> None:
+    with open_replay(path) as debugger, pytest.raises(DebuggerError):
+        debugger.execute(line)
+
+
 @junk
 @pytest.mark.parametrize(
     "key",

@@ -243,6 +243,8 @@ def _converted(argument: Argument, value: ArgumentValue, spec: Command) -> Argum
             ) from None
     if not isinstance(value, str):
         raise CommandError(f"{spec.name}: {argument.name} must be text, not {type(value).__name__}")
+    if argument.kind == "file" and "\0" in value:
+        raise CommandError(f"{spec.name}: no file's name has a NUL character in it")
     return _chosen(argument, value, spec) if argument.choices else value
 
 

@@ -61,6 +61,7 @@ class HostProcess:
              "--lifeline", str(self.lifeline.fd), *words],
             stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE,
             env={**os.environ, "PYTHONPATH": str(ROOT)}, start_new_session=True, pass_fds=(self.lifeline.fd,),
+            cwd=self.directory,  # where `record FILE` writes
         )  # fmt: skip
         self.lifeline.handed_over()
         self.ranks: list[psutil.Process] = []
