@@ -6,7 +6,7 @@ lockstep.open("run.session")              # -> RecordedRun: tokens, statistics, 
 lockstep.diff("a.session", "b.session")   # -> RunDiff
 lockstep.mismatch("rollout.session", "trainer.session")   # -> Mismatch: why log-probabilities differ
 lockstep.attach(["python", "serve.py"])   # -> AttachedRuns: somebody else's engine, recorded
-lockstep.weights(["python", "serve.py"], model="path")    # -> WeightsReport: what it has really loaded
+lockstep.weights(["python", "serve.py"], model="path")    # -> WeightsVerdict: what it has really loaded
 with lockstep.record(module) as recording: ...    # a model in this process, recorded
 lockstep.Engine(lockstep.EngineConfig(tp=2))      # a tensor-parallel engine, step by step
 """
@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from lockstep.workbench.library.comparing import RunDiff, diff
     from lockstep.workbench.library.judging import check, diagnose
     from lockstep.workbench.library.listening import Listener
-    from lockstep.workbench.library.loading_weights import WeightsReport, weights
+    from lockstep.workbench.library.loading_weights import WeightsVerdict, weights
     from lockstep.workbench.library.mismatching import Mismatch, mismatch
     from lockstep.workbench.library.module_recording import ModuleRecording, record
     from lockstep.workbench.library.pictures import Drawing
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 __all__ = [
     "AttachError", "AttachedRuns", "DebuggerError", "DiagnosisError", "Drawing", "Engine", "EngineConfig",
     "EngineError", "ForeignDumpError", "Listener", "Mismatch", "ModuleRecording", "RecordedRun", "RunDiff", "Sampling",
-    "SessionError", "UsageError", "Verdict", "WeightsReport", "__version__", "attach", "check", "diagnose", "diff",
+    "SessionError", "UsageError", "Verdict", "WeightsVerdict", "__version__", "attach", "check", "diagnose", "diff",
     "mismatch", "open", "record", "weights",
 ]  # fmt: skip
 
@@ -67,7 +67,7 @@ _HOMES = {
     "SessionError": ("sessions.errors",),
     "UsageError": ("workbench.exit_codes",),
     "Verdict": ("workbench.library.verdict",),
-    "WeightsReport": ("workbench.library.loading_weights",),
+    "WeightsVerdict": ("workbench.library.loading_weights",),
     "__version__": ("version",),
     "attach": ("workbench.library.attached",),
     "check": ("workbench.library.judging",),

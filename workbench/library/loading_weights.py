@@ -29,7 +29,7 @@ from lockstep.workbench.views.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True, repr=False)
-class WeightsReport:
+class WeightsVerdict:
     """What `weights` found. True exactly where all that ranks hold is the checkpoint's, and all of that is held."""
 
     found: LoadedWeights
@@ -109,7 +109,7 @@ class WeightsReport:
         return "\n".join([f"{clean(self.found.engine)}", *self.lines(), f"verdict  {self.summary}"])
 
     def __repr__(self) -> str:
-        return f"<WeightsReport {self.summary}>"
+        return f"<WeightsVerdict {self.summary}>"
 
     def _repr_html_(self) -> str:
         rows = [[one.parameter, one.mistake.text, self._where(one).strip(" ()")] for one in self.wrong]
@@ -122,7 +122,7 @@ def _first(names: Sequence[str], most: int = 6) -> str:
 
 def weights(
     command: Sequence[str], *, model: str | Path, engine: str = "auto", progress: Listener | None = None
-) -> WeightsReport:
+) -> WeightsVerdict:
     """Run an engine's own command until its weights are loaded, and hold what each rank has in memory against the
     checkpoint `model`, by content and before anything is computed; then the command is ended.
 
@@ -145,7 +145,7 @@ def weights(
         heard.clear()
     size = ranks[0].size
     missing = [] if len(ranks) == size else [f"{len(ranks)} of {size} ranks have written their weights"]
-    return WeightsReport(found, (*missing, *attached.failures))
+    return WeightsVerdict(found, (*missing, *attached.failures))
 
 
 def _opened(name: str) -> tuple[Source, bool]:

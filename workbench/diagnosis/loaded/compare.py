@@ -21,9 +21,9 @@ from lockstep.workbench.diagnosis.loaded.explain import (
     in_rows,
     rounded,
 )
-from lockstep.workbench.diagnosis.loaded.places import Parameters, Place, part_of, unheld
+from lockstep.workbench.diagnosis.loaded.places import Parameters, HeldPart, part_of, unheld
 from lockstep.workbench.diagnosis.loaded.rank_weights import RankWeights
-from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowTable, Run
+from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowTable, RowRun
 
 _LAYER = re.compile(r"(?<=layers\.)\d+", re.ASCII)
 _EXPERT = re.compile(r"(?<=experts\.)\d+", re.ASCII)
@@ -118,7 +118,7 @@ class _Comparison:
         starred = _EXPERT.sub("*", _LAYER.sub("*", name))
         self.found[starred, mistake].add((rank.rank, int(layer[0]) if layer else None, name))
 
-    def _compare(self, rank: RankWeights, stored: str, place: Place) -> None:
+    def _compare(self, rank: RankWeights, stored: str, place: HeldPart) -> None:
         """Block by block; where one is wrong, all that is wrong is looked at."""
         wrong: list[int] = []
         dtype = _dtype(rank.dtype(stored))
@@ -133,7 +133,7 @@ class _Comparison:
         if wrong:
             self._note(rank, place.parameter, self._explained(rank, stored, place, wrong, dtype))
 
-    def _blocks(self, rank: RankWeights, stored: str, place: Place, rows: Span) -> tuple[Tensor, Tensor]:
+    def _blocks(self, rank: RankWeights, stored: str, place: HeldPart, rows: Span) -> tuple[Tensor, Tensor]:
         """Rows of a place as they are in memory and in the checkpoint, in the dtype in which they were written."""
         here = Span(place.rows.start + rows.start, place.rows.start + rows.stop)
         there = Span(place.taken.start + rows.start, place.taken.start + rows.stop)
@@ -149,7 +149,7 @@ class _Comparison:
         return x, y.to(held).to(x.dtype)
 
     def _explained(
-        self, rank: RankWeights, stored: str, place: Place, wrong: list[int], dtype: torch.dtype
+        self, rank: RankWeights, stored: str, place: HeldPart, wrong: list[int], dtype: torch.dtype
     ) -> Mistake:
         """What the wrong rows are: somewhere else in the checkpoint, or other numbers."""
         x, y = self._blocks(rank, stored, place, Span(0, place.taken.size))
@@ -158,7 +158,7 @@ class _Comparison:
         if (through := rounded(x, y)) is not None:
             return through
         table, columns = self._table(x.shape[1], x.dtype), place.columns or Span(0, x.shape[1])
-        wanted = Run(Span(0, len(x)), place.parameter, place.taken.start, columns)
+        wanted = RowRun(Span(0, len(x)), place.parameter, place.taken.start, columns)
         if (order := in_another_order(table.find(x, place.parameter), wanted)) is not None:
             return order
         rows, scope = wrong[:_LOOKED_AT], in_rows(wrong, len(x))
@@ -176,7 +176,7 @@ class _Comparison:
             )
         return self._tables[width, dtype]
 
-    def _vector(self, rank: RankWeights, x: Tensor, y: Tensor, place: Place) -> Mistake | None:
+    def _vector(self, rank: RankWeights, x: Tensor, y: Tensor, place: HeldPart) -> Mistake | None:
         """A bias or a norm's weight that is another one's, another rank's, or in another order."""
         if not bool((x != x[0]).any()):
             return None
@@ -186,7 +186,7 @@ class _Comparison:
             whole = self.source.read(name).to(x.dtype)
             for start in range(0, shape[0], len(x)):
                 if torch.equal(whole[start : start + len(x)], x):
-                    run = Run(Span(0, len(x)), name, start, Span(0, 1))
+                    run = RowRun(Span(0, len(x)), name, start, Span(0, 1))
                     text = f"{self._named(run, place, rank)} instead"
                     return Mistake.in_words("elsewhere", text)
         if torch.equal(x.sort().values, y.sort().values):
@@ -198,7 +198,7 @@ class _Comparison:
         yield parameter, own
         yield from ((name, shape) for name, shape in self.parameters.shapes.items() if name != parameter)
 
-    def _named(self, run: Run, place: Place, rank: RankWeights) -> str:
+    def _named(self, run: RowRun, place: HeldPart, rank: RankWeights) -> str:
         """A place in the checkpoint: whose part it is, or which rows of what."""
         whole, count = self.parameters.shapes[run.parameter], run.rows.size
         other = _relative(run.parameter, place.parameter)

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.parallel.shards import Span
-from lockstep.workbench.diagnosis.loaded.rows import Run, as_spans
+from lockstep.workbench.diagnosis.loaded.rows import RowRun, as_spans
 
 #: Numbers that are looked at where all would take long.
 _SAMPLE = 1 << 20
@@ -180,7 +180,7 @@ def _pattern(order: list[int]) -> str:
     return " (backwards)" if order == list(range(n))[::-1] else ""
 
 
-def in_another_order(runs: list[Run], wanted: Run) -> Mistake | None:
+def in_another_order(runs: list[RowRun], wanted: RowRun) -> Mistake | None:
     """Whether the rows are those that should be there, in another order. `wanted` is where they should be."""
     rows = [run.first + i for run in runs for i in range(run.rows.size) if run.origin == wanted.origin]
     if sorted(rows) != list(range(wanted.first, wanted.first + wanted.rows.size)):
@@ -189,7 +189,7 @@ def in_another_order(runs: list[Run], wanted: Run) -> Mistake | None:
     return Mistake.in_words("order", f"its rows in another order: {order}")
 
 
-def explain_rows(runs: list[Run], count: int, place_of: Callable[[Run], str]) -> Mistake | None:
+def explain_rows(runs: list[RowRun], count: int, place_of: Callable[[RowRun], str]) -> Mistake | None:
     """What `count` rows are that are all somewhere in the checkpoint; None where some are nowhere. `place_of` names a
     place in the eyes of the weight's user."""
     if sum(run.rows.size for run in runs) < count:
@@ -200,7 +200,7 @@ def explain_rows(runs: list[Run], count: int, place_of: Callable[[Run], str]) ->
     return Mistake.in_words("elsewhere", "; ".join(_listed(runs, place_of)))
 
 
-def _listed(runs: list[Run], place_of: Callable[[Run], str]) -> Iterator[str]:
+def _listed(runs: list[RowRun], place_of: Callable[[RowRun], str]) -> Iterator[str]:
     for run in runs[:3]:
         yield f"rows {run.rows} are {place_of(run)}"
     if len(runs) > 3:

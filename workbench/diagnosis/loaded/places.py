@@ -37,7 +37,7 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
+class HeldPart:
     """`rows` of an engine's tensor (of matrix `matrix` of a stack) are `taken` of the checkpoint's `parameter`, in its
     `columns` (None: all, or it is a vector)."""
 
@@ -74,7 +74,7 @@ class Parameters:
             if match := _EXPERT.fullmatch(key):
                 self._experts.setdefault((match[1], match[3]), {})[int(match[2])] = name
 
-    def places(self, name: str, shape: Shape, rank: int, size: int) -> list[Place] | None:
+    def places(self, name: str, shape: Shape, rank: int, size: int) -> list[HeldPart] | None:
         """Where the tensor `name` of a rank comes from; None where the checkpoint has nothing of that name, an empty
         list where `shape` is no part of what it has."""
         key = key_of(name)
@@ -90,7 +90,7 @@ class Parameters:
             return None
         return list(self._stacked(names, shape, rank, size)) if all(names) else []
 
-    def _single(self, name: str, shape: Shape, rank: int, size: int) -> Iterator[Place]:
+    def _single(self, name: str, shape: Shape, rank: int, size: int) -> Iterator[HeldPart]:
         whole = self.shapes[name]
         if len(shape) != len(whole) or not 0 < len(shape) < 3:
             return
@@ -101,9 +101,9 @@ class Parameters:
         ]
         if all(spans) and sum(span != Span(0, n) for span, n in zip(spans, whole, strict=True)) < 2:
             rows, *columns = [span for span in spans if span is not None]
-            yield Place(name, Span(0, rows.size), rows, columns[0] if columns else None)
+            yield HeldPart(name, Span(0, rows.size), rows, columns[0] if columns else None)
 
-    def _stacked(self, names: Sequence[str], shape: Shape, rank: int, size: int) -> Iterator[Place]:
+    def _stacked(self, names: Sequence[str], shape: Shape, rank: int, size: int) -> Iterator[HeldPart]:
         """Of q, k and v the two last have equally many rows, of gate and up both."""
         wholes = [self.shapes[name] for name in names]
         if any(one[1:] != shape[1:] for one in wholes):
@@ -113,14 +113,14 @@ class Parameters:
         for name, whole, count in zip(names, wholes, counts, strict=bool(counts)):
             if (taken := part_of(whole[0], count, rank, size)) is None:
                 return
-            yield Place(
+            yield HeldPart(
                 name, Span(start, start + count), taken, Span(0, shape[1]) if len(shape) > 1 else None
             )
             start += count
 
     def _of_experts(
         self, layer: str, modules: Sequence[str], shape: Shape, rank: int, size: int
-    ) -> Iterator[Place]:
+    ) -> Iterator[HeldPart]:
         """Whole experts are divided among groups of ranks, each of them within its group."""
         found = [self._experts.get((layer, module), {}) for module in modules]
         if not all(found):
@@ -135,7 +135,7 @@ class Parameters:
             return
         for i, expert in enumerate(range(held.start, held.stop)):
             for at, names in enumerate(found):
-                yield Place(names[expert], Span(at * rows, (at + 1) * rows), spans[0], spans[1], i)
+                yield HeldPart(names[expert], Span(at * rows, (at + 1) * rows), spans[0], spans[1], i)
 
 
 def part_of(whole: int, local: int, rank: int, size: int, *, padded: bool = False) -> Span | None:

@@ -19,7 +19,7 @@ BLOCK = 1 << 13
 
 
 @dataclass(frozen=True, slots=True)
-class Run:
+class RowRun:
     """Rows `rows` in memory are those of `parameter` from `first` on, in `columns`."""
 
     rows: Span
@@ -72,14 +72,14 @@ class RowTable:
             block = self.source.read(name, 0, Span(start, min(rows, start + BLOCK)))
             yield row_keys(block[:, columns.start : columns.stop].to(self.dtype))
 
-    def find(self, x: Tensor, nearest: str) -> list[Run]:
+    def find(self, x: Tensor, nearest: str) -> list[RowRun]:
         """Where the rows of x [n, width] are in the checkpoint, as runs of rows that follow each other there. Of
         several that are equal, those of the parameter `nearest`."""
         if not len(self._keys):
             return []
         keys = row_keys(x)
         first = torch.searchsorted(self._keys, keys)
-        runs: list[Run] = []
+        runs: list[RowRun] = []
         for i, (key, at) in enumerate(zip(keys.tolist(), first.tolist(), strict=True)):
             found = self._equal(key, at)
             last = runs[-1] if runs else None
@@ -91,7 +91,7 @@ class RowTable:
                 runs[-1] = replace(last, rows=Span(last.rows.start, i + 1))
             elif found:
                 name, columns, row = min(found, key=lambda one: one[0] != nearest)
-                runs.append(Run(Span(i, i + 1), name, row, columns))
+                runs.append(RowRun(Span(i, i + 1), name, row, columns))
         return runs
 
     def _equal(self, key: int, at: int) -> list[tuple[str, Span, int]]:
