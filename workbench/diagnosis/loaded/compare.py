@@ -21,9 +21,9 @@ from lockstep.workbench.diagnosis.loaded.explain import (
     in_rows,
     rounded,
 )
-from lockstep.workbench.diagnosis.loaded.places import Parameters, HeldPart, part_of, unheld
+from lockstep.workbench.diagnosis.loaded.places import HeldPart, Parameters, part_of, unheld
 from lockstep.workbench.diagnosis.loaded.rank_weights import RankWeights
-from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowTable, RowRun
+from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowRun, RowTable
 
 _LAYER = re.compile(r"(?<=layers\.)\d+", re.ASCII)
 _EXPERT = re.compile(r"(?<=experts\.)\d+", re.ASCII)
