@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.fault import Fault
-from lockstep.engine.faults.needs import all_of, several_kv_heads
+from lockstep.engine.faults.needs import all_of, own_kv, several_kv_heads
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,7 +110,7 @@ FAULTS = (
         symptom="cached heads are all the first one",
         source="vllm-project/vllm#52516",
         patch={"cache_heads": first_head_alone},
-        needs=several_kv_heads,
+        needs=all_of(own_kv, several_kv_heads),
     ),
     Fault(
         id="cache-float8",

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.fault import Fault
+from lockstep.engine.faults.needs import all_of, own_kv
 
 
 def same_everywhere(model: ModelConfig, layer: int) -> ModelConfig:
@@ -61,7 +62,7 @@ FAULTS = (
         symptom="channels are turned that should stay, the others by other angles",
         source="vllm-project/vllm#41185",
         patch={"layer_rope": whole_heads},
-        needs=_in_part,
+        needs=all_of(own_kv, _in_part),
     ),
     Fault(
         id="rope-halves",

@@ -6,7 +6,7 @@ import re
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.fault import Fault
-from lockstep.engine.faults.needs import all_of, layers_alike, several_experts, several_layers
+from lockstep.engine.faults.needs import all_of, layers_alike, own_kv, several_experts, several_layers
 
 _EXPERT = re.compile(r"(?<=\.experts\.)\d+")
 _NUMBER = re.compile(r"(?<=model\.layers\.)\d+")
@@ -71,6 +71,7 @@ FAULTS = (
         first_tap="layers.*.attn.k_proj",
         symptom="k is what v should be, and the reverse; q is right",
         patch={"tensor_of": k_for_v},
+        needs=own_kv,
     ),
     Fault(
         id="norms-exchanged",

@@ -41,6 +41,11 @@ def latent(model: ModelConfig, tp: int) -> str | None:
     return None if model.latent is not None else "the model makes no keys and values from latents"
 
 
+def own_kv(model: ModelConfig, tp: int) -> str | None:
+    """Keys and values are made by products of their own, and cached."""
+    return None if model.latent is None else "the model makes keys and values from latents"
+
+
 def several_heads(model: ModelConfig, tp: int) -> str | None:
     """A rank has heads that can be taken for each other."""
     return None if model.num_heads > tp else "each rank holds a single head"

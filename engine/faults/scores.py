@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.fault import Fault
-from lockstep.engine.faults.needs import several_heads
+from lockstep.engine.faults.needs import own_kv, several_heads
 
 if TYPE_CHECKING:
     import torch
@@ -237,5 +237,6 @@ FAULTS = (
         symptom="probabilities are right, what they weigh are keys",
         source="ikawrakow/ik_llama.cpp#1592",
         patch={"cache_values": keys_as_values},
+        needs=own_kv,
     ),
 )

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.fault import Fault
-from lockstep.engine.faults.needs import all_of, qkv_biases, qkv_widths, row_biases, several_ranks
+from lockstep.engine.faults.needs import all_of, own_kv, qkv_biases, qkv_widths, row_biases, several_ranks
 from lockstep.engine.parallel import shards
 
 if TYPE_CHECKING:
@@ -127,7 +127,7 @@ FAULTS = (
         first_tap="layers.*.attn.q_proj",
         symptom="each rank holds a partial product of all heads; the ranks' sum is right, none of them is",
         patch={"qkv_shard_dim": qkv_by_in_features, "shard": qkv_shards_by_in_features},
-        needs=several_ranks,
+        needs=all_of(own_kv, several_ranks),
     ),
     Fault(
         id="qkv-sizes-mixed",
@@ -140,7 +140,7 @@ FAULTS = (
         first_tap="layers.*.attn.k_proj",
         symptom="every column is a right column in a wrong slot",
         patch={"qkv_sizes": mixed_qkv_sizes},
-        needs=_other_starts,
+        needs=all_of(own_kv, _other_starts),
     ),
     Fault(
         id="reduce-missing",

@@ -258,7 +258,7 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
 def _latent_norm(operation: Operation) -> Node:
     """Of the latent of keys and values: what else its product gives is left out."""
     latent = _of("first", _X, Node("kv_rank")) if operation.width == "latent" else _X
-    return substitute(FORMULAS["norm"], {"eps": Node("latent_eps"), "x": latent})
+    return substitute(FORMULAS["norm"], {"x": latent})
 
 
 def substitute(tree: Node, others: Mapping[str, Node]) -> Node:
@@ -294,8 +294,14 @@ def rotation_of(model: ModelConfig) -> Node:
     return _of(name, _X, Node("angles"), Node("factor"))
 
 
-def numbers_of(model: ModelConfig) -> dict[str, float]:
-    """The numbers of a model by the names of leaves."""
+def eps_of(operation: Operation | None, model: ModelConfig) -> float:
+    """What a norm adds to the mean square."""
+    of_latent = operation is not None and operation.width in ("latent", "query_latent")
+    return model.latent.eps if of_latent and model.latent is not None else model.rms_eps
+
+
+def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[str, float]:
+    """The numbers of a model, as an operation has them, by the names of leaves."""
     names = (
         "score_cap",
         "logit_cap",
@@ -310,8 +316,12 @@ def numbers_of(model: ModelConfig) -> dict[str, float]:
         routing["routed_factor"], routing["group_best"] = experts.factor, experts.group_best
     if (latent := model.latent) is not None:
         routing |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
-        routing["latent_eps"] = latent.eps
-    return {"1": 1.0, "eps": model.rms_eps, **{name: getattr(model, name) for name in names}, **routing}
+    return {
+        "1": 1.0,
+        "eps": eps_of(operation, model),
+        **{name: getattr(model, name) for name in names},
+        **routing,
+    }
 
 
 def evaluate(formula: Node, given: Mapping[str, Any]) -> Any:

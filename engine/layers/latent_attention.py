@@ -109,7 +109,7 @@ class LatentAttention(Attention):
         key = self.rotate(key.unsqueeze(1), *rope)
         if self.tap_rope_key:
             self.tap_rope_key(key)
-        return q, (latent.unsqueeze(1), key)
+        return q, (self.rules.cache_heads(latent.unsqueeze(1), 1), self.rules.cache_heads(key, 1))
 
     def _read(self, index: int, rows: Tensor, pool: KVPool) -> tuple[Tensor, Tensor]:
         """One sequence's keys [K, heads, D] and values [K, heads, value_dim]."""

@@ -15,7 +15,11 @@ from lockstep.workbench.diagnosis.hypotheses.products.products import (
     product_unknown,
 )
 from lockstep.workbench.diagnosis.hypotheses.products.split_sums import rounded_partials, split_sums
-from lockstep.workbench.diagnosis.hypotheses.rotation.parts import partial_rotations, positions_of_pairs
+from lockstep.workbench.diagnosis.hypotheses.rotation.parts import (
+    partial_rotations,
+    positions_of_pairs,
+    shared_parts,
+)
 from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.solved import combined_rotations, fitted_frequencies
@@ -65,6 +69,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "linear": (product_maps, product_edits),
     "rope": (rotations, partial_rotations, coarse_rotations),
     "cache": (caches, cache_lengths, cached_numbers),
+    "keys": (shared_parts,),
     "scores": (scores, score_heads, score_biases, score_factors, masks),
     "softmax": (softmaxes, softmax_fits, softmax_heads),
     "context": (contexts, merged_heads, value_heads),

@@ -31,8 +31,10 @@ _OF_PLACE = ("rank", "ranks", "shard_of", "layer", "column", "moved", "cosine")
 _FAMILIES: tuple[tuple[str, ...], ...] = (
     ("attn.q_proj", "attn.k_proj", "attn.v_proj"),
     ("attn.q_norm", "attn.k_norm"),
-    ("attn.q_rope", "attn.k_rope"),
+    ("attn.q_rope", "attn.k_rope", "attn.rope_key"),
     ("attn.k_cache", "attn.v_cache"),
+    ("attn.latent_cache", "attn.rope_cache"),
+    ("attn.q_a_norm", "attn.kv_a_norm"),
     (*(one.tap for one in LAYER.values() if one.kind == "norm" and one.width == "hidden"), "final_norm"),
     ("mlp.gate", "mlp.up"),
     ("attn.o_proj.partial", "mlp.down.partial"),

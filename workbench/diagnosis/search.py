@@ -73,7 +73,9 @@ def _rounds(
     """The variants of each stage; before them the edits that are expected, and of attention in one kernel, where each
     costs, the variants."""
     every = (
-        stages(site.operation) if site.plain or _edited(site) or site.operation in ROUTED else (EVERYWHERE,)
+        stages(site.operation)
+        if site.plain or _edited(site) or site.operation in (*ROUTED, "rope")
+        else (EVERYWHERE,)
     )
     if edits and site.operation in (*EDITED, *PRODUCTS):
         known = [(layer, some) for some, layer in edits.items()]

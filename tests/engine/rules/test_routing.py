@@ -7,6 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers.models.deepseek_v2.modeling_deepseek_v2 import DeepseekV2TopkRouter
+from transformers.models.deepseek_v3.modeling_deepseek_v3 import DeepseekV3TopkRouter
 from transformers.models.glm4_moe.modeling_glm4_moe import Glm4MoeTopkRouter
 from transformers.models.mixtral.modeling_mixtral import MixtralTopKRouter
 from transformers.models.qwen3_moe.modeling_qwen3_moe import Qwen3MoeTopKRouter
@@ -24,6 +26,9 @@ ROUTERS: dict[str, tuple[Any, dict[str, Any]]] = {
     "mixtral": (MixtralTopKRouter, {"family": "mixtral", "num_experts_per_tok": 4}),
     "groups": (Glm4MoeTopkRouter, {"family": "glm4_moe"}),
     "one-group": (Glm4MoeTopkRouter, {"family": "glm4_moe", "n_group": 1, "topk_group": 1}),
+    "best-of-group": (DeepseekV2TopkRouter, {"family": "deepseek_v2"}),
+    "greedy": (DeepseekV2TopkRouter, {"family": "deepseek_v2", "topk_method": "greedy"}),
+    "deepseek-v3": (DeepseekV3TopkRouter, {"family": "deepseek_v3"}),
     "all-groups": (Glm4MoeTopkRouter, {"family": "glm4_moe", "n_group": 2, "topk_group": 2, "norm_topk_prob": False}),
 }  # fmt: skip
 

@@ -30,7 +30,10 @@ PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 
 STEPS = 3
 FAMILIES = ("olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2")
 #: Those that have experts; groups of ranks among which these are divided.
-WITH_EXPERTS = ("qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe")
+WITH_EXPERTS = (
+    "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
+    "glm4-moe-lite",
+)  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {
     ("olmo2", "sum_squares=own"): "layers.0.attn.q_norm",
@@ -77,6 +80,23 @@ PLANTED_IN_EXPERTS = {
     ("glm4-moe", "own_experts=in_reverse"): ("layers.1.mlp.experts.gate", "another expert|reverse order"),
     ("glm4-moe", "shared_expert=missing"): ("layers.1.mlp.combine.partial", "shared expert is not added"),
     ("glm4-moe", "shared_expert=on_every_rank"): ("layers.1.mlp.combine.partial", "shared expert counts 2 times"),
+    ("deepseek-v2", "choice=ungrouped"): ("layers.1.mlp.topk_ids", "from all groups"),
+    ("deepseek-v2", "scale=v_head_dim"): ("layers.0.attn.scores", "width of a value"),
+    ("deepseek-v3", "scale=without_mscale"): ("layers.0.attn.scores", "mscale_all_dim is left out"),
+    ("deepseek-v3", "scale=mscale_twice"): ("layers.0.attn.scores", "applied twice"),
+    ("deepseek-v3", "scale=mscale"): ("layers.0.attn.scores", "factor of mscale, which"),
+    ("deepseek-v3", "scale=nope_dim"): ("layers.0.attn.scores", "not rotated"),
+    ("deepseek-v3", "layer_rope=first"): ("layers.0.attn.q_rope", "first channels"),
+    ("deepseek-v3", "layer_rope=halves"): ("layers.0.attn.q_rope", "not neighbours"),
+    ("deepseek-v3", "query_latent=unnormed"): ("layers.0.attn.q_a_norm", "norm is skipped"),
+    ("deepseek-v3", "split_latent=unnormed"): ("layers.0.attn.kv_a_norm", "norm is skipped"),
+    ("deepseek-v3", "split_latent=together"): ("layers.0.attn.kv_a_norm", "latent and rotated part of the key"),
+    ("deepseek-v3", "split_latent=key_too"): ("layers.0.attn.rope_key", "normed before, by itself"),
+    ("deepseek-v3", "written_latent=shard"): ("layers.0.attn.kv_a_norm", "this rank's share"),
+    ("deepseek-v3", "written_latent=summed"): ("layers.0.attn.*", "multiplied by 2|2 times"),
+    ("deepseek-v3", "latent_keys=first_head"): ("layers.0.attn.keys", "head 0 of each rank alone"),
+    ("deepseek-v3", "latent_keys=rotated_first"): ("layers.0.attn.keys", "before the part of each head"),
+    ("deepseek-v3", "cache_heads=float8"): ("layers.0.attn.latent_cache", "float8"),
 }  # fmt: skip
 
 

@@ -44,6 +44,12 @@ TRANSFORMERS: Names = _BOTH | {
     ".self_attn.k_proj": {"out": ".attn.k_proj"},
     ".self_attn.v_proj": {"out": ".attn.v_proj"},
     ".self_attn.qkv_proj": {"q": ".attn.q_proj", "k": ".attn.k_proj", "v": ".attn.v_proj"},
+    ".self_attn.q_a_proj": {"out": ".attn.q_a_proj"},
+    ".self_attn.q_a_layernorm": {"out": ".attn.q_a_norm"},
+    ".self_attn.q_b_proj": {"out": ".attn.q_b_proj"},
+    ".self_attn.kv_a_proj_with_mqa": {"out": ".attn.kv_a_proj"},
+    ".self_attn.kv_a_layernorm": {"out": ".attn.kv_a_norm"},
+    ".self_attn.kv_b_proj": {},  # of all that is cached: no row of the pass
     ".self_attn.o_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
     ".post_attention_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".mlp.gate_proj": {"out": ".mlp.gate"},
@@ -76,7 +82,7 @@ _BEHIND: Names = {
     ".post_attention_layernorm": {"out": ".post_attn_norm"},
     ".post_feedforward_layernorm": {"out": ".post_mlp_norm"},
 }
-_SHARDED = ("q_proj", "q_norm", "q_rope", "context", "gate", "up", "act")
+_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "context", "gate", "up", "act")
 _KV = ("k_proj", "k_norm", "k_rope", "v_proj")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     "in": lambda x, owner: x[0],
@@ -133,6 +139,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
 
 def _fitting(names: Names, parts: set[str]) -> Names:
     """The map for a model with these parts in its layers: Gemma's and OLMo's norms bear Llama's names elsewhere."""
+    if ".self_attn.kv_b_proj" in parts and ".self_attn" in names:  # which rotates a part of each head alone
+        names = names | {".self_attn": {}}
     if ".post_feedforward_layernorm" not in parts:
         return names
     before = names[".post_attention_layernorm"]

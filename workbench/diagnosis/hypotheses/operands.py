@@ -24,6 +24,12 @@ _RANK = " @ rank "
 _OF_PRODUCT = re.compile(r"model\.layers\.\d+\.\w+\.\w+_proj\.((?:weight|bias).*)")
 #: What the norm that reads a residual sum gives: one that writes into its input leaves that in place of the sum.
 READER = "reader"
+#: What a norm of latents may read: the latent with the part of the key that is rotated; the rank's share of the
+#: channels, zeros in the others'.
+WITH_KEY, OWN_PART = (
+    "latent and rotated part of the key",
+    "this rank's share of the channels, zeros elsewhere",
+)
 
 
 def formula_at(site: Site) -> Node:
@@ -35,6 +41,8 @@ def formula_at(site: Site) -> Node:
         found = FORMULAS[site.operation]  # type: ignore[index]
     else:
         found = formula_of(declared, site.facts.model)
+    if declared is not None and declared.kind == "norm" and declared.width == "latent":
+        found = FORMULAS["norm"]  # of what it reads (`as_read`)
     biased = found.args[1:] == (Node("bias"),) and site.operation in ("linear", "reduce", "head")
     return found.args[0] if biased and "bias" not in site.weights else found
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.graph import LAYER, OUTSIDE
-from lockstep.engine.graph.formula import silu
+from lockstep.engine.graph.formula import eps_of, silu
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import operation_at
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, together
@@ -28,7 +28,9 @@ from lockstep.workbench.diagnosis.hypotheses.maps import (
     rows_of_terms,
 )
 from lockstep.workbench.diagnosis.hypotheses.operands import (
+    OWN_PART,
     READER,
+    WITH_KEY,
     formula_at,
     moved_name,
     norm_weights,
@@ -52,6 +54,8 @@ from lockstep.workbench.diagnosis.operations.site import Site
 KNOWN_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)
 #: Operations whose hypotheses are made here.
 EDITED = ("norm", "residual", "activation")
+#: Norms of latents.
+LATENT_NORMS = tuple(one.tap for one in LAYER.values() if one.kind == "norm" and "latent" in one.width)
 #: Hypotheses that are told of a site.
 _TOLD = 12
 #: Elements on which pairs are tried.
@@ -178,8 +182,8 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         operands["whole"] = ["x"]
     return RowTrial(site, formula_at(site), Lazy(tokens), Lazy(weights)), replace(
         choices,
-        operands={**operands, **choices.operands},
-        results=[name for name in tokens if name not in (*own, "whole", "angles")],
+        operands={**_with_parts(operands, tokens), **choices.operands},
+        results=[name for name in tokens if name not in (*own, "whole", "angles", WITH_KEY, OWN_PART)],
         added=added,
         together=[names for names in _elsewhere(site) if all(one in others for one in names)],
         dtypes=tuple(narrower(site.facts.dtype)),
@@ -188,13 +192,18 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     )
 
 
+def _with_parts(operands: Mapping[str, list[str]], tokens: Mapping[str, Load]) -> dict[str, list[str]]:
+    parts = [name for name in (WITH_KEY, OWN_PART) if name in tokens]
+    return {role: [*names, *(parts if role == "x" else ())] for role, names in operands.items()}
+
+
 def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
     """Its weight, other norms' weights and epsilons; of heads, the rotation that comes after it."""
     own, model = site.weights["weight"], site.facts.model
     held = site.facts.vector(own)
     names = list(norm_weights(site.facts, own, 0 if held is None else len(held)))
     weights: dict[str, Load] = {name: partial(site.facts.vector, name) for name in names}
-    weights |= {"weight": partial(site.facts.vector, own), "eps": lambda: model.rms_eps}
+    weights |= {"weight": partial(site.facts.vector, own), "eps": lambda: eps_of(site.declared, model)}
     if "whole" in site.inputs:  # of each weight the rank's channels
         weights = {name: partial(_part, load, site.span) for name, load in weights.items()}
     inserted: list[Detail] = []
@@ -203,9 +212,27 @@ def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choi
         tokens["angles"] = lambda: positions[:, None, None] * frequencies(model, lengths_of(site.rows))
         weights["factor"] = lambda: magnitude(model)
         inserted = [("rope",)]
+    tokens |= _of_latents(site)
     return weights, Choices(
         operands={"weight": names}, numbers={"eps": KNOWN_EPS}, vectors=("weight",), inserted=inserted
     )
+
+
+def _of_latents(site: Site) -> dict[str, Load]:
+    """What a norm of latents may read instead: the part of a key that lies behind them too; of several ranks the
+    channels of one alone."""
+    if site.kind not in LATENT_NORMS:
+        return {}
+    tap, count = site.near(f"attn.{site.kind[5:-5]}_proj"), len(site.taps.ranks)
+    written, width = site.rows_of(tap), site.expected.shape[-1]
+    if written is None:
+        return {}
+    found: dict[str, Load] = {WITH_KEY: lambda: written} if written.shape[-1] > width else {}
+    size = -(-written.shape[-1] // count)
+    inside = np.arange(written.shape[-1]) // size == site.rank
+    if count > 1:
+        found[OWN_PART] = lambda: np.where(inside, written, 0.0)[:, :width]
+    return found
 
 
 def _part(load: Load, span: slice | None) -> Any:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -58,7 +58,7 @@ class Operands:
 
     def value(self, kind: Kind, **leaves: Any) -> Array:
         """The operation's value in float64; `leaves` beside its inputs and the model's numbers."""
-        given = {**numbers_of(self.facts.model), **self.inputs, **leaves}
+        given = {**numbers_of(self.facts.model, self.declared), **self.inputs, **leaves}
         return np.asarray(evaluate(self.formula(kind), given))
 
     def weight(self, role: str = "weight") -> NDArray[np.floating]:
@@ -75,6 +75,7 @@ class Operands:
         return self.weight("bias").astype(np.float64) if "bias" in self.weights else None
 
 
+_Number = TypeVar("_Number", bound=np.generic)
 #: Expected, and the noise of each element.
 Result = tuple[Array, Array]
 
@@ -183,7 +184,7 @@ def turned(model: ModelConfig, x: Array, angles: Array, factor: float) -> Array:
     return np.asarray(evaluate(rotation_of(model), {"x": x, "angles": angles, "factor": factor}))
 
 
-def pairs_of(model: ModelConfig, x: Array) -> tuple[Array, Array]:
+def pairs_of(model: ModelConfig, x: NDArray[_Number]) -> tuple[NDArray[_Number], NDArray[_Number]]:
     """The two channels of every pair that is rotated together, as views [N, heads, rotary_dim / 2]."""
     width = model.rotary_dim
     if model.rotary_last:

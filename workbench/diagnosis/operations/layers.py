@@ -93,7 +93,7 @@ def _value(
     more = {
         "whole": given.get("x"),
         "bias": 0.0,
-        **numbers_of(model),
+        **numbers_of(model, operation),
         "angles": at[:, None, None] * frequencies(model, lengths_of(rows)),
         "factor": magnitude(model),
     }

@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.rope_scaling import magnitude
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site
 
@@ -13,7 +14,40 @@ from lockstep.workbench.diagnosis.operations.site import Site
 def right_scale(model: ModelConfig) -> str:
     """The model's own, in words."""
     whose = "1/sqrt(head_dim)" if model.score_scale is None else "the model's own"
+    if stretch(model) != 1:
+        whose += " times the square of mscale_all_dim's factor"
     return f"{model.scale:.5g} = {whose}"
+
+
+def stretch(model: ModelConfig) -> float:
+    """YaRN's part of the scale, where keys are made from latents."""
+    return model.scale * math.sqrt(model.head_dim) if model.latent is not None else 1.0
+
+
+def _of_latents(model: ModelConfig) -> Iterator[tuple[float, str]]:
+    """What may be mistaken in the scale of latent attention."""
+    if (latent := model.latent) is None:
+        return
+    dim, own, scaling = model.head_dim, stretch(model), model.rope_scaling
+    if own != 1:
+        yield dim**-0.5, "the factor of mscale_all_dim is left out"
+        yield own**2 * dim**-0.5, "the square of mscale_all_dim's factor is applied twice"
+        yield own**0.5 * dim**-0.5, "mscale_all_dim's factor is applied once, not squared"
+    if scaling.mscale and scaling.mscale != scaling.mscale_all_dim:
+        by = magnitude(scaling.factor, scaling.mscale)
+        yield by**2 * dim**-0.5, "the factor of mscale, which is the rotation's, instead of mscale_all_dim's"
+    widths = {
+        "the part of a key that is not rotated (qk_nope_head_dim)": latent.plain_dim,
+        "a value (v_head_dim)": latent.value_dim,
+        "the rotated part of a key": latent.rope_dim,
+        "a latent": latent.kv_rank,
+        "what is cached": latent.written_dim,
+    }
+    for words, size in widths.items():
+        if size != dim:
+            yield own * size**-0.5, f"by 1/sqrt of the width of {words}"
+            if own != 1:
+                yield size**-0.5, f"by 1/sqrt of the width of {words}, without the factor of mscale_all_dim"
 
 
 def meanings(site: Site, right: float) -> Iterator[tuple[float, str]]:
@@ -21,6 +55,7 @@ def meanings(site: Site, right: float) -> Iterator[tuple[float, str]]:
     model, ranks, layer = site.facts.model, len(site.taps.ranks), site.layer or 0
     dim, heads, kv_heads, hidden = model.head_dim, model.num_heads, model.num_kv_heads, model.hidden_size
     yield 1.0, "the scale is missing"
+    yield from _of_latents(model)
     if model.score_scale is not None and model.score_scale != dim**-0.5:
         yield dim**-0.5, "1/sqrt(head_dim), which is not this model's"
     yield 1 / dim, "scaled twice, by 1/head_dim"

@@ -38,7 +38,7 @@ def partial_rotations(site: Site) -> Iterator[Variant]:
 
 def _smaller_heads(r: Rotated) -> Iterator[Variant]:
     """Only the first, or the last, elements of each head rotated, as a head of their own."""
-    width, theta = r.x.shape[-1], r.site.facts.model.rope_theta
+    width, theta = r.x.shape[-1], r.model.rope_theta
     moved = np.abs(r.wrong_part(r.seen) - r.wrong_part(r.x)).max((0, 1)) > 1e-6 * np.abs(r.x).max()
     turned = np.flatnonzero(moved)
     if moved.all() or not len(turned):
@@ -66,6 +66,23 @@ def _smaller_heads(r: Rotated) -> Iterator[Variant]:
             yield r.variant("rope_partial", "rope", text, fitted, predicted, moved=True)
 
 
+def shared_parts(site: Site) -> Iterator[Variant]:
+    """Keys of latent attention whose shared part was put elsewhere, or given to some heads alone."""
+    shared, own = site.inputs["rope"], site.expected[..., : -site.inputs["rope"].shape[-1]]
+    none, every = np.zeros_like(shared), np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))
+    text = "the rotated part of keys stands before the part of each head"
+    yield Variant("key_parts_exchanged", "heads", text, {}, np.concatenate([every, own], -1))
+    for head in range(own.shape[1]):
+        only = np.where(np.arange(own.shape[1])[:, None] == head, shared, none)
+        text = f"the rotated part of keys, which all heads share, is given to head {head} of each rank alone"
+        yield Variant("key_part_of_one_head", "heads", text, {"head": head}, np.concatenate([own, only], -1))
+    empty = np.broadcast_to(none, every.shape)
+    yield Variant(
+        "key_part_missing", "heads", "keys have zeros in place of their rotated part", {},
+        np.concatenate([own, empty], -1),
+    )  # fmt: skip
+
+
 def positions_of_pairs(site: Site) -> Iterator[Variant]:
     """Some pairs rotated by other positions than the rest, as with sections for time, height and width (M-RoPE,
     arXiv:2409.12191). No single edit reaches sections: where they are cut is searched for."""
@@ -73,7 +90,7 @@ def positions_of_pairs(site: Site) -> Iterator[Variant]:
     if r is None:
         return
     phases, count = r.phases(RIGHT, r.factor), r.x.shape[-1] // 2
-    noise = r.site.parts[0].noise[r.sample][:, r.heads] ** 2
+    noise = r.site.parts[0].noise[..., r.order][r.sample][:, r.heads] ** 2
     allowed = 12**2 * (noise[..., :count] + noise[..., count:]).sum(1)
     chosen = np.flatnonzero((r.right_errors > allowed).any(0))
     if not 0 < len(chosen) < count or len(r.sample) < r.wrong.sum():

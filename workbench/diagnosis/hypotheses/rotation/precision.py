@@ -70,7 +70,7 @@ def _rounded(r: Rotated, points: Collection[str], dtype: str, *, few: bool = Fal
 
 
 def _near(r: Rotated, few: Array) -> bool:
-    seen, right = r.seen[r.sample][:, r.heads], r.site.expected[r.sample][:, r.heads]
+    seen, right = r.seen[r.sample][:, r.heads], r.site.expected[..., r.order][r.sample][:, r.heads]
     return bool(np.linalg.norm(few[:, r.heads] - seen) <= NEAR * np.linalg.norm(seen - right))
 
 

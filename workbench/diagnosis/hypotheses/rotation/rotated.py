@@ -12,12 +12,13 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.config import ModelConfig
 from lockstep.workbench.diagnosis.hypotheses.fits import Mask, wrong_heads, wrong_rows
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule, TokenPlaces, rules
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.expected import heads_of
+from lockstep.workbench.diagnosis.operations.expected import heads_of, pairs_of
 from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -32,9 +33,14 @@ _BEYOND = 64
 
 @dataclass(frozen=True)
 class Rotated:
-    """x, seen [N, heads, D]; positions and lengths [N]; frequencies [N or 1, 1, P]; `wrong` [N], `heads` [heads]."""
+    """x, seen [N, heads, D]; positions and lengths [N]; frequencies [N or 1, 1, P]; `wrong` [N], `heads` [heads]. Of
+    heads of which a part is rotated D are the channels of that part, first ones of all pairs before second ones:
+    `whole` is all of x, `order` which of its channels they are; `model` has heads of these channels alone."""
 
     site: Site
+    model: ModelConfig
+    whole: Array
+    order: NDArray[np.intp]
     x: Array
     seen: Array
     positions: Array
@@ -48,16 +54,34 @@ class Rotated:
     def of(cls, site: Site) -> Rotated | None:
         """None where shapes differ, numbers are not finite, or nothing is wrong."""
         model = site.facts.model
-        x = heads_of(site.inputs["x"], model.head_dim)
-        if not x.shape == site.seen.shape == site.expected.shape or not np.isfinite(site.seen).all():
+        whole = heads_of(site.inputs["x"], model.head_dim)
+        if not whole.shape == site.seen.shape == site.expected.shape or not np.isfinite(site.seen).all():
             return None
+        order = np.concatenate(pairs_of(model, np.arange(whole.shape[-1])))
+        x, seen = whole[..., order], site.seen[..., order]
+        alone = replace(
+            model, head_dim=model.rotary_dim, rotary=None, rotary_last=False, neighbours=False, latent=None
+        )
         positions = np.array([row.position for row in site.rows], dtype=np.float64)
         lengths = lengths_of(site.rows)
         wrong = wrong_rows(site)
         if not wrong.any():
             return None
-        return cls(site, x, site.seen, positions, lengths, frequencies(model, lengths), magnitude(model),
-                   wrong, wrong_heads(site))  # fmt: skip
+        return cls(site, alone, whole, order, x, seen, positions, lengths, frequencies(model, lengths),
+                   magnitude(model), wrong, wrong_heads(site))  # fmt: skip
+
+    @property
+    def in_part(self) -> bool:
+        """Whether channels have other places in a head than among those that are rotated."""
+        return len(self.order) != self.whole.shape[-1] or bool((np.diff(self.order) != 1).any())
+
+    def in_heads(self, part: Array) -> Array:
+        """Rotated channels [N, heads, D] in their places, the others as they went in."""
+        if not self.in_part:
+            return part
+        found = self.whole.astype(np.float64)
+        found[..., self.order] = part
+        return found
 
     @property
     def phase(self) -> Array:
@@ -104,7 +128,9 @@ class Rotated:
         neighbours = np.hypot(self.x[..., ::2], self.x[..., 1::2])
         largest = np.maximum(np.concatenate([halves, halves], -1), neighbours.repeat(2, axis=-1))
         unit = 4 * self.site.facts.unit * self.factor
-        return np.asarray(unit * largest + self.site.parts[0].noise.max(axis=-1, keepdims=True))
+        rounded = unit * (largest.max(-1, keepdims=True) if self.in_part else largest)
+        most = self.site.parts[0].noise.max(axis=-1, keepdims=True)
+        return np.asarray(rounded + most + np.zeros_like(self.whole))
 
     # --- screening -------------------------------------------------------------------------------------
 
@@ -138,7 +164,7 @@ class Rotated:
         themselves, with no name, where they follow none."""
         turns = self.frequencies if turns is None else turns
         at, left = self.positions.copy(), np.zeros(len(self.positions))
-        reach = float(self.positions.max()) * max(2.0, self.site.facts.model.rope_scaling.factor) + _BEYOND
+        reach = float(self.positions.max()) * max(2.0, self.model.rope_scaling.factor) + _BEYOND
         rows = self.sample
         own = turns[rows, 0] if len(turns) == len(at) else turns[:, 0]
         at[rows], left[rows] = phases.positions(own, self.positions[rows], reach, self.noise)
@@ -160,7 +186,9 @@ class Rotated:
         self, name: str, kind: str, text: str, fitted: Mapping[str, object], predicted: Array,
         parameters: int = 0, *, moved: bool = False,
     ) -> Variant:  # fmt: skip
-        return Variant(name, kind, text, fitted, predicted, parameters, noise=self.of_head(moved))
+        return Variant(
+            name, kind, text, fitted, self.in_heads(predicted), parameters, noise=self.of_head(moved)
+        )
 
 
 def _told(right: Array, at: Array) -> str:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 
@@ -25,7 +27,8 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import NEAR, Rotated
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.expected import heads_of
+from lockstep.workbench.diagnosis.operations.expected import heads_of, turned
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, magnitude
 from lockstep.workbench.diagnosis.operations.shares import head_offset
 from lockstep.workbench.diagnosis.operations.site import Site
 
@@ -35,8 +38,57 @@ def rotations(site: Site) -> Iterator[Variant]:
     r = Rotated.of(site)
     if r is None:
         return
-    for edits in (_conventions, _factors, _positions, _heads, _frequencies, _inputs):
+    for edits in (_other_channels, _conventions, _factors, _positions, _heads, _frequencies, _inputs):
         yield from edits(r)
+
+
+# --- which channels -----------------------------------------------------------------------------------------
+
+
+def _other_channels(r: Rotated) -> Iterator[Variant]:
+    """Other channels of each head rotated, or the same in other pairs: as other models' heads are."""
+    own, whole = r.site.facts.model, r.whole
+    plain, whole_heads = {"neighbours": False}, {"rotary": None, "rotary_last": False}
+    options: dict[str, tuple[dict[str, Any], str]] = {
+        "rope_halves": (plain, "pairs (i, i + D/2) are rotated, not neighbours (2i, 2i + 1)"),
+        "rope_first_channels": (
+            {"rotary_last": False},
+            "the first channels of a head are rotated, not the last",
+        ),
+        "rope_last_channels": (
+            {"rotary_last": True},
+            "the last channels of a head are rotated, not the first",
+        ),
+        "rope_whole_heads": (whole_heads, "whole heads are rotated, not a part"),
+        "rope_whole_halves": (
+            whole_heads | plain,
+            "whole heads are rotated, not a part, in pairs (i, i + D/2)",
+        ),
+    }
+    if not r.in_part:
+        return
+    for name, (change, text) in options.items():
+        model = replace(own, **change)
+        if model == own or (model.rotary is None and whole.shape[-1] != model.head_dim):
+            continue
+        angles = r.positions[:, None, None] * frequencies(model, r.lengths)
+        predicted = turned(model, whole, angles, magnitude(model))
+        yield Variant(name, "rope", text, {}, predicted, noise=r.of_head(True))
+    if r.site.kind == "attn.rope_key":
+        yield from _normed(r)
+
+
+def _normed(r: Rotated) -> Iterator[Variant]:
+    """The part of a key that is rotated was normed first: by itself, or with the latent."""
+    written, scales = r.site.rows_of(r.site.near("attn.kv_a_proj")), {"by itself": r.x}
+    if written is not None:
+        scales["together with the latent"] = written[:, None]
+    for words, of in scales.items():
+        x = r.x / np.sqrt((of**2).mean(-1, keepdims=True))
+        text = f"what is rotated is normed before, {words}: the norm is of the latent alone"
+        yield r.variant(
+            "rope_key_normed", "norm", text, {"normed": words}, rotate(x, r.phase, r.factor), moved=True
+        )
 
 
 # --- the convention -----------------------------------------------------------------------------------------
@@ -47,7 +99,7 @@ def _conventions(r: Rotated) -> Iterator[Variant]:
         yield r.variant("rope_not_applied", "rope", "the rotation is not applied at all", {}, r.x)
     twice = r.turned(2 * r.phase) * r.factor
     yield r.variant("rope_twice", "rope", "the rotation is applied twice", {}, twice, moved=True)
-    for one in conventions(r.x.shape[-1]):
+    for one in conventions(r.x.shape[-1]) if not r.site.facts.model.neighbours else ():
         name, text = in_words(one)
         for by in r.factors:
             if r.share(r.phases(one, by), r.phase) <= NEAR:
@@ -142,7 +194,7 @@ def _heads(r: Rotated) -> Iterator[Variant]:
 
 def _frequencies(r: Rotated) -> Iterator[Variant]:
     phases = {by: r.phases(RIGHT, by) for by in r.factors}
-    for rule in frequency_rules(r.site.facts.model, r.site.rows, r.lengths):
+    for rule in frequency_rules(r.model, r.site.rows, r.lengths):
         yield from with_frequencies(r, rule, phases)
 
 
@@ -177,9 +229,9 @@ def _inputs(r: Rotated) -> Iterator[Variant]:
         for part in ("_norm", "_proj", "_rope"):
             kind = f"{name}{part}"
             found = None if kind == r.site.kind else r.site.rows_of(r.site.near(kind))
-            if found is None or found.size != r.x.size:
+            if found is None or found.size != r.whole.size:
                 continue
-            x = heads_of(found, r.x.shape[-1])
+            x = heads_of(found, r.whole.shape[-1])[..., r.order]
             if np.array_equal(x, r.x):
                 continue
             predicted = x if part == "_rope" else rotate(x, r.phase, r.factor)
@@ -193,10 +245,10 @@ def _inputs(r: Rotated) -> Iterator[Variant]:
 def _late_bias(r: Rotated, own: str) -> Iterator[Variant]:
     name = f"model.layers.{r.site.layer}.self_attn.{own.removeprefix('attn.')}_proj.bias"
     bias = r.site.facts.vector(name)
-    size, first = r.x.shape[1] * r.x.shape[2], head_offset(r.site) * r.x.shape[2]
+    size, first = r.x.shape[1] * r.whole.shape[2], head_offset(r.site) * r.whole.shape[2]
     if bias is None or len(bias) < first + size or r.site.rows_of(r.site.near(f"{own}_norm")) is not None:
         return
-    b = bias[first : first + size].reshape(1, *r.x.shape[1:])
+    b = bias[first : first + size].reshape(1, *r.whole.shape[1:])[..., r.order]
     text = f"{name} is added after the rotation, not before"
     yield r.variant("bias_after_rope", "rope", text, {"bias": name}, rotate(r.x - b, r.phase, r.factor) + b)
 

@@ -40,7 +40,7 @@ def fitted_frequencies(site: Site) -> Iterator[Variant]:
     phases = r.phases(RIGHT, r.factor)
     base = _base(r, phases, r.sample)
     if base is not None:
-        for rule in with_base(r.site.facts.model, r.lengths, base, 0 if base in KNOWN_BASES else 1):
+        for rule in with_base(r.model, r.lengths, base, 0 if base in KNOWN_BASES else 1):
             yield from with_frequencies(r, rule, {r.factor: phases})
     yield from _pairs(r, phases)
     yield from _by_pass(r, phases)
@@ -48,7 +48,7 @@ def fitted_frequencies(site: Site) -> Iterator[Variant]:
 
 def _base(r: Rotated, phases: Phases, rows: NDArray[np.intp]) -> float | None:
     """The base whose frequencies leave least of some sampled tokens; a known one where it does as well."""
-    model, at, lengths = r.site.facts.model, r.positions[rows], r.lengths[rows]
+    model, at, lengths = r.model, r.positions[rows], r.lengths[rows]
     if not at.any():
         return None
 
@@ -81,7 +81,7 @@ def _pairs(r: Rotated, phases: Phases) -> Iterator[Variant]:
     turned = r.turned(r.positions[:, None, None] * found, factor=1.0)
     by = float(factor(r.wrong_part(r.seen), r.wrong_part(turned)))
     by = r.factor if math.isclose(by, r.factor, rel_tol=1e-3) else by
-    ratio = found / frequencies(r.site.facts.model, r.lengths[r.wrong][-1:])[0, 0]
+    ratio = found / frequencies(r.model, r.lengths[r.wrong][-1:])[0, 0]
     other = np.flatnonzero(np.abs(ratio - 1) > 1e-2).tolist()
     if other:
         times = f"{ratio[other].min():.4g} to {ratio[other].max():.4g} times theirs"
@@ -92,7 +92,7 @@ def _pairs(r: Rotated, phases: Phases) -> Iterator[Variant]:
 
 def _by_pass(r: Rotated, phases: Phases) -> Iterator[Variant]:
     """A base for each wrong pass of each sequence."""
-    model = r.site.facts.model
+    model = r.model
     keys = [(row.step, row.seq) for row in r.site.rows]
     passes = sorted({keys[i] for i in r.sample})
     bases: dict[tuple[int, int], float] = {}
@@ -121,7 +121,7 @@ def _by_pass(r: Rotated, phases: Phases) -> Iterator[Variant]:
 def _as_ntk(r: Rotated, of_length: dict[int, float]) -> str:
     """That bases are those of dynamic NTK scaling, theta * (factor * length / trained - (factor - 1)) ^ (d / (d - 2)),
     with its numbers."""
-    model = r.site.facts.model
+    model = r.model
     dims, lengths = model.head_dim, np.array(list(of_length), dtype=np.float64)
     grown = (np.array(list(of_length.values())) / model.rope_theta) ** ((dims - 2) / dims)
     if len(of_length) < 3:
@@ -142,7 +142,7 @@ def combined_rotations(site: Site) -> Iterator[Variant]:
     r = Rotated.of(site)
     if r is None:
         return
-    model = site.facts.model
+    model = r.model
     for convention, phases in possible(r):
         name, text = in_words(convention)
         yield from _at_rules(r, convention, phases, name, text)

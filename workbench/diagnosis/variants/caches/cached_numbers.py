@@ -6,11 +6,11 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.hypotheses.blocks import history, scopes, shaped, unrotated
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.roundings import REREAD, ROUNDINGS, Matrix
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.expected import turned
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -113,11 +113,14 @@ def _rotations(site: Site) -> Iterator[Variant]:
     if site.kind == "attn.k_cache":
         plain = [shaped(x, y) for x, y in zip(history(site, unrotated(site, "k")), rows, strict=True)]
         yield cache_variant(site, "cache_unrotated", "keys are cached without their rotation", plain)
+    if site.kind == "attn.latent_cache":
+        return
     at = [np.array([row.position for row in part.rows])[:, None, None] for part in site.parts]
     if any(len(each) != len(x) for each, x in zip(at, rows, strict=True)):
         return
-    angles = [frequencies(site.facts.model, lengths_of(part.rows)) for part in site.parts]
-    again = [rotate(x, each * by) for x, each, by in zip(rows, at, angles, strict=True)]
+    model = site.facts.model
+    angles = [frequencies(model, lengths_of(part.rows)) for part in site.parts]
+    again = [turned(model, x, each * by, 1.0) for x, each, by in zip(rows, at, angles, strict=True)]
     if site.kind == "attn.v_cache":
         yield cache_variant(
             site, "cache_values_rotated", "cached values are rotated (RoPE) as keys are", again
@@ -126,5 +129,5 @@ def _rotations(site: Site) -> Iterator[Variant]:
     yield cache_variant(site, "cache_rotated_again", "cached keys are rotated once more", again)
     for offset in OFFSETS:
         text = f"cached keys are rotated {abs(offset)} positions too {'far' if offset > 0 else 'little'}"
-        turned = [rotate(x, offset * by) for x, by in zip(rows, angles, strict=True)]
-        yield cache_variant(site, "cache_rotated_offset", text, turned, {"offset": offset})
+        moved = [turned(model, x, offset * by, 1.0) for x, by in zip(rows, angles, strict=True)]
+        yield cache_variant(site, "cache_rotated_offset", text, moved, {"offset": offset})

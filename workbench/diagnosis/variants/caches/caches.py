@@ -10,6 +10,7 @@ from functools import partial
 
 import numpy as np
 
+from lockstep.engine.taps.names import operation_at
 from lockstep.workbench.diagnosis.hypotheses.blocks import history, others, scopes, shaped, usual_noise
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -39,6 +40,15 @@ def caches(site: Site) -> Iterator[Variant]:
         yield from cached_rows(site)
 
 
+_WORDS = {"attn.k_cache": "keys", "attn.latent_cache": "latents", "attn.rope_cache": "rotated parts of keys"}
+
+
+def written_at(site: Site) -> str:
+    """The tap of what is written to the cache."""
+    operation = operation_at(site.tap)
+    return "" if operation is None else operation.inputs["written"]
+
+
 def cache_variant(
     site: Site,
     name: str,
@@ -64,7 +74,7 @@ def _new(site: Site, i: int) -> int:
 
 
 def what(site: Site) -> str:
-    return "keys" if site.kind == "attn.k_cache" else "values"
+    return _WORDS.get(site.kind, "values")
 
 
 # --- other lengths and heads -------------------------------------------------------------------------------
@@ -146,7 +156,7 @@ def other_rows(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
         text,
         [shaped(x, y) for x, y in zip(history(site, other), rows, strict=True)],
     )
-    written = "attn.k_rope" if site.kind == "attn.k_cache" else "attn.v_proj"
+    written = written_at(site)
     sharing = [layer for layer in range(site.facts.model.num_layers) if layer != site.layer]
     for read in (
         partial(history, site, written),
@@ -213,7 +223,7 @@ def _of_sequence(site: Site, written: str, seq: int, i: int, right: Array) -> Ar
 
 def cached_rows(site: Site) -> Iterator[Variant]:
     """Each wrong row with a source of its own: zero, or a row that was written anywhere in the layer."""
-    written = "attn.k_rope" if site.kind == "attn.k_cache" else "attn.v_proj"
+    written = written_at(site)
     scope = [each.any((0, 2)) for each in scopes(site)]  # [K]: of each part the wrong rows
     like = site.parts[0].expected[0]
     pool, told = [np.zeros(like.size)], ["nothing (zeros)"]

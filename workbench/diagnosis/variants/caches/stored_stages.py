@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.workbench.diagnosis.hypotheses.blocks import history, shaped, unrotated
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import NAMED, RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised
+from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised, turned
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.shares import rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -36,7 +36,12 @@ def _rotated(site: Site, rows: Sequence[Array | None], form: Convention = RIGHT)
     for part, x in zip(site.parts, rows, strict=True):
         at = np.array([row.position for row in part.rows], dtype=np.float64)[:, None, None]
         angles = at * frequencies(model, lengths_of(part.rows))
-        found.append(None if x is None else form.rotate(x, angles) * magnitude(model))
+        if x is None or (form != RIGHT and x.shape[-1] != 2 * angles.shape[-1]):
+            found.append(None)
+        elif form == RIGHT:
+            found.append(turned(model, x, angles, magnitude(model)))
+        else:
+            found.append(form.rotate(x, angles) * magnitude(model))
     return found
 
 
