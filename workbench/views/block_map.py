@@ -79,5 +79,7 @@ def _block_bytes(source: SessionSource, block_size: int) -> int | None:
     model, size = source.meta.model, _SIZES.get(source.meta.config.dtype)
     if not (size and model.num_layers and model.num_kv_heads and model.head_dim):
         return None
+    if source.session.has_tap("layers.0.attn.latent_cache"):  # of whose widths a session does not tell
+        return None
     heads = max(1, model.num_kv_heads // source.session.ranks)
     return 2 * model.num_layers * heads * model.head_dim * size * block_size

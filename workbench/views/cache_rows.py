@@ -4,6 +4,7 @@ are empty, overwritten or stale, or that hold the row of another slot or head.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -34,6 +35,19 @@ class CacheRows:
     marks: frozenset[tuple[int, int]] = frozenset()
 
 
+#: What a cache holds, in words, by its tap.
+CACHED: Mapping[str, str] = {
+    "k_cache": "keys", "v_cache": "values", "rope_cache": "rotated parts of keys", "latent_cache": "latents",
+}  # fmt: skip
+_OF_LATENTS = {"k_cache": "rope_cache", "v_cache": "latent_cache"}
+
+
+def cached_as(source: SessionSource, kind: str) -> str:
+    """The cache in place of that of keys ("k_cache") or values ("v_cache") where a model caches latents."""
+    latent = _OF_LATENTS.get(kind)
+    return latent if latent is not None and source.session.has_tap(f"layers.0.attn.{latent}") else kind
+
+
 @dataclass(slots=True)
 class _Findings:
     """Anomalies: each wording once, with the layers that it holds for."""
@@ -52,7 +66,7 @@ class _Findings:
 
 
 def cache_rows(source: SessionSource, where: Where, layers: int, kind: str, error: bool) -> CacheRows:
-    """The rows of `kind` ("k_cache" or "v_cache") at `where`."""
+    """The rows of `kind`, one of CACHED, at `where`."""
     ranks = source.session.ranks
     now = _captured(source, where, layers, kind)
     length = max((len(rows) for rows in now.values()), default=0)
@@ -145,7 +159,10 @@ def _look(odd: _Findings, layer: int, y: int, rows: Rows, norms: NDArray[np.floa
         return
     for heads in _equal_heads(rows):
         odd.add(f"head{_spans(heads)}: the same rows", layer, y, np.arange(0))
-    if kind == "k_cache":  # values of equal tokens are equal in the first layer; their keys are not, for RoPE
+    if kind in (
+        "k_cache",
+        "rope_cache",
+    ):  # values of equal tokens are equal in the first layer; their keys are not, for RoPE
         flat = np.ascontiguousarray(rows.reshape(len(rows), -1))
         _, group, counts = np.unique(flat, axis=0, return_inverse=True, return_counts=True)
         twice = np.flatnonzero((counts[group.reshape(-1)] > 1) & (norms > 0))

@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from lockstep.sessions.records import StepInFlight
 from lockstep.workbench.views.block_map import Pool, pool_of
 from lockstep.workbench.views.cache_history import CacheHistory, cache_history
-from lockstep.workbench.views.cache_rows import CacheRows, cache_rows
+from lockstep.workbench.views.cache_rows import CacheRows, cache_rows, cached_as
 from lockstep.workbench.views.cached_lengths import expected_rows
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
@@ -61,6 +61,7 @@ def cache(
 ) -> Cache | None:
     """The cache after `where`, or inside its step; None while there is no such step. `kind` is "k_cache" or "v_cache";
     `error`: of the rows their difference to golden's, not their norms."""
+    kind = cached_as(source, kind)
     flight, recorded = source.under_way(where.branch, where.step), source.passed(where)
     steps = source.session.steps(where.branch)
     if recorded.step not in steps:
@@ -101,7 +102,7 @@ def cache(
 
 def written_layers(source: SessionSource, flight: StepInFlight, layers: int) -> int:
     """How many layers, from the first on, have written their rows in the step under way."""
-    names = [f"layers.{layer}.attn.k_cache" for layer in range(layers)]
+    names = [f"layers.{layer}.attn.{cached_as(source, 'k_cache')}" for layer in range(layers)]
     session = source.session
     return sum(session.has_tap(name) and session.tap(name).index <= flight.place for name in names)
 

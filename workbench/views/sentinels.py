@@ -85,7 +85,7 @@ def _why_nan(session: Session, stats: NDArray[np.float32], tap: int, ranks: tupl
         return ""
     layer = name.removesuffix("scores")
     largest = 1.0
-    for kinds in (("q_rope", "q_proj"), ("k_cache", "k_rope")):
+    for kinds in (("q_rope", "q_proj"), ("k_cache", "keys", "k_rope")):
         known = [session.tap(layer + kind).index for kind in kinds if session.has_tap(layer + kind)]
         if not known or not_finite(stats)[known[0], list(ranks)].any():
             return ""

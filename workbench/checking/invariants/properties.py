@@ -8,10 +8,12 @@ import numpy as np
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.rope_frequencies import frequencies
+from lockstep.engine.graph import operations_of
 from lockstep.engine.ranks.reports import WeightsReport
 from lockstep.engine.taps.names import STATISTICS, local_name
 from lockstep.workbench.checking.invariants.invariant import Invariant
 from lockstep.workbench.checking.invariants.runs import Run
+from lockstep.workbench.diagnosis.operations.expected import as_read, heads_of
 from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.plain_text import plural
 
@@ -78,19 +80,22 @@ def rotation(run: Run, model: ModelConfig, tolerance: float) -> Invariant:
         "RoPE: cosine and sine of different angles, wrong pairs, an attention factor left out; or positions that do "
         "not begin at 0"
     )
-    before = ("attn.q_norm", "attn.k_norm") if model.qk_norm else ("attn.q_proj", "attn.k_proj")
     for layer in range(model.num_layers):
         own = model.of_layer(layer)
         _, factor = frequencies(own, own.rope_theta, len(run.tokens), np.array)
-        scale = np.where(np.arange(own.head_dim) < own.rotary_dim, factor, 1.0)
-        for given, turned in zip(before, ("attn.q_rope", "attn.k_rope"), strict=True):
-            tap = f"layers.{layer}.{turned}"
-            x, y = (
-                np.stack([row for _, row in sorted(run.rows(f"layers.{layer}.{kind}").items())]).reshape(
-                    len(run.tokens), -1, model.head_dim
-                )
-                for kind in (given, turned)
+        for operation in (one for one in operations_of(own) if one.kind == "rope"):
+            tap = f"layers.{layer}.{operation.tap}"
+            given, y = (
+                np.stack([row for _, row in sorted(run.rows(name).items())])
+                for name in (f"layers.{layer}.{operation.inputs['x']}", tap)
             )
+            x = heads_of(as_read(operation, given, own), own.head_dim)
+            y = y.reshape(x.shape)
+            channels = np.arange(x.shape[-1])
+            turning = (
+                channels >= len(channels) - own.rotary_dim if own.rotary_last else channels < own.rotary_dim
+            )
+            scale = np.where(turning, factor, 1.0)
             kept = np.linalg.norm(x * scale, axis=2)
             usual = np.maximum(kept, float(np.sqrt(np.mean(kept**2))) or 1.0)
             off = np.abs(np.linalg.norm(y, axis=2) - kept) / usual

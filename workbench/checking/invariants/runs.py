@@ -10,6 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.api import Engine, Pass
+from lockstep.engine.graph import LAYER
+from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.views.moved import ROUNDING
 from lockstep.workbench.views.numbers import number
@@ -19,7 +21,7 @@ Array = NDArray[np.float64]
 
 #: Taps without a row a token: of the caches the last pass has all rows.
 _BY_KEY = ("attn.scores", "attn.probs")
-_CACHES = ("attn.k_cache", "attn.v_cache")
+_CACHES = tuple(one.tap for one in LAYER.values() if one.form in OF_POSITIONS)
 
 
 @dataclass(frozen=True, slots=True)

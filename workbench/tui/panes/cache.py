@@ -37,6 +37,7 @@ from lockstep.workbench.tui.widgets.shading import Matrix
 from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, flow
 from lockstep.workbench.views.cache_history import CacheHistory
+from lockstep.workbench.views.cache_rows import CACHED
 from lockstep.workbench.views.kv_cache import Cache, cache
 
 #: From this height on both maps are shown.
@@ -164,7 +165,7 @@ shifted slots light up.
             )
             lengths.matrix = Matrix(history.rows, masked=True, marks=history.wrong, axes=steps)
         if rows.values is not None:
-            what = "keys" if snapshot.rows_of == "k_cache" else "values"
+            what = CACHED[snapshot.rows_of]
             unit = f"{'relative error' if rows.against_golden else 'L2 norm'} of the cached {what}"
             axes = Axes(lambda y: row_label(y, ranks), self._slot_label, "layer", "slot", unit)
             norms.matrix = Matrix(rows.values, masked=True, marks=rows.marks, axes=axes)
@@ -212,7 +213,7 @@ shifted slots light up.
                     facts = tell(snapshot, row, column, value, self.label)
         lines = flow(facts, self.size.width - 2)
         if snapshot.rows.values is None:
-            what = "keys" if snapshot.rows_of == "k_cache" else "values"
+            what = CACHED[snapshot.rows_of]
             why = next((w for tap, w in self.overview.absent.items() if tap.endswith(snapshot.rows_of)), "")
             told = f"The cached {what} were not captured{f': {why}' if why else ''}."
             lines += flow(
