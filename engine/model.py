@@ -19,7 +19,7 @@ from lockstep.engine.graph import GATE_UP, operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers.attention import Attention, StepInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
-from lockstep.engine.layers.experts import Expert, MixtureOfExperts, Router, SharedExpert
+from lockstep.engine.layers.experts import Biases, Expert, MixtureOfExperts, Router, SharedExpert
 from lockstep.engine.layers.latent_attention import LatentAttention
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
@@ -133,8 +133,10 @@ class Decoder:
             attention: Attention = LatentAttention(i, self.model, m.latent, modules, o_proj, store)
         else:
             qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
-            attention = Attention(i, self.model, qkv, o_proj, self._qk_norm(name), self.config.block_size)
-        mlp = self._mlp(m, modules) if m.experts is None else self._experts(m, m.experts, modules)
+            sinks = store.vector(shards.heads(m, tp, rank).size) if m.sinks else None
+            page = self.config.block_size
+            attention = Attention(i, self.model, qkv, o_proj, self._qk_norm(name), sinks, page)
+        mlp = self._mlp(m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
             for one in operations_of(m)
@@ -149,21 +151,26 @@ class Decoder:
         down = RowParallelLinear(modules["mlp.down"], rows, m.hidden_size, m.mlp_bias, self.comm, store)
         return (MLP if m.gated else UngatedMLP)(gate_up, down, m.activation)
 
-    def _experts(self, m: ModelConfig, config: ExpertsConfig, modules: Mapping[str, str]) -> MixtureOfExperts:
+    def _experts(
+        self, layer: int, m: ModelConfig, config: ExpertsConfig, modules: Mapping[str, str]
+    ) -> MixtureOfExperts:
         where, store = (self.comm.size, self.comm.rank, self.config.ep), self._store
         names = [modules[f"mlp.experts.{one}"] for one in ("gate", "up", "down")]
+        held = shards.held_experts(m, *where)
         experts = [
             Expert(
                 [name.format(expert) for name in names],
                 shards.expert_features(m, *where, expert),
                 m.hidden_size,
                 store,
+                Biases(config.biased, held.start <= expert < held.stop, shards.is_first_of_group(*where)),
             )
             for expert in range(config.count)
         ]
-        router = Router(modules["mlp.router"], m.hidden_size, config, store)
-        held, shared = shards.held_experts(m, *where), self._shared_expert(m, config, modules)
-        return MixtureOfExperts(router, experts, held, shared, m.activation, self.comm)
+        correction = f"model.layers.{layer}.{shards.correction_name(m)}"
+        router = Router(modules["mlp.router"], correction, m.hidden_size, config, store)
+        shared = self._shared_expert(m, config, modules)
+        return MixtureOfExperts(router, experts, held, shared, m.gating, self.comm)
 
     def _shared_expert(
         self, m: ModelConfig, config: ExpertsConfig, modules: Mapping[str, str]

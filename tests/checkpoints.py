@@ -28,10 +28,14 @@ from transformers import (
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
+    GptOssConfig,
+    GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
+    MiniMaxM2Config,
+    MiniMaxM2ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -80,6 +84,8 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
+    "gpt_oss": (GptOssConfig, GptOssForCausalLM),
+    "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
 }
 
 SIZES: dict[str, Any] = {
@@ -151,6 +157,12 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**LATENT, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
                     "num_nextn_predict_layers": 0, "rope_parameters": LATENT_YARN},
     "glm4_moe_lite": {**LATENT, "num_experts_per_tok": 2, "attention_bias": True},
+    "gpt_oss": {"num_key_value_heads": 4, "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
+                "intermediate_size": 32, "sliding_window": 8, "swiglu_limit": 1.5, "rope_parameters": {
+                    "rope_type": "yarn", "rope_theta": 1.5e5, "factor": 8.0, "truncate": False,
+                    "original_max_position_embeddings": 32}},
+    "minimax_m2": {"num_key_value_heads": 4, "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
+                   "intermediate_size": 32, "rotary_dim": 8},
     "gemma2": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True,
                "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
 }  # fmt: skip
@@ -223,6 +235,8 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v3": ("deepseek_v3", {}),
     "glm4-moe-lite": ("glm4_moe_lite", {}),
+    "gpt-oss": ("gpt_oss", {}),
+    "minimax-m2": ("minimax_m2", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 
@@ -246,7 +260,7 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight"):
                 parameter.copy_(1.0 + 0.3 * noise)
-            elif name.endswith(".bias"):
+            elif name.endswith((".bias", "_bias", ".sinks")):
                 parameter.copy_(0.5 * noise)
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)

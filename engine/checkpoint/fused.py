@@ -40,17 +40,30 @@ class UnstackedSource:
         if name not in self._parts:
             return self._source.info(name)
         place = self._parts[name]
-        return replace(self._source.info(place.tensor), shape=(place.rows.size, place.shape[-1]))
+        return replace(self._source.info(place.tensor), shape=place.parameter_shape)
 
     def read(self, name: str, dim: int | None = None, span: Span | None = None) -> torch.Tensor:
         """As the source does."""
         if name not in self._parts:
             return self._source.read(name, dim, span)
-        tensor, rows, _, matrix = self._parts[name]
+        place = self._parts[name]
+        rows, columns = place.rows, span if dim == 1 else None
         if dim == 0 and span is not None:
-            rows = Span(rows.start + span.start, min(rows.start + span.stop, rows.stop))
-        columns = span if dim == 1 else None
-        return self._source.read_matrix(tensor, rows, columns, matrix)
+            rows = Span(
+                rows.start + span.start * place.step, min(rows.start + span.stop * place.step, rows.stop)
+            )
+        if len(place.parameter_shape) == 1:  # vectors are small
+            vector = (
+                self._source.read(place.tensor)
+                if place.matrix is None
+                else self._source.read(place.tensor, 0, Span(place.matrix, place.matrix + 1)).flatten()
+            )
+            return vector[rows.start : rows.stop : place.step].contiguous()
+        if not place.transposed:
+            return self._source.read_matrix(place.tensor, rows, columns, place.matrix)
+        columns = Span(0, place.parameter_shape[1]) if columns is None else columns
+        found = self._source.read_matrix(place.tensor, columns, rows, place.matrix)
+        return found.T[:: place.step].contiguous()
 
     def digest(self) -> str:
         """The checkpoint's own."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import operation_of
 from lockstep.engine.graph.checkpoint_names import FUSED
 from lockstep.engine.parallel import shards
@@ -15,19 +16,37 @@ if TYPE_CHECKING:
     import torch
 
 
+A = TypeVar("A")
+
+
 class Place(NamedTuple):
-    """Where a parameter lies: in which rows of a tensor of the checkpoint, of a stack of matrices in those of the one
-    with that number. `shape` is the tensor's."""
+    """Where a parameter lies: in which rows of a tensor of the checkpoint, every `step`-th of them, of a stack of
+    matrices (or vectors) in those of the one with that number. `shape` is the tensor's; of a `transposed` matrix rows
+    are the last axis."""
 
     tensor: str
     rows: Span
     shape: tuple[int, ...]
     matrix: int | None = None
+    step: int = 1
+    transposed: bool = False
+
+    @property
+    def parameter_shape(self) -> tuple[int, ...]:
+        """Of the parameter."""
+        inner = self.shape if self.matrix is None else self.shape[1:]
+        inner = inner[::-1] if self.transposed else inner
+        return len(range(self.rows.start, self.rows.stop, self.step)), *inner[1:]
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
         """The parameter, as a view of the tensor."""
-        matrix = whole if self.matrix is None else whole[self.matrix]
-        return matrix[self.rows.start : self.rows.stop]
+        return self.within(whole if self.matrix is None else whole[self.matrix])
+
+    def within(self, matrix: A) -> A:
+        """The same of the one matrix or vector, a tensor or an array."""
+        one: Any = matrix
+        found: A = (one.T if self.transposed else one)[self.rows.start : self.rows.stop : self.step]
+        return found
 
 
 def stored_in(model: ModelConfig) -> dict[str, Place]:
@@ -60,6 +79,10 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
         for tap in ("experts.gate", "experts.up", "experts.down", "router")
     )
     hidden, width = model.hidden_size, has.width
+    if model.family == "gpt_oss":
+        for e in range(has.count):
+            yield from _interleaved(e, (gate.format(e), up.format(e), down.format(e)), has, hidden)
+        return
     both, single = (has.count, 2 * width, hidden), (has.count, hidden, width)
     for e in range(has.count):
         yield f"{gate.format(e)}.weight", Place("mlp.experts.gate_up_proj", Span(0, width), both, e)
@@ -67,6 +90,23 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
         yield f"{down.format(e)}.weight", Place("mlp.experts.down_proj", Span(0, hidden), single, e)
     if router != "mlp.gate":
         yield f"{router}.weight", Place("mlp.gate.weight", Span(0, has.count), (has.count, hidden))
+    if has.correction and not (name := shards.correction_name(model)).startswith("mlp."):
+        yield name, Place(f"mlp.{shards.CORRECTION}", Span(0, has.count), (has.count,))
+
+
+def _interleaved(
+    e: int, modules: tuple[str, str, str], has: ExpertsConfig, hidden: int
+) -> Iterator[tuple[str, Place]]:
+    """Of an expert of gpt-oss: matrices transposed, gate and up in turn."""
+    stack, both, (gate, up, down) = "mlp.experts", 2 * has.width, modules
+    for module, first in ((gate, 0), (up, 1)):
+        rows = Span(first, both)
+        shape = (has.count, hidden, both)
+        yield f"{module}.weight", Place(f"{stack}.gate_up_proj", rows, shape, e, 2, True)
+        yield f"{module}.bias", Place(f"{stack}.gate_up_proj_bias", rows, (has.count, both), e, 2)
+    rows, shape = Span(0, hidden), (has.count, has.width, hidden)
+    yield f"{down}.weight", Place(f"{stack}.down_proj", rows, shape, e, transposed=True)
+    yield f"{down}.bias", Place(f"{stack}.down_proj_bias", rows, (has.count, hidden), e)
 
 
 def whole_stacks(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:

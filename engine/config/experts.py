@@ -21,8 +21,8 @@ class ExpertsConfig:
     choice alone (a bias of the checkpoint); where there are several `groups`, from the `top_groups` best ones, by the
     sum of each one's `group_best` best scores. What it gives is multiplied by its score, of `renormalised` scores by
     its share in the chosen ones' sum, times `factor`. `shared_width`: of the expert to which every token goes (0:
-    none), times the sigmoid of a logit where it is `shared_gated`. `wide`: router and scores stay in float32 whatever
-    the model's dtype; `wide_weights`: the scores alone.
+    none), times the sigmoid of a logit where it is `shared_gated`. `biased`: the router and the experts have biases.
+    `wide`: router and scores stay in float32 whatever the model's dtype; `wide_weights`: the scores alone.
     """
 
     count: int
@@ -38,6 +38,7 @@ class ExpertsConfig:
     factor: float = 1.0
     shared_width: int = 0
     shared_gated: bool = False
+    biased: bool = False
     wide: bool = False
     wide_weights: bool = False
 

@@ -35,12 +35,26 @@ Family = Literal[
     "deepseek_v2",
     "deepseek_v3",
     "glm4_moe_lite",
+    "gpt_oss",
+    "minimax_m2",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
 NormForm = Literal["rms", "wide", "plus_one", "layer"]
 #: The activation of the MLP's gate; GELU exact, or by a tanh.
 Activation = Literal["silu", "gelu", "gelu_tanh"]
+
+
+@dataclass(frozen=True, slots=True)
+class ClampedSwiGLU:
+    """The gate of gpt-oss: x · sigmoid(slope · x) of gate cut off above `limit`, times 1 + up within ±limit."""
+
+    limit: float
+    slope: float
+
+
+#: What is made of gate and up: an activation of the gate times up, or that.
+Gating = Activation | ClampedSwiGLU
 #: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those of that
 #: type.
 Windows = Literal["none", "all", "all_switched", "switched", "typed"]
@@ -277,6 +291,45 @@ def _after_dense(fields: Fields, dense: int) -> tuple[bool, ...]:
     return tuple(i >= dense for i in range(fields.size("num_hidden_layers")))
 
 
+def _gpt_oss(fields: Fields) -> Own:
+    """Experts with biases behind a clamped SwiGLU, and a sink of each head in the softmax (arXiv:2508.10925). A softmax
+    over the chosen experts' logits is each one's share of their sum."""
+    experts = ExpertsConfig(
+        expert_count(fields, ("num_local_experts", "num_experts")),
+        fields.size("num_experts_per_tok", 4),
+        fields.size("intermediate_size"),
+        _every_layer(fields),
+        biased=True,
+    )
+    limit, slope = (
+        fields.number(f"swiglu_{key}", default, above=0.0)
+        for key, default in (("limit", 7.0), ("alpha", 1.702))
+    )
+    bias = fields.flag("attention_bias", True)
+    return {
+        "norm": "wide",
+        "qkv_bias": bias,
+        "o_bias": bias,
+        "sinks": True,
+        "clamp": ClampedSwiGLU(limit, slope),
+        "experts": experts,
+    }
+
+
+def _minimax_m2(fields: Fields) -> Own:
+    """Sigmoids, of which a bias corrects the choice; norms over all heads of q and k (arXiv:2506.13585)."""
+    experts = ExpertsConfig(
+        expert_count(fields, ("num_local_experts", "num_experts")),
+        fields.size("num_experts_per_tok", 8),
+        fields.size("intermediate_size"),
+        _every_layer(fields),
+        scores="sigmoid",
+        correction=True,
+        wide_weights=True,
+    )
+    return {"qk_norm": True, "qk_norm_whole": True, "experts": experts}
+
+
 def _every_layer(fields: Fields) -> tuple[bool, ...]:
     return (True,) * fields.size("num_hidden_layers")
 
@@ -288,7 +341,7 @@ class FamilyRules:
     must be stated; `activation`: its key and value; `full_every`: so many layers, the last of which sees everything;
     `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
-    rotate; `latent`: how keys and values are made from latents."""
+    rotate; `latent`: how keys and values are made from latents; `rope`: the rotary parameters."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -306,6 +359,7 @@ class FamilyRules:
     partial_rotary: float | None = None
     unrotated_every: int | None = None
     latent: Callable[[Fields], LatentConfig] | None = None
+    rope: Mapping[str, Any] | None = None
 
 
 GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
@@ -346,5 +400,13 @@ RULES: Mapping[Family, FamilyRules] = {
     "deepseek_v3": FamilyRules(_deepseek_v3, 4096, latent=latent_of),
     "glm4_moe_lite": FamilyRules(
         _glm4_moe_lite, 202752, eps=1e-5, latent=partial(latent_of, plain_dim=192, value_dim=256, q_rank=768)
+    ),
+    "gpt_oss": FamilyRules(
+        _gpt_oss, 131072, eps=1e-5, own_kv_heads=True, theta=150_000.0, head_dim=64, windows="typed", window=128,
+        full_every=2, rope={"rope_type": "yarn", "factor": 32.0, "truncate": False,
+                            "original_max_position_embeddings": 4096},
+    ),
+    "minimax_m2": FamilyRules(
+        _minimax_m2, 196608, own_kv_heads=True, theta=5e6, head_dim=128, partial_rotary=1.0
     ),
 }  # fmt: skip

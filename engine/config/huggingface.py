@@ -20,7 +20,13 @@ ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_p
 
 def refuse_unsupported(fields: Fields) -> None:
     """Features that would silently change the numbers."""
-    if "quantization_config" in fields:
+    if (quantised := fields.object("quantization_config")) is not None:
+        if quantised.data.get("quant_method") == "mxfp4":
+            raise fields.error(
+                "quantization_config",
+                "experts in MXFP4 blocks are not supported; write them as bfloat16 first (transformers' "
+                "Mxfp4Config(dequantize=True))",
+            )
         raise fields.error(
             "quantization_config", "quantised weights are not supported; use the original ones"
         )

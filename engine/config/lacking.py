@@ -36,8 +36,8 @@ _SHOWN_BY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: What no key shows -> the families that have it, by their names here and there.
 _HAD_BY: dict[str, tuple[str, ...]] = {
-    "attention sinks": ("gpt_oss", "gpt-oss"),
-    "a clamped activation": ("gpt_oss", "gpt-oss"),
+    "attention sinks": ("gpt-oss",),
+    "a clamped activation": ("gpt-oss",),
     "norms without weights": ("olmo",),
     "gated attention": ("qwen3_next", "qwen3next", "qwen3_5_text", "qwen3_5_moe_text", "qwen35", "qwen35moe"),
     "a recurrent state": ("rwkv", "rwkv6", "rwkv7"),

@@ -10,7 +10,15 @@ from typing import Literal, get_args
 
 from lockstep.engine.config import huggingface
 from lockstep.engine.config.experts import ExpertsConfig
-from lockstep.engine.config.families import FAMILIES, RULES, Activation, Family, NormForm
+from lockstep.engine.config.families import (
+    FAMILIES,
+    RULES,
+    Activation,
+    ClampedSwiGLU,
+    Family,
+    Gating,
+    NormForm,
+)
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
@@ -59,8 +67,10 @@ class ModelConfig:
     activation: Activation = "silu"
     gated: bool = True  # the MLP: activation(gate) * up, else activation(up)
     latent: LatentConfig | None = None  # keys and values of all heads from one latent
+    clamp: ClampedSwiGLU | None = None  # in the activation's place
     experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
     score_scale: float | None = None  # None: 1 / sqrt(head_dim)
+    sinks: bool = False  # each head's own term in the softmax's sum
     score_cap: float = 0.0  # of scores, and of logits: cap * tanh(x / cap); 0: none
     logit_cap: float = 0.0
     embedding_multiplier: float = 1.0
@@ -99,6 +109,16 @@ class ModelConfig:
     def norm_bias(self) -> bool:
         """Whether the norms of the stream have biases."""
         return self.norm == "layer"
+
+    @property
+    def gating(self) -> Gating:
+        """What is made of gate and up."""
+        return self.activation if self.clamp is None else self.clamp
+
+    @property
+    def expert_bias(self) -> bool:
+        """Whether the router and the experts have biases."""
+        return self.experts is not None and self.experts.biased
 
     @property
     def rotary_dim(self) -> int:

@@ -71,7 +71,8 @@ def ropes_from_hf(
         rotated = _rotated(config, len(types), rules.unrotated_every)
         return (rope,) if all(rotated) else (rope, *(rope if one else None for one in rotated))
     if rules.local_theta is None:
-        return (_rope(config, _parameters(config), rules.theta, max_position, dim),)
+        assumed = Fields(rules.rope or {}, config.where)
+        return (_rope(config, _parameters(config, assumed), rules.theta, max_position, dim),)
     stated, scaling = config.object("rope_parameters"), config.object("rope_scaling")
     full, sliding = (
         {} if stated is None or (one := stated.object(kind)) is None else dict(one.data)
@@ -114,17 +115,21 @@ def rotary_dim(config: Fields, head_dim: int, share: float | None) -> int | None
                 )
         return None
     one = fields if key in fields else config
+    if "rotary_dim" in config and key not in one:  # as MiniMax-M2 states it
+        share = config.size("rotary_dim") / head_dim
     size = int(head_dim * one.number(key, share, above=0.0))
     if size % 2 or not 0 < size <= head_dim:
         raise one.error(key, f"{size} of {head_dim} channels: expected an even number of them, at most all")
     return None if size == head_dim else size
 
 
-def _parameters(config: Fields) -> Fields:
+def _parameters(config: Fields, assumed: Fields | None = None) -> Fields:
     fields = config.object("rope_scaling")
     if fields is None or not fields.data:
         fields = config.object("rope_parameters")
-    return Fields({}, config.where) if fields is None else fields
+    if fields is None:
+        return Fields({}, config.where) if assumed is None else assumed
+    return fields
 
 
 def _rope(config: Fields, fields: Fields, default: float, max_position: int, dim: int) -> Rope:

@@ -24,6 +24,7 @@ from lockstep.engine.faults import (
     rope_angles,
     scores,
     sharding,
+    sinks,
     stream,
 )
 from lockstep.engine.faults.fault import Fault
@@ -39,6 +40,7 @@ FAULTS: tuple[Fault, ...] = (
     *grouped_query.FAULTS,
     *scores.FAULTS,
     *latent.FAULTS,
+    *sinks.FAULTS,
     *sharding.FAULTS,
     *norm.FAULTS,
     *mlp.FAULTS,

@@ -91,6 +91,37 @@ def without_last(ids: Tensor, held: Span) -> Tensor:
     return ids.masked_fill(ids == held.stop - 1, -1)
 
 
+def exchanged(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """The stack is read as up, gate."""
+    return up, gate
+
+
+def halves_of_turns(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows of gate and up lie in turn, and are read as halves."""
+    from torch import stack
+
+    first, second = stack((gate, up), -1).flatten(-2).chunk(2, -1)
+    return first, second
+
+
+def turns_of_halves(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """Gate lies before up, and their rows are read in turn."""
+    from torch import cat
+
+    both = cat((gate, up), -1)
+    return both[..., ::2], both[..., 1::2]
+
+
+def without_bias(term: Tensor, bias: Tensor, first: bool) -> Tensor:
+    """The experts' down has no bias."""
+    return term
+
+
+def bias_of_every_rank(term: Tensor, bias: Tensor, first: bool) -> Tensor:
+    """Each rank that shares an expert adds down's bias to its term."""
+    return term + bias
+
+
 def unweighted(outputs: Tensor, weights: Tensor) -> Tensor:
     """Each expert counts once."""
     return outputs.float().sum(1).to(outputs.dtype)
@@ -156,6 +187,10 @@ _GATED = _with(lambda has: has.shared_gated, "the model has no shared expert wit
 _IN_GROUPS = _with(lambda has: has.groups > 1, "the model's experts have no groups")
 _SHARED_EXPERT = _with(lambda has: has.shared_width > 0, "the model has no shared expert")
 _EXPERTS = _with(lambda has: True, "")
+_BIASED = _with(lambda has: has.biased, "the model's experts have no biases")
+_UNBIASED = _with(lambda has: not has.biased, "gate and up of the model's experts lie in turn")
+_STACK = {"seam": "expert_gate_up", "correct": "own", "first_tap": "layers.*.mlp.experts.gate"}
+_BIAS = {"seam": "expert_bias", "correct": "once", "first_tap": "layers.*.mlp.experts.down"}
 
 FAULTS = (
     _fault(
@@ -209,6 +244,26 @@ FAULTS = (
     _fault(
         _ROWS, "without_last", without_last, _EXPERTS, "a rank's last expert lost",
         "tokens of one expert lack its part of the sum",
+    ),
+    _fault(
+        _STACK, "exchanged", exchanged, _EXPERTS, "the experts' stack read as up, gate",
+        "gate is what up should be, and the reverse",
+    ),
+    _fault(
+        _STACK, "halves", halves_of_turns, _BIASED, "gate and up, which lie in turn, read as halves",
+        "half of gate's columns are up's", "NVIDIA/Megatron-LM#5844",
+    ),
+    _fault(
+        _STACK, "in_turn", turns_of_halves, _UNBIASED, "gate and up, which lie one behind the other, read in turn",
+        "gate and up have every other column of both",
+    ),
+    _fault(
+        _BIAS, "missing", without_bias, _BIASED, "the bias of the experts' down left out",
+        "what an expert gives lacks the same vector for every token",
+    ),
+    _fault(
+        _BIAS, "on_every_rank", bias_of_every_rank, all_of(several_ranks, _BIASED),
+        "the bias of the experts' down added on every rank", "the bias counts tp times",
     ),
     _fault(
         {"seam": "combine", "correct": "weighted", "first_tap": "layers.*.mlp.combine.partial"}, "unweighted",

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.fault import Fault
 from lockstep.engine.faults.needs import own_kv, several_heads
+from lockstep.engine.faults.sinks import no_sinks
 
 if TYPE_CHECKING:
     import torch
@@ -199,6 +200,7 @@ FAULTS = (
         first_tap="layers.*.attn.probs",
         symptom="probabilities are right to two or three digits and do not add up to one",
         patch={"softmax": half_precision_softmax},
+        needs=no_sinks,
     ),
     Fault(
         id="softmax-plus-one",
@@ -211,6 +213,7 @@ FAULTS = (
         first_tap="layers.*.attn.probs",
         symptom="the probabilities of a row add up to less than one",
         patch={"softmax": softmax_plus_one},
+        needs=no_sinks,
     ),
     Fault(
         id="heads-merged-wrong",

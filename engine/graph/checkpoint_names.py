@@ -6,6 +6,13 @@ from collections.abc import Mapping
 
 from lockstep.engine.config import Family
 
+_MIXTRAL = {
+    "mlp.router": "block_sparse_moe.gate",
+    **{
+        f"mlp.experts.{ours}": f"block_sparse_moe.experts.{{}}.{theirs}"
+        for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
+}
 _BEHIND = {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
 _GEMMA = {**_BEHIND, "mlp_norm": "pre_feedforward_layernorm"}
 _SHARED_EXPERTS = {f"mlp.shared.{one}": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")}
@@ -15,13 +22,9 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo3": _BEHIND,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
-    "mixtral": {
-        "mlp.router": "block_sparse_moe.gate",
-        **{
-            f"mlp.experts.{ours}": f"block_sparse_moe.experts.{{}}.{theirs}"
-            for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
-        },
-    },
+    "mixtral": _MIXTRAL,
+    "minimax_m2": {**_MIXTRAL, "mlp.topk_ids": "block_sparse_moe"},
+    "gpt_oss": {"mlp.router": "mlp.router"},
     "glm4_moe": _SHARED_EXPERTS,
     "deepseek_v2": _SHARED_EXPERTS,
     "deepseek_v3": _SHARED_EXPERTS,

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from lockstep.engine.graph.operation import Operation
 
-#: The router, and what chooses by it.
+#: The router, and what chooses by it: perhaps by a correction, the router's or that of the module at the choice.
 _ROUTING = (
-    Operation("mlp.router", "linear", {"x": "mlp_norm"}, "experts", module="mlp.gate", part="experts"),
+    Operation(
+        "mlp.router", "linear", {"x": "mlp_norm"}, "experts", module="mlp.gate", bias="expert_bias", part="experts"
+    ),
     Operation("mlp.topk_ids", "choice", {"logits": "mlp.router"}, "slots", part="experts"),
     Operation(
         "mlp.topk_weights", "choice_weights", {"logits": "mlp.router", "ids": "mlp.topk_ids"}, "slots",
@@ -22,7 +24,8 @@ _CHOSEN = (
     *(
         Operation(
             f"mlp.experts.{one}", "experts", {"x": "mlp_norm", "ids": "mlp.topk_ids"}, "expert", "slots",
-            module=f"mlp.experts.{{}}.{one}_proj", part="experts", unless=("ungated",) if one == "gate" else (),
+            module=f"mlp.experts.{{}}.{one}_proj", bias="expert_bias", part="experts",
+            unless=("ungated",) if one == "gate" else (),
         )
         for one in ("gate", "up")
     ),
@@ -32,7 +35,7 @@ _CHOSEN = (
     ),
     Operation(
         "mlp.experts.down", "experts", {"x": "mlp.experts.act", "ids": "mlp.topk_ids"}, form="slots",
-        module="mlp.experts.{}.down_proj", summed=True, part="experts",
+        module="mlp.experts.{}.down_proj", bias="expert_bias", summed=True, part="experts",
     ),
 )  # fmt: skip
 _SHARED = (

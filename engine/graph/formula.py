@@ -115,6 +115,23 @@ def _softmax(scores: Array) -> Array:
         return np.asarray(weights / weights.sum(-1, keepdims=True))
 
 
+def softmax_beside(scores: Array, sinks: Array) -> Array:
+    """The same of scores [heads, T, K] with one term more in each head's sum, exp of its sink [heads]
+    (arXiv:2309.17453)."""
+    beside = np.broadcast_to(sinks.reshape(-1, 1, 1), (*scores.shape[:-1], 1))
+    return _softmax(np.concatenate([scores, beside], -1))[..., :-1]
+
+
+def swish(x: Array, slope: float = 1.0) -> Array:
+    """x · σ(slope · x)."""
+    return np.asarray(x * routing.sigmoid(slope * x))
+
+
+def clamped_within(x: Array, limit: float) -> Array:
+    """x within ±limit."""
+    return np.clip(x, -abs(limit), abs(limit))
+
+
 def _weigh(probs: Array, v: Array) -> Array:
     """probs [heads, T, K], v [K, kv_heads, D] -> [T, heads * D]."""
     out = np.einsum("htk,khd->thd", probs, expand(v, len(probs)), optimize=True)
@@ -133,6 +150,9 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
+    "swish": swish,
+    "clamped_above": np.minimum,
+    "clamped_within": clamped_within,
     "tanh": np.tanh,
     "product": product,
     "rotate": rotate,
@@ -148,6 +168,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "dot": _dot,
     "where": lambda allowed, scores: np.where(allowed, scores, -np.inf),
     "softmax": _softmax,
+    "softmax_beside": softmax_beside,
     "weigh": _weigh,
     "row": lambda weight, token: weight[token].astype(np.float64),
     "sigmoid": routing.sigmoid,
@@ -155,6 +176,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "taken": routing.taken,
     "shares": routing.shares,
     "routed": routing.routed,
+    "added_to_rows": routing.added_to_rows,
     "weighed_sum": routing.weighed_sum,
 }
 
@@ -173,6 +195,12 @@ LAYER_NORM = _of("add", _of("multiply", _of("divide", CENTRED, _DEVIATION), _WEI
 #: The same by the mean over all ranks' channels.
 NORMALISED_WHOLE = _of(
     "divide", _X, _of("root", _of("add", _of("mean", _of("square", Node("whole"))), Node("eps")))
+)
+#: The clamped SwiGLU of gpt-oss (arXiv:2508.10925).
+CLAMPED_SWIGLU = _of(
+    "multiply",
+    _of("swish", _of("clamped_above", Node("gate"), Node("limit")), Node("slope")),
+    _of("add", _of("clamped_within", Node("up"), Node("limit")), Node("1")),
 )
 _LINEAR = _of("add", _of("product", _X, _WEIGHT), _BIAS)
 #: Scores before the mask.
@@ -236,7 +264,13 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
             )
         case "scores":
             return _of("where", Node("allowed"), _capped(SCALED, "score_cap", model.score_cap))
+        case "softmax" if model.sinks:
+            return _of("softmax_beside", Node("scores"), Node("sinks"))
+        case "experts" if model.expert_bias:
+            return _of("added_to_rows", usual, _BIAS, Node("ids"))
         case "activation":
+            if model.clamp is not None:
+                return CLAMPED_SWIGLU
             if not model.gated:
                 return _of(model.activation, Node("up"))
             return _of("multiply", _of(model.activation, Node("gate")), Node("up"))
@@ -310,17 +344,19 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
         "logit_divisor",
         "scale",
     )
-    routing: dict[str, float] = {}
+    more: dict[str, float] = {}
     if (experts := model.experts) is not None:
-        routing = {"top_k": experts.top_k, "groups": experts.groups, "top_groups": experts.top_groups}
-        routing["routed_factor"], routing["group_best"] = experts.factor, experts.group_best
+        more = {"top_k": experts.top_k, "groups": experts.groups, "top_groups": experts.top_groups}
+        more["routed_factor"], more["group_best"] = experts.factor, experts.group_best
     if (latent := model.latent) is not None:
-        routing |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
+        more |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
+    if (clamp := model.clamp) is not None:
+        more |= {"limit": clamp.limit, "slope": clamp.slope}
     return {
         "1": 1.0,
         "eps": eps_of(operation, model),
         **{name: getattr(model, name) for name in names},
-        **routing,
+        **more,
     }
 
 

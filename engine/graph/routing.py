@@ -60,6 +60,14 @@ def routed(x: Array, weight: Mapping[int, NDArray[Any]], ids: Array) -> Array:
     return out
 
 
+def added_to_rows(x: Array, bias: Mapping[int, NDArray[Any]], ids: Array) -> Array:
+    """x [N, S, out] with the vectors [out] of the experts `ids` [N, S]; of those that `bias` lacks as they are."""
+    out = x.copy()
+    for expert, vector in bias.items():
+        out[ids == expert] += vector.astype(np.float64)
+    return out
+
+
 def weighed_sum(x: Array, weights: Array) -> Array:
     """The sum over S of x [N, S, H] times weights [N, S]: [N, H]."""
     return np.asarray(np.einsum("nsh,ns->nh", x, weights, optimize=True))

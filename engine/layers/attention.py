@@ -96,6 +96,8 @@ class StepInputs:
 class Attention:
     """One layer's attention over this rank's heads."""
 
+    sinks: Tensor | None = None  # [heads], of models that have them
+
     def __init__(
         self,
         layer: int,
@@ -103,10 +105,12 @@ class Attention:
         qkv: QKVParallelLinear,
         o_proj: RowParallelLinear,
         qk_norm: QKNorm | None,
+        sinks: Tensor | None,
         page_size: int,
     ) -> None:
         self.qkv, self.qk_norm = qkv, qk_norm
         self._take(layer, model, o_proj, page_size)
+        self.sinks = sinks
 
     def _take(self, layer: int, model: ModelConfig, o_proj: RowParallelLinear, page_size: int) -> None:
         self.layer, self.model, self.o_proj, self.page_size = layer, model, o_proj, page_size
@@ -121,7 +125,8 @@ class Attention:
         params = self.qkv.parameters() | self.o_proj.parameters()
         if self.qk_norm is not None:
             params |= self.qk_norm.parameters()
-        return params
+        sinks = {} if self.sinks is None else {f"model.layers.{self.layer}.{shards.SINKS}": self.sinks}
+        return params | sinks
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
@@ -136,11 +141,11 @@ class Attention:
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
         self.tap_context = wiring.tap("attn.context")
         inside = self.tap_scores or self.tap_probs or wiring.rules.softmax is not CORRECT.softmax
-        self.explicit = bool(inside or self.cap)  # no kernel has the cap
+        self.explicit = bool(inside or self.cap or self.sinks is not None)  # no kernel has the last two
         by_hand = self.explicit or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
         #: Why the paged kernel is not used and rows are gathered for SDPA; None: it is used.
-        self.unpaged = ("scores have a cap" if self.cap else "a tap is on") if by_hand else paged_attention.refusal(
+        self.unpaged = self._by_hand() if by_hand else paged_attention.refusal(
             wiring.rules, device=weight.device, dtype=weight.dtype, heads=self.heads, kv_heads=self.kv_heads,
             head_dim=self.head_dim, page=self.page_size,
         )  # fmt: skip
@@ -151,6 +156,11 @@ class Attention:
             self.qk_norm.bind(wiring)
         names = ("q_proj", "k_proj", "v_proj")
         self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
+
+    def _by_hand(self) -> str:
+        if self.sinks is not None:
+            return "the softmax has sinks"
+        return "scores have a cap" if self.cap else "a tap is on"
 
     def __call__(
         self, x: Tensor, batch: Batch, rope: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
@@ -255,7 +265,7 @@ class Attention:
         """[kv_heads, group, T, D]."""
         scores, tiling = _seen(self.tap_scores, one, one.tiling, -math.inf, partial(self._scores, one))
         probs, tiling = _seen(
-            self.tap_probs, one, tiling, 0.0, lambda tile: self.rules.softmax(scores(tile), one.q.dtype)
+            self.tap_probs, one, tiling, 0.0, lambda tile: self._softmax(scores(tile), tile, one.q.dtype)
         )
         out = one.q.new_empty(*one.q.shape[:-1], one.v.shape[-1])
         for tile in tiling:
@@ -264,6 +274,12 @@ class Attention:
             weighed = part.reshape(len(v), v.shape[1], -1, part.shape[-1]) @ v
             out[tile.heads, :, tile.rows] = weighed.view(*part.shape[:3], -1)
         return out
+
+    def _softmax(self, scores: Tensor, tile: Tile, dtype: torch.dtype) -> Tensor:
+        if self.sinks is None:
+            return self.rules.softmax(scores, dtype)
+        sinks = self.sinks.view(self.kv_heads, -1, 1, 1)[tile.heads]
+        return self.rules.sinks(scores, sinks, dtype)
 
     def _scores(self, one: _Sequence, tile: Tile) -> Tensor:
         """Scaled and masked, [h, group, t, k]. Query heads that share a KV head are rows of one product, so that the

@@ -7,56 +7,80 @@ both together. Rows of a token's experts are in the order of the experts' number
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import NamedTuple
 
 from torch import Tensor
 
 from lockstep.engine.config.experts import ExpertsConfig
-from lockstep.engine.config.families import Activation
+from lockstep.engine.config.families import Gating
 from lockstep.engine.layers.linear import MergedColumnParallelLinear
 from lockstep.engine.layers.weight import KeptTensor, Store
 from lockstep.engine.layers.wiring import Wiring
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.parallel.shards import CORRECTION, Span
+from lockstep.engine.parallel.shards import Span
+
+
+class Biases(NamedTuple):
+    """Of an expert: whether it has any, whether the rank holds that of down, and whether it is the one to add it to its
+    term of the sum."""
+
+    there: bool
+    held: bool
+    added: bool
+
+
+NO_BIASES = Biases(False, False, False)
 
 
 class Router:
     """The logits of every expert, and the bias that corrects the choice. In float32 where the model's is."""
 
-    def __init__(self, module: str, hidden: int, experts: ExpertsConfig, store: Store) -> None:
+    def __init__(
+        self, module: str, correction: str, hidden: int, experts: ExpertsConfig, store: Store
+    ) -> None:
+        """`correction`: the name of what corrects the choice."""
         self.name, self.experts, self.hidden_size = module, experts, hidden
+        self.correction_name = correction
         self.store = store.wide() if experts.wide else store
         self.weight = self.store.matrix([f"{module}.weight"], [experts.count], hidden)
+        self.bias = self.store.bias(experts.count) if experts.biased else None
         self.correction = self.store.vector(experts.count) if experts.correction else None
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> the weight, and the bias."""
         found: dict[str, Tensor | KeptTensor] = {**self.weight.parts()}
-        return found if self.correction is None else found | {f"{self.name}.{CORRECTION}": self.correction}
+        if self.bias is not None:
+            found[f"{self.name}.bias"] = self.bias
+        return found if self.correction is None else found | {self.correction_name: self.correction}
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.weight.product(x.to(self.store.dtype))  # [T, E]
+        return self.weight.product(x.to(self.store.dtype), self.bias)  # [T, E]
 
 
 class Expert:
     """One MLP's matrices, of which a rank has `features`: none of them where another rank has the expert."""
 
-    def __init__(self, names: Sequence[str], features: Span, hidden: int, store: Store) -> None:
+    def __init__(
+        self, names: Sequence[str], features: Span, hidden: int, store: Store, biases: Biases = NO_BIASES
+    ) -> None:
         """`names` of gate, up and down."""
         gate, up, down = names
-        self.gate_up = MergedColumnParallelLinear([gate, up], [features] * 2, hidden, False, store)
+        self.name = down
+        self.gate_up = MergedColumnParallelLinear([gate, up], [features] * 2, hidden, biases.there, store)
         self.down = store.matrix([f"{down}.weight"], [hidden], features.size)
+        self.bias = store.bias(hidden if biases.held else 0) if biases.there else None
+        self.adds_bias = biases.added
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
-        return {**self.gate_up.parameters(), **self.down.parts()}
+        found = {**self.gate_up.parameters(), **self.down.parts()}
+        return found if self.bias is None else found | {f"{self.name}.bias": self.bias}
 
 
 class SharedExpert:
     """The expert to which every token goes. `gate`: the matrix of one row of its own gate."""
 
-    def __init__(
-        self, expert: Expert, gate: MergedColumnParallelLinear | None, activation: Activation
-    ) -> None:
+    def __init__(self, expert: Expert, gate: MergedColumnParallelLinear | None, activation: Gating) -> None:
         self.expert, self.gate, self.activation = expert, gate, activation
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
@@ -101,7 +125,7 @@ class MixtureOfExperts:
         experts: Sequence[Expert],
         held: Span,
         shared: SharedExpert | None,
-        activation: Activation,
+        activation: Gating,
         comm: Comm,
     ) -> None:
         self.router, self.experts, self.held, self.shared = router, experts, held, shared
@@ -125,6 +149,7 @@ class MixtureOfExperts:
             rules.shared_expert,
         )
         self.act, self.reduce = rules.act, rules.reduce
+        self.gate_up, self.add_bias = rules.expert_gate_up, rules.expert_bias
         self.tap_router, self.tap_ids, self.tap_weights = (
             wiring.tap(f"mlp.{one}") for one in ("router", "topk_ids", "topk_weights")
         )
@@ -160,7 +185,7 @@ class MixtureOfExperts:
     def __call__(self, x: Tensor) -> Tensor:
         ids, weights = self.route(x)
         rows = self._rows(ids)
-        gate, up = self._products(x, ids, rows)
+        gate, up = self.gate_up(*self._products(x, ids, rows))
         if self.tap_gate:
             self.tap_gate(gate)
         if self.tap_up:
@@ -191,7 +216,7 @@ class MixtureOfExperts:
         packed = x.new_zeros(ids.numel(), sum(sizes))
         slots = ids.shape[1]
         for expert, at in rows:
-            packed[at] = expert.gate_up.weight.product(x[at // slots])
+            packed[at] = expert.gate_up.weight.product(x[at // slots], expert.gate_up.bias)
         return packed.view(*ids.shape, -1).split_with_sizes(sizes, -1)
 
     def _outputs(self, hidden: Tensor, rows: list[tuple[Expert, Tensor]]) -> Tensor:
@@ -199,5 +224,8 @@ class MixtureOfExperts:
         flat = hidden.flatten(0, 1)
         down = flat.new_zeros(len(flat), self.hidden_size)
         for expert, at in rows:
-            down[at] = expert.down.product(flat[at])
+            term = expert.down.product(flat[at])
+            if expert.bias is not None:
+                term = self.add_bias(term, expert.bias, expert.adds_bias)
+            down[at] = term
         return down.view(*hidden.shape[:2], -1)

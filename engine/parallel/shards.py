@@ -24,7 +24,7 @@ from typing import Protocol
 
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.errors import ConfigError
-from lockstep.engine.graph import STREAM, Operation, Width, operations_of
+from lockstep.engine.graph import STREAM, Operation, Width, operation_of, operations_of
 from lockstep.engine.graph.operation import WHOLE
 
 
@@ -130,6 +130,11 @@ def held_experts(model: ModelConfig, tp: int, rank: int, ep: int) -> Span:
     return even(model.experts.count, ep, rank // (tp // ep), "the number of experts")
 
 
+def is_first_of_group(tp: int, rank: int, ep: int) -> bool:
+    """Whether the rank is the first of those that share each of their experts."""
+    return rank % (tp // ep) == 0
+
+
 def expert_features(model: ModelConfig, tp: int, rank: int, ep: int, expert: int) -> Span:
     """The part of that expert's width that a rank computes: none where another group has it."""
     held = held_experts(model, tp, rank, ep)
@@ -139,7 +144,16 @@ def expert_features(model: ModelConfig, tp: int, rank: int, ep: int, expert: int
 
 #: The bias of a router by which experts are chosen, and no more.
 CORRECTION = "e_score_correction_bias"
+#: What each head's softmax has in its sum beside the keys.
+SINKS = "self_attn.sinks"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)", re.ASCII)
+
+
+def correction_name(model: ModelConfig) -> str:
+    """The correction's name within the layer."""
+    found = (operation_of(model, tap) for tap in ("mlp.topk_ids", "mlp.router"))
+    module = next(one.module for one in found if one is not None and one.module)
+    return f"{module}.{CORRECTION}"
 
 
 def layer_of_parameter(name: str) -> int | None:
@@ -159,6 +173,7 @@ def size_of(width: Width, model: ModelConfig) -> int:
         "vocab": model.vocab_size,
         "one": 1,
         **_latent_sizes(model),
+        "head": model.num_heads,
         **(
             {}
             if (has := model.experts) is None
@@ -189,6 +204,8 @@ def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
     match width:
         case "heads" | "value_heads" | "expanded_heads":
             return heads(model, tp, rank).scaled(size_of(width, model) // model.num_heads)
+        case "head":
+            return heads(model, tp, rank)
         case "kv_heads":
             return kv_heads(model, tp, rank).scaled(model.head_dim)
         case "intermediate" | "expert" | "shared_expert":
@@ -214,7 +231,6 @@ class _Parameter:
 def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
     """Those of a layer that has all there is."""
     found: dict[str, _Parameter] = {}
-    modules: dict[str, str] = {}
     widths: dict[str, Width] = {STREAM: "hidden"}
     for one in operations_of(model):
         widths[one.tap], rows = one.width, size_of(one.width, model)
@@ -226,29 +242,30 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
                 found[f"{one.module}.bias"] = _Parameter((size,))
             continue
         split = 0 if one.sharded else None
-        modules[one.tap] = one.module
         if one.kind == "choice" and model.experts is not None and model.experts.correction:
-            found[f"{modules[one.inputs['logits']]}.{CORRECTION}"] = _Parameter((model.experts.count,))
+            found[correction_name(model)] = _Parameter((model.experts.count,))
+        if one.kind == "softmax" and model.sinks:
+            found[SINKS] = _Parameter((model.num_heads,), 0, "head")
         if one.kind in ("linear", "experts"):
             read = widths[one.inputs["x"]]
             whole = read in WHOLE
             shape = rows, size_of(read, model)
             matrix = _Parameter(shape, split if whole else 1, one.width if whole else read)
-            found |= dict(_matrices(one, matrix, model))
+            found |= dict(_of_each(one, "weight", matrix, model))
         if one.bias and getattr(model, one.bias):
-            found[f"{one.module}.bias"] = _Parameter((rows,), split, one.width)
+            found |= dict(_of_each(one, "bias", _Parameter((rows,), split, one.width), model))
     return found
 
 
-def _matrices(
-    operation: Operation, whole: _Parameter, model: ModelConfig
+def _of_each(
+    operation: Operation, kind: str, whole: _Parameter, model: ModelConfig
 ) -> Iterator[tuple[str, _Parameter]]:
-    """The matrix of a product, or those of all experts, by their names."""
-    if operation.kind == "linear" or model.experts is None:
-        yield f"{operation.module}.weight", whole
+    """The weight or bias of a product, or those of all experts, by their names."""
+    if operation.kind != "experts" or model.experts is None:
+        yield f"{operation.module}.{kind}", whole
         return
     for expert in range(model.experts.count):
-        yield f"{operation.module.format(expert)}.weight", replace(whole, expert=expert)
+        yield f"{operation.module.format(expert)}.{kind}", replace(whole, expert=expert)
 
 
 def layer_parameters(model: ModelConfig, layer: int = 0) -> dict[str, tuple[int, ...]]:
@@ -292,10 +309,14 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shar
     if match is None or int(match.group(1)) >= model.num_layers:
         raise KeyError(name)
     one = _layer_parameters(model.of_layer(int(match.group(1))))[match.group(2)]
+    if one.expert is not None and one.dim is not None:
+        return Shard(one.shape, one.dim, expert_features(model, tp, rank, ep, one.expert))
+    if one.expert is not None:
+        held = held_experts(model, tp, rank, ep)
+        there = held.start <= one.expert < held.stop
+        return Shard(one.shape, 0, Span(0, one.shape[0] if there else 0))
     if one.dim is None:
         return _whole(one.shape, tp)
-    if one.expert is not None:
-        return Shard(one.shape, one.dim, expert_features(model, tp, rank, ep, one.expert))
     replicas = kv_replicas(model, tp) if one.width == "kv_heads" else 1
     return Shard(one.shape, one.dim, span_of(one.width, model, tp, rank), replicas)
 

@@ -16,7 +16,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.checkpoint.block_types import BlockType
 from lockstep.engine.checkpoint.gguf.source import decode
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.config.families import Activation
+from lockstep.engine.config.families import Activation, ClampedSwiGLU, Gating
 from lockstep.engine.parallel.comm import Comm
 
 
@@ -60,6 +60,13 @@ def values_of(keys: Tensor, values: Tensor) -> Tensor:
 def softmax(scores: Tensor, dtype: torch.dtype) -> Tensor:
     """[..., K] -> [..., K], in float32 whatever the model's `dtype`."""
     return scores.float().softmax(-1).to(dtype)
+
+
+def softmax_beside(scores: Tensor, sinks: Tensor, dtype: torch.dtype) -> Tensor:
+    """The same of scores [h, group, t, K] with exp of each head's sink [h, group, 1, 1] as one term more in the sum, of
+    which nothing is weighed (arXiv:2309.17453)."""
+    beside = sinks.float().expand(*scores.shape[:-1], 1)
+    return torch.cat((scores.float(), beside), -1).softmax(-1)[..., :-1].to(dtype)
 
 
 def merge_heads(heads: Tensor) -> Tensor:
@@ -162,9 +169,19 @@ def share_kv_heads(kv: Tensor, kv_heads: int, group: int) -> Tensor:
     return kv.transpose(0, 1).unsqueeze(1)
 
 
-def act_and_mul(gate: Tensor, up: Tensor, activation: Activation) -> Tensor:
-    """SwiGLU, GEGLU (Shazeer 2020, arXiv:2002.05202): activation(gate) * up, each [T, intermediate]."""
-    return activated(gate, activation) * up
+def act_and_mul(gate: Tensor, up: Tensor, activation: Gating) -> Tensor:
+    """SwiGLU, GEGLU (Shazeer 2020, arXiv:2002.05202): activation(gate) * up, each [T, intermediate]; or clamped."""
+    if isinstance(activation, ClampedSwiGLU):
+        up = up.clamp(-activation.limit, activation.limit) + 1
+    return gated(gate, activation) * up
+
+
+def gated(gate: Tensor, activation: Gating) -> Tensor:
+    """What up is multiplied by."""
+    if isinstance(activation, ClampedSwiGLU):
+        gate = gate.clamp(max=activation.limit)
+        return gate * (gate * activation.slope).sigmoid()
+    return activated(gate, activation)
 
 
 def activated(x: Tensor, activation: Activation) -> Tensor:

@@ -55,6 +55,16 @@ def finished(taken: Tensor, experts: ExpertsConfig) -> Tensor:
     return taken if experts.factor == 1 else taken * experts.factor
 
 
+def as_stacked(gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+    """What counts as gate and up [T, S, I / tp] of the product with both matrices: each its own."""
+    return gate, up
+
+
+def bias_once(term: Tensor, bias: Tensor, first: bool) -> Tensor:
+    """A rank's term [N, H] of an expert's down, with its bias on the first of the ranks that share the expert."""
+    return term + bias if first else term
+
+
 def by_number(ids: Tensor, held: Span) -> Tensor:
     """Through which of the experts that the rank has (`held`) the rows of the experts `ids` [T * S] go: their own. The
     numbers of others are anything else."""

@@ -19,7 +19,7 @@ from lockstep.engine.checkpoint.gguf.names import RowOperation, operations
 from lockstep.engine.checkpoint.load import own_tensor
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
-from lockstep.engine.config.families import Activation, NormForm
+from lockstep.engine.config.families import Activation, Gating, NormForm
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import defaults, latent, routing
@@ -71,16 +71,19 @@ class Rules:
     scale: Callable[[ModelConfig], float] = defaults.softmax_scale
     soft_cap: Callable[[Tensor, float], Tensor] = defaults.capped
     softmax: Callable[[Tensor, torch.dtype], Tensor] = defaults.softmax
+    sinks: Callable[[Tensor, Tensor, torch.dtype], Tensor] = defaults.softmax_beside
     merge: Callable[[Tensor], Tensor] = defaults.merge_heads
     reduce: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     row_bias: Callable[[Tensor, Tensor, Comm], Tensor] = defaults.bias_once
     residual: Callable[[Tensor, Tensor], Tensor] = defaults.add_residual
     residual_factor: Callable[[ModelConfig], float] = defaults.residual_multiplier
-    act: Callable[[Tensor, Tensor, Activation], Tensor] = defaults.act_and_mul
+    act: Callable[[Tensor, Tensor, Gating], Tensor] = defaults.act_and_mul
     act_alone: Callable[[Tensor, Activation], Tensor] = defaults.activated
     router_scores: Callable[[Tensor, ExpertsConfig], Tensor] = routing.scores
     choice: Callable[[Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.best
     choice_weights: Callable[[Tensor, Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.weights
+    expert_gate_up: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = routing.as_stacked
+    expert_bias: Callable[[Tensor, Tensor, bool], Tensor] = routing.bias_once
     own_experts: Callable[[Tensor, shards.Span], Tensor] = routing.by_number
     combine: Callable[[Tensor, Tensor], Tensor] = routing.weighed_sum
     shared_expert: Callable[[Tensor, Tensor, Tensor | None, Comm], Tensor] = routing.with_shared

@@ -5,6 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
+from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
+    biases_of_experts,
+    other_experts,
+    other_matrix,
+)
 from lockstep.workbench.diagnosis.hypotheses.products.block_terms import block_terms
 from lockstep.workbench.diagnosis.hypotheses.products.logits import processed
 from lockstep.workbench.diagnosis.hypotheses.products.products import (
@@ -23,7 +28,7 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.parts import (
 from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.solved import combined_rotations, fitted_frequencies
-from lockstep.workbench.diagnosis.hypotheses.routing import other_experts, other_matrix, routing_edits
+from lockstep.workbench.diagnosis.hypotheses.routing import routing_edits
 from lockstep.workbench.diagnosis.hypotheses.rowwise import (
     EDITED,
     row_edit_pairs,
@@ -82,7 +87,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "choice": (routing_edits,),
     "choice_weights": (routing_edits,),
     "combine": (routing_edits,),
-    "experts": (other_matrix, other_experts),
+    "experts": (other_matrix, other_experts, biases_of_experts),
     "layer": (skipped,),
 }
 

@@ -13,14 +13,16 @@ from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.routing import ROUTED
-from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
+from lockstep.workbench.diagnosis.hypotheses.rowwise import CLAMP_NUMBERS, EDITED, known_edits
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
 from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
 
 #: The leaves that edits are tried with.
-_AT_HAND = frozenset({"x", "y", "gate", "up", "weight", "eps", "whole"})
+_AT_HAND = frozenset({"x", "y", "gate", "up", "weight", "eps", "whole", *CLAMP_NUMBERS})
+#: Operations whose banks know every form that models have of them.
+_ANY_FORM = (*ROUTED, "rope", "softmax", "weights")
 
 
 @dataclass(slots=True)
@@ -74,7 +76,7 @@ def _rounds(
     costs, the variants."""
     every = (
         stages(site.operation)
-        if site.plain or _edited(site) or site.operation in (*ROUTED, "rope")
+        if site.plain or _edited(site) or site.operation in _ANY_FORM
         else (EVERYWHERE,)
     )
     if edits and site.operation in (*EDITED, *PRODUCTS):

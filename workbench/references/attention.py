@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -49,15 +49,18 @@ def _eager_with_taps(
     attention_mask: Tensor | _MaskRows,
     scaling: float,
     softcap: float | None = None,
+    s_aux: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query [1, heads, T, D], key and value [1, kv_heads, K, D] -> context [1, T, heads, D], probs."""
+    """query [1, heads, T, D], key and value [1, kv_heads, K, D], sinks [heads] -> context [1, T, heads, D], probs."""
     listener = _listeners.get(id(module))
     keys, values = (_repeat_kv(kv, module.num_key_value_groups) for kv in (key, value))
     if isinstance(attention_mask, Tensor):
-        context, scores, probs = _whole(query, keys, values, attention_mask, scaling, softcap)
+        context, scores, probs = _whole(query, keys, values, attention_mask, Extras(scaling, softcap, s_aux))
     else:
-        context, scores, probs = _by_rows(query, keys, values, attention_mask, scaling, softcap)
+        context, scores, probs = _by_rows(
+            query, keys, values, attention_mask, Extras(scaling, softcap, s_aux)
+        )
     context = context.transpose(1, 2).contiguous()
     if listener is not None:
         seen: dict[str, Seen] = {
@@ -88,29 +91,47 @@ def _neighbours(x: Tensor, rotated: int) -> Tensor:
     return torch.cat((x[..., :-rotated], pairs), -1)
 
 
-def _softmax(
-    query: Tensor, keys: Tensor, mask: Tensor, scaling: float, softcap: float | None
-) -> tuple[Tensor, Tensor]:
+class Extras(NamedTuple):
+    """What a model's attention has beside queries, keys and values: sinks are [heads]."""
+
+    scaling: float
+    softcap: float | None
+    sinks: Tensor | None
+
+
+def _softmax(query: Tensor, keys: Tensor, mask: Tensor, extras: Extras) -> tuple[Tensor, Tensor]:
     """Scores and probabilities [1, heads, T, K]; `mask` is 0, or the dtype's most negative number where masked."""
-    scores = torch.matmul(query, keys.transpose(2, 3)) * scaling
-    if softcap is not None:
+    scores = torch.matmul(query, keys.transpose(2, 3)) * extras.scaling
+    if (softcap := extras.softcap) is not None:
         scores = torch.tanh(scores / softcap) * softcap
     scores = scores + mask
-    probs = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    if extras.sinks is None:
+        probs = nn.functional.softmax(scores, dim=-1, dtype=torch.float32).to(query.dtype)
+    else:
+        probs = _softmax_beside(scores, extras.sinks)
     # -inf where masked, as engines have it, and not float32's -3.4e38
     return scores.masked_fill_(mask != 0, -math.inf), probs
 
 
+def _softmax_beside(scores: Tensor, sinks: Tensor) -> Tensor:
+    """With one column more, of which nothing is weighed; the maximum is taken off in the scores' own dtype."""
+    beside = sinks.reshape(1, -1, 1, 1).expand(*scores.shape[:-1], 1)
+    combined = torch.cat([scores, beside], dim=-1)
+    combined = combined - combined.max(dim=-1, keepdim=True).values
+    probs = nn.functional.softmax(combined, dim=-1, dtype=combined.dtype)
+    return probs[..., :-1]
+
+
 def _whole(
-    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, scaling: float, softcap: float | None
+    query: Tensor, keys: Tensor, values: Tensor, mask: Tensor, extras: Extras
 ) -> tuple[Tensor, Seen, Seen]:
     """Context [1, heads, T, D], scores and probabilities."""
-    scores, probs = _softmax(query, keys, mask, scaling, softcap)
+    scores, probs = _softmax(query, keys, mask, extras)
     return torch.matmul(probs, values), scores[0], probs[0]
 
 
 def _by_rows(
-    query: Tensor, keys: Tensor, values: Tensor, mask: _MaskRows, scaling: float, softcap: float | None
+    query: Tensor, keys: Tensor, values: Tensor, mask: _MaskRows, extras: Extras
 ) -> tuple[Tensor, Seen, Seen]:
     """The same, some queries at a time."""
     (heads, new), count = query.shape[1:3], keys.shape[2]
@@ -121,7 +142,7 @@ def _by_rows(
     for start in range(0, new, size):
         rows = slice(start, min(start + size, new))
         bias = mask.rows(rows)
-        scores, probs = _softmax(query[:, :, rows], keys, bias, scaling, softcap)
+        scores, probs = _softmax(query[:, :, rows], keys, bias, extras)
         context[:, :, rows] = torch.matmul(probs, values)
         of_scores.tiles.add(scores[0], 0, start, 0)
         of_probs.tiles.add(probs[0], 0, start, 0)

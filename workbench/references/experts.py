@@ -43,15 +43,33 @@ def _eager_with_taps(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) 
     for expert in ids.unique().tolist():
         slots, tokens = torch.where((ids == expert).T)  # as transformers lists them: slot by slot
         at = (tokens, (ordered[tokens] == expert).nonzero()[:, 1])
-        gate, up = nn.functional.linear(hidden[tokens], module.gate_up_proj[expert]).chunk(2, dim=-1)
-        act = module.act_fn(gate) * up
-        down = nn.functional.linear(act, module.down_proj[expert])
+        gate_up = _product(module, "gate_up_proj", expert, hidden[tokens])
+        gate, up = _halves(module, gate_up)
+        act = module._apply_gate(gate_up)
+        down = _product(module, "down_proj", expert, act)
         for name, rows in (("gate", gate), ("up", up), ("act", act), ("down", down)):
             note(name, rows, at)
         total.index_add_(0, tokens, (down * weights[tokens, slots, None]).to(total.dtype))
     if listener is not None:
         listener(seen)
     return total
+
+
+def _product(module: Any, name: str, expert: int, x: Tensor) -> Tensor:
+    """x [N, in] through that matrix of an expert."""
+    matrix = getattr(module, name)[expert]
+    if not module.is_transposed:
+        return nn.functional.linear(x, matrix)
+    out: Tensor = x @ matrix
+    return out + getattr(module, f"{name}_bias")[expert] if module.has_bias else out
+
+
+def _halves(module: Any, gate_up: Tensor) -> tuple[Tensor, Tensor]:
+    """Gate and up of what the stacked matrix gives."""
+    if not module.is_concatenated:
+        return gate_up[..., ::2], gate_up[..., 1::2]
+    gate, up = gate_up.chunk(2, dim=-1)
+    return gate, up
 
 
 def register() -> str:

@@ -151,10 +151,11 @@ def _tap_experts(mlp: Any, name: str, see: See, stack: ExitStack) -> None:
         for tap, tensor in seen.items():
             see(f"{name}.experts.{tap}", tensor)
 
-    def on_sum(_module: nn.Module, _args: Any, output: Tensor) -> None:
-        see(f"{name}.combine", _unbatched(output))
+    def on_sum(_module: nn.Module, _args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+        see(f"{name}.combine", _unbatched(output if isinstance(output, Tensor) else output[0]))
 
-    stack.callback(mlp.gate.register_forward_hook(on_router).remove)
+    router = mlp.router if hasattr(mlp, "router") else mlp.gate
+    stack.callback(router.register_forward_hook(on_router).remove)
     stack.enter_context(hearing(mlp.experts, on_experts))
     stack.callback(mlp.register_forward_hook(on_sum).remove)
 

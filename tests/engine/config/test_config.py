@@ -81,6 +81,12 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "deepseek_v2": lambda config: {"neighbours": True},
     "deepseek_v3": lambda config: {"neighbours": config.rope_interleave},
     "glm4_moe_lite": lambda config: {"neighbours": config.rope_interleave},
+    "minimax_m2": lambda config: {"qk_norm_whole": True},
+    "gpt_oss": lambda config: {
+        "norm": "wide",
+        "sinks": True,
+        "clamp": {"limit": config.swiglu_limit, "slope": config.swiglu_alpha},
+    },
 }
 
 
@@ -89,7 +95,8 @@ def _experts(config: Any) -> dict[str, Any] | None:
     if not hasattr(config, "num_experts_per_tok"):
         return None
     dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
-    kind, sigmoid = config.model_type, config.model_type in ("glm4_moe", "glm4_moe_lite", "deepseek_v3")
+    kind = config.model_type
+    sigmoid = kind in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2")
     first = getattr(config, "first_k_dense_replace", 1 if kind == "glm4_moe_lite" else 0)
     grouped = getattr(config, "topk_method", "") != "greedy"
     width = getattr(config, "moe_intermediate_size", config.intermediate_size)
@@ -111,7 +118,8 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "factor": getattr(config, "routed_scaling_factor", 1.0),
         "shared_width": shared,
         "shared_gated": config.model_type == "qwen2_moe",
-        "wide": sigmoid or kind == "deepseek_v2",
+        "biased": kind == "gpt_oss",
+        "wide": (sigmoid and kind != "minimax_m2") or kind == "deepseek_v2",
         "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral"),
     }
 
@@ -131,7 +139,7 @@ def _latent(config: Any) -> dict[str, Any] | None:
     }
 
 
-_QK_NORM = ("qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe")
+_QK_NORM = ("qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2")
 
 
 def _rope(config: Any) -> dict[str, Any]:

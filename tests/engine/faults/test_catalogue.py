@@ -50,6 +50,7 @@ MODELS = {
     "gated-expert": ("qwen2_moe", {}),
     "renormalised": ("qwen3_moe", {}),
     "latent": ("deepseek_v3", {}),
+    "sinks": ("gpt_oss", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

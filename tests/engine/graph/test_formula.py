@@ -20,6 +20,7 @@ from lockstep.engine.graph import (
     operations_of,
 )  # fmt: skip
 from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of, numbers_of
+from lockstep.engine.parallel.shards import SINKS, correction_name
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23]  # longer than the windows
@@ -38,11 +39,12 @@ class Told:
         whole = name if layer is None else f"layers.{layer}.{name}"
         return self.found.tensor(whole).astype(np.float64)
 
-    def weight(self, module: str, model: ModelConfig) -> Any:
-        """A matrix or vector, or those of all experts."""
+    def weight(self, module: str, model: ModelConfig, kind: str = "weight") -> Any:
+        """A matrix or vector, or those of all experts; 0 where there is none."""
         if "{}" not in module or model.experts is None:
-            return self.weights.get(f"{module}.weight")
-        return {e: self.weights[f"{module.format(e)}.weight"] for e in range(model.experts.count)}
+            return self.weights.get(f"{module}.{kind}", 0.0)
+        names = {e: f"{module.format(e)}.{kind}" for e in range(model.experts.count)}
+        return {e: self.weights[name] for e, name in names.items() if name in self.weights}
 
     def given(self, operation: Operation, layer: int | None) -> dict[str, Any]:
         model, tokens = self.model.of_layer(layer), np.arange(len(PROMPT))
@@ -63,15 +65,17 @@ class Told:
             **numbers_of(model), "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
             "allowed": (apart >= 0) & (apart < window),
             "weight": self.weight(module, model),
-            "correction": self.weights.get(f"model.layers.{layer}.mlp.gate.e_score_correction_bias", 0.0),
-            "bias": self.weights.get(f"{module}.bias", 0.0) if operation.bias else 0.0,
+            "correction": 0.0 if operation.kind != "choice" or model.experts is None or not model.experts.correction
+            else self.weights[f"model.layers.{layer}.{correction_name(model)}"],
+            "sinks": self.weights.get(f"model.layers.{layer}.{SINKS}"),
+            "bias": self.weight(module, model, "bias") if operation.bias else 0.0,
             **reads, "whole": reads.get("x"),
         }  # fmt: skip
 
 
 NAMES = (
     "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
-    "mixtral", "qwen2-moe", "glm4-moe",
+    "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
 )  # fmt: skip
 
 

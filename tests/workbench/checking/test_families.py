@@ -32,7 +32,7 @@ FAMILIES = ("olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "g
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
-    "glm4-moe-lite",
+    "glm4-moe-lite", "gpt-oss", "minimax-m2",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {
@@ -97,6 +97,23 @@ PLANTED_IN_EXPERTS = {
     ("deepseek-v3", "latent_keys=first_head"): ("layers.0.attn.keys", "head 0 of each rank alone"),
     ("deepseek-v3", "latent_keys=rotated_first"): ("layers.0.attn.keys", "before the part of each head"),
     ("deepseek-v3", "cache_heads=float8"): ("layers.0.attn.latent_cache", "float8"),
+    ("gpt-oss", "sinks=left_out"): ("layers.0.attn.probs", "sinks are left out"),
+    ("gpt-oss", "sinks=afterwards"): ("layers.0.attn.probs", "made already, are divided by"),
+    ("gpt-oss", "sinks=unshifted"): ("layers.0.attn.probs", "not off the sinks"),
+    ("gpt-oss", "sinks=next_head"): ("layers.0.attn.probs", "heads that share a KV head"),
+    ("gpt-oss", "shard=sinks_of_rank_0"): ("layers.0.attn.probs", "those of rank 0's heads"),
+    ("gpt-oss", "act=unclamped"): ("layers.*.mlp.experts.act", "not clamped"),
+    ("gpt-oss", "act=plain_sigmoid"): ("layers.0.mlp.experts.act", "alpha is 1 instead of 1.702"),
+    ("gpt-oss", "act=without_one"): ("layers.0.mlp.experts.act", "1 is not added to up"),
+    ("gpt-oss", "expert_gate_up=exchanged"): ("layers.0.mlp.experts.gate", "up_proj of each expert is used"),
+    ("gpt-oss", "expert_gate_up=halves"): ("layers.0.mlp.experts.gate", "halves of the experts' stack"),
+    ("gpt-oss", "expert_bias=missing"): ("layers.0.mlp.experts.down", "bias is not added"),
+    ("gpt-oss", "choice_weights=as_they_are"): ("layers.0.mlp.topk_weights", "a softmax before the choice"),
+    ("gpt-oss", "window=ignored"): ("layers.0.attn.scores", "window"),
+    ("minimax-m2", "expert_gate_up=in_turn"): ("layers.0.mlp.experts.gate", "read in turn"),
+    ("minimax-m2", "sum_squares=own"): ("layers.0.attn.q_norm", ""),
+    ("minimax-m2", "choice=uncorrected"): ("layers.0.mlp.topk_ids", "without the correction bias"),
+    ("minimax-m2", "layer_rope=whole"): ("layers.0.attn.q_rope", ""),
 }  # fmt: skip
 
 

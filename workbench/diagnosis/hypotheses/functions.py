@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
-from lockstep.engine.graph.formula import Array, silu
+from lockstep.engine.graph.formula import Array, clamped_within, silu, swish
 from lockstep.workbench.diagnosis.hypotheses.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS, Rounding
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, rounded
 
@@ -51,7 +51,7 @@ ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
 }  # fmt: skip
 #: The same with a number that is solved for.
 SLOPED: Mapping[str, Callable[..., Any]] = {
-    "swish": lambda x, slope: x * _sigmoid(slope * x),
+    "swish": swish,
     "leaky": lambda x, slope: np.where(x > 0, x, slope * x),
 }
 
@@ -159,7 +159,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "clamped": lambda x, low, high: np.clip(x, low, high),
     "clamped_above": np.minimum,
     "clamped_below": np.maximum,
-    "clamped_within": lambda x, limit: np.clip(x, -abs(limit), abs(limit)),
+    "clamped_within": clamped_within,
     "dropped_below": lambda x, limit: np.where(np.abs(x) < limit, 0.0, x),
     "largest_kept": _kept,
     "plus": lambda x, other, by: x + by * other,

@@ -1,6 +1,4 @@
-"""Hypotheses about routing to experts: edits of the formulas of choice, weights and sum, and rows that went through
-another expert than they should have.
-"""
+"""Hypotheses about routing to experts: edits of the formulas of choice, weights and sum."""
 
 from __future__ import annotations
 
@@ -9,10 +7,8 @@ from functools import partial
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import Node, numbers_of
-from lockstep.engine.graph.routing import routed
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
@@ -20,9 +16,8 @@ from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
-from lockstep.workbench.diagnosis.operations.experts import hit
+from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.recording import Array
 
 #: Operations whose hypotheses are made here.
 ROUTED = ("choice", "choice_weights", "combine", "experts")
@@ -32,10 +27,6 @@ _NUMBERS: Mapping[str, tuple[float, ...]] = {
 }  # fmt: skip
 #: Hypotheses that are told of a site.
 _TOLD = 12
-#: Of a row's error, the share that the right one of the experts leaves at most.
-_LEAVES = 0.1
-#: Multiplications up to which every expert is tried on a row of each.
-_AFFORDABLE = 1 << 32
 
 
 def routing_edits(site: Site) -> Iterator[Variant]:
@@ -60,7 +51,7 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {
         name: partial(float, value) for name, value in numbers_of(site.facts.model).items()
     }
-    name = f"model.layers.{site.layer}.mlp.gate.e_score_correction_bias"
+    name = weight_names(site.near("mlp.topk_ids"), "choice", site.facts).get("correction", "")
     if (correction := site.facts.vector(name)) is not None:
         found["correction"] = partial(np.asarray, correction)
     return found
@@ -82,94 +73,3 @@ def _edits(formula: Node, others: Mapping[str, object]) -> Iterator[Edit]:
         yield Edit((), "applied", ("multiply", "routed_factor"))
     choices = Choices(numbers=_NUMBERS, orders=False)
     yield from (one for one in edits_of(formula, choices) if not (one.kind == "number" and one.free))
-
-
-def other_experts(site: Site) -> Iterator[Variant]:
-    """Rows through another expert's matrix than that of the one that was chosen, or through none."""
-    experts, deviation = site.facts.model.experts, site.deviation
-    if experts is None or deviation is None or site.seen.shape != site.expected.shape:
-        return
-    wrong, ids = deviation.scopes[0].any(-1), site.inputs["ids"]
-    if len(hit(ids[wrong])) * experts.count * site.expected.shape[-1] * _rows(site).shape[-1] > _AFFORDABLE:
-        return
-    moved = {one: _instead(site, one, wrong & (ids == one), experts.count) for one in hit(ids[wrong])}
-    known = {one: other for one, other in moved.items() if other is not None}
-    if not known:
-        return
-    weight = {one: matrix for one, other in known.items() if (matrix := _matrix(site, other)) is not None}
-    predicted = np.where(np.isin(ids, list(known))[..., None], 0.0, site.expected)
-    predicted = predicted + routed(site.inputs["x"], weight, ids) if weight else predicted
-    yield Variant(
-        "experts_lost" if not weight else "experts_exchanged", "experts", _in_words(known, experts.count),
-        {"experts": {str(one): other for one, other in known.items()}}, predicted,
-    )  # fmt: skip
-
-
-def other_matrix(site: Site) -> Iterator[Variant]:
-    """Gate's matrices of all experts in place of up's, or the reverse."""
-    name = site.weights.get("weight", "")
-    swaps = ((".gate_proj.", ".up_proj."), (".w1.", ".w3."))
-    other = next((name.replace(*pair) for one in swaps for pair in (one, one[::-1]) if pair[0] in name), None)
-    if other is None or site.seen.shape != site.expected.shape:
-        return
-    ids = site.inputs["ids"]
-    found = {one: matrix for one in hit(ids) if (matrix := _matrix(site, one, other)) is not None}
-    held = np.abs(site.expected).max(-1, keepdims=True) > 0  # by this rank
-    text = f"{other.split('.')[-2]} of each expert is used instead of {name.split('.')[-2]}"
-    predicted = np.where(held, routed(site.inputs["x"], found, ids), 0.0)
-    yield Variant("weight_of_sibling", "weight", text, {"weight": name, "is": other}, predicted)
-
-
-def _rows(site: Site) -> Array:
-    """What each token's experts read, [N, S, in]."""
-    x, ids = site.inputs["x"], site.inputs["ids"]
-    return np.broadcast_to(x[:, None], (*ids.shape, x.shape[-1])) if x.ndim == 2 else x
-
-
-def _matrix(site: Site, expert: int, name: str = "") -> NDArray[Any] | None:
-    """The rank's part of an expert's matrix; None of none."""
-    found = site.facts.weight((name or site.weights["weight"]).format(expert)) if expert >= 0 else None
-    if found is None:
-        return None
-    found = found if site.span is None else found[site.span]
-    return found if site.columns is None else found[:, site.columns]
-
-
-def _instead(site: Site, expert: int, rows: NDArray[np.bool_], count: int) -> int | None:
-    """The expert through which the rows of another went, -1: none; None where no expert gives what was seen."""
-    token, slot = (int(one[0]) for one in np.nonzero(rows))
-    seen, x = site.seen[token, slot], _rows(site)[token, slot]
-    error = float(np.linalg.norm(seen - site.expected[token, slot]))
-    if not seen.any():
-        return -1
-    left = {
-        other: float(np.linalg.norm(seen - matrix.astype(np.float64) @ x))
-        for other in range(count)
-        if other != expert and (matrix := _matrix(site, other)) is not None and matrix.shape[1] == len(x)
-    }
-    best = min(left, key=left.__getitem__, default=None)
-    return best if best is not None and left[best] <= _LEAVES * error else None
-
-
-def _in_words(moved: Mapping[int, int], count: int) -> str:
-    lost = [one for one, other in moved.items() if other < 0]
-    through = {one: other for one, other in moved.items() if other >= 0}
-    texts = []
-    if through:
-        steps, sums = (
-            {(other - one) % count for one, other in through.items()},
-            {a + b for a, b in through.items()},
-        )
-        if len(through) > 1 and len(steps) == 1:
-            texts.append(f"rows go through the expert {steps.pop()} after the chosen one, of {count}")
-        elif len(through) > 2 and len(sums) == 1:
-            texts.append(
-                f"rows go through the experts in reverse order: {sums.pop()} less the chosen one's number"
-            )
-        else:
-            told_of = ", ".join(f"{one} through {other}" for one, other in list(through.items())[:6])
-            texts.append(f"rows go through another expert than the chosen one: those of {told_of}")
-    if lost:
-        numbers = ", ".join(map(str, lost[:8]))
-        texts.append(f"rows of expert{'s' * (len(lost) > 1)} {numbers} are computed by nobody: zeros")
-    return "; ".join(texts)

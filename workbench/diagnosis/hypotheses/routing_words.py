@@ -12,7 +12,8 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], str] = {
     ("choice", "softmax", "function", "sigmoid"): "experts are chosen by sigmoids of the logits, not by a softmax",
     ("choice_weights", "sigmoid", "function", "softmax"): "weights are a softmax of the logits, not sigmoids",
     ("choice_weights", "softmax", "function", "sigmoid"): "weights are sigmoids of the logits, not a softmax",
-    ("choice_weights", "shares", "left_out", 0.0): "weights are not renormalised: a token's do not add up to one",
+    ("choice_weights", "shares", "left_out", 0.0): 
+        "weights are not renormalised: a token's do not add up to one, as by a softmax before the choice alone",
     ("choice_weights", "taken", "applied", "shares"):
         "weights are renormalised over the chosen experts, as by a softmax over these alone: they should not be",
     ("choice_weights", "sigmoid", "applied", "plus"): "the correction bias is in the weights, not in the choice alone",

@@ -5,6 +5,7 @@ for variant in row_edits(site): ...      # a bank, as `diagnosis.search` takes t
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -13,7 +14,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.graph import LAYER, OUTSIDE
-from lockstep.engine.graph.formula import eps_of, silu
+from lockstep.engine.graph.formula import eps_of, numbers_of, silu
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import operation_at
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, together
@@ -60,6 +61,8 @@ LATENT_NORMS = tuple(one.tap for one in LAYER.values() if one.kind == "norm" and
 _TOLD = 12
 #: Elements on which pairs are tried.
 PAIR_ELEMENTS = 1 << 11
+#: What else the numbers of a clamped activation may be.
+CLAMP_NUMBERS: Mapping[str, tuple[float, ...]] = {"limit": (math.inf,), "slope": (1.0,)}
 _MIXING = ("rows_before", "rows_after", "rows_mean_of_sequence", "rows_mean_of_step")
 
 
@@ -268,10 +271,19 @@ def _reader_of(site: Site) -> str:
     return "final_norm" if layer == site.facts.model.num_layers else f"layers.{layer}.attn_norm"
 
 
+def _of_activation(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
+    """The numbers of a clamped one: without the clamp, and with a plain sigmoid."""
+    if site.facts.model.clamp is None:
+        return {}, Choices()
+    numbers = numbers_of(site.facts.model)
+    held: dict[str, Load] = {name: partial(float, numbers[name]) for name in CLAMP_NUMBERS}
+    return held, Choices(numbers=CLAMP_NUMBERS)
+
+
 _SPECIAL: Mapping[str, Callable[[Site, dict[str, Load]], tuple[dict[str, Load], Choices]]] = {
     "norm": _of_norm,
     "residual": _of_residual,
-    "activation": lambda site, tokens: ({}, Choices()),
+    "activation": _of_activation,
 }
 
 

@@ -5,11 +5,12 @@ A sentence says what ran and what should have: in words where there are plain on
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 from lockstep.engine.graph import LAYER_OUTPUT, STREAM
-from lockstep.engine.graph.formula import Node
+from lockstep.engine.graph.formula import Node, numbers_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
@@ -97,6 +98,13 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
         ((), "left_out", 1.0): "the residual stream is not added to the {branch}'s output",
         ((), "function", "subtract"): "the {branch}'s output is subtracted from the residual stream",
         ((0,), "applied", "negative"): "the residual stream is subtracted from the {branch}'s output",
+    },
+    "activation": {
+        ("limit", "number", math.inf): "gate and up are not clamped (the limit is {limit:g})",
+        ((0, 0), "left_out", 0.0): "gate is not clamped (the limit is {limit:g})",
+        ((1, 0), "left_out", 0.0): "up is not clamped (the limit is {limit:g})",
+        ((0, 1), "number", 1.0): "the sigmoid is of gate itself: alpha is 1 instead of {slope:g}",
+        ((1,), "left_out", 0.0): "1 is not added to up",
     },
 }  # fmt: skip
 #: Further words of what is done to a value, for any operation.
@@ -226,7 +234,7 @@ def _sentence(at: Setting, edit: Edit) -> str:
     numbers = [one for one in edit.detail if isinstance(one, float)]
     fields = {
         "weight": at.weight,
-        "eps": at.model.rms_eps,
+        **numbers_of(at.model),
         "by": named(numbers[0]) if numbers else "",
         "then": " before it is added to the sum" if at.operation == "residual" and edit.place else "",
         "branch": at.branch,
@@ -243,7 +251,8 @@ def _sentence(at: Setting, edit: Edit) -> str:
         return routing.format(**fields)
     what = _at(at, edit).format(**fields)
     if edit.kind == "number":
-        return f"{what} is {numbers[0]:g} instead of {fields['eps']:g}"
+        right = numbers_of(at.model)[_node_at(at, edit).name]
+        return f"{what} is {numbers[0]:g} instead of {right:g}"
     if edit.kind == "operand" and edit.place == ():
         return f"{tensor_in_words(at, str(first))} goes on in place of {_RESULTS.get(at.operation, 'the result')}"
     if edit.kind == "operand":

@@ -9,7 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph import formula
-from lockstep.engine.graph.formula import FORMULAS, SCALED, evaluate
+from lockstep.engine.graph.formula import FORMULAS, SCALED, evaluate, softmax_beside
 from lockstep.workbench.diagnosis.operations.expected import Lacking, Result, capped_noise, floor, sum_noise
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.recording import Array
@@ -78,13 +78,33 @@ def settled(b: AttentionPass, seen: Array, expected: Array) -> Array:
 
 
 def softmax(b: AttentionPass) -> Result:
-    """Over the keys, in float32 at least."""
-    given = b.inputs["scores"]
+    """Over the keys, in float32 at least; beside sinks the maximum is taken off in the scores' own dtype, by some."""
+    given, sinks = b.inputs["scores"], b.inputs.get("sinks")
     top = given.max(-1, keepdims=True, initial=-np.inf)
-    out = evaluate(FORMULAS["softmax"], b.inputs)
+    out = probabilities(given, sinks)
     depth = np.where(np.isfinite(given), np.abs(given - top), 0.0)
     inside = b.facts.sum_unit * (4 + depth + np.abs(np.where(np.isfinite(top), top, 0.0)))
+    if sinks is not None:
+        inside = inside + b.facts.unit * (depth + np.abs(sinks).max(initial=0.0))
     return out, floor(b.facts, out * (b.facts.unit + inside) + UNIT["float32"] * 1e-6)
+
+
+def probabilities(scores: Array, sinks: Array | None) -> Array:
+    """Of masked scores [heads, T, K], and each head's sink where there are any."""
+    if sinks is None:
+        return np.asarray(evaluate(FORMULAS["softmax"], {"scores": scores}))
+    return softmax_beside(scores, sinks)
+
+
+def own_sinks(facts: Facts, weights: Mapping[str, str], heads: int, rank: int) -> dict[str, Array]:
+    """The sinks of a rank's heads, by role; none of a model without."""
+    if "sinks" not in weights:
+        return {}
+    found = facts.vector(weights["sinks"])
+    if found is None or len(found) % heads:
+        raise Lacking(f"the checkpoint has no {weights['sinks']} for {heads} heads")
+    start = rank * heads % len(found)
+    return {"sinks": found[start : start + heads]}
 
 
 def of_hidden_rows(scores: Array, seen: Array, expected: Array) -> Array:
@@ -102,13 +122,17 @@ def attended(b: AttentionPass) -> dict[str, Array]:
     """The inputs q, k (and v) of a fused attention, with the scores that they should give inside, how far off those may
     be, and the probabilities."""
     given, noise = scores(b)
-    probs = softmax(replace(b, inputs={"scores": given}))[0]
+    probs = softmax(_of_scores(b, given))[0]
     return {
         **b.inputs,
         "scores": given,
         "score_noise": np.where(np.isfinite(given), noise, 0.0),
         "probs": probs,
     }
+
+
+def _of_scores(b: AttentionPass, given: Array) -> AttentionPass:
+    return replace(b, inputs={**b.inputs, "scores": given})
 
 
 def weights(b: AttentionPass) -> Result:
@@ -127,7 +151,7 @@ def attention(b: AttentionPass) -> Result:
 def _moved(b: AttentionPass) -> tuple[Array, Array]:
     """Probabilities, and how far each may be off, relative: by its score's noise and by its own."""
     given, noise = scores(b)
-    probs, inside = softmax(replace(b, inputs={"scores": given}))
+    probs, inside = softmax(_of_scores(b, given))
     own = np.divide(inside, probs, out=np.zeros_like(probs), where=probs > 0)
     return probs, np.hypot(np.where(np.isfinite(given) & np.isfinite(noise), noise, 0.0), own)
 

@@ -24,6 +24,7 @@ from lockstep.engine.graph.formula import (
     formula_of,
     numbers_of,
     rotation_of,
+    swish,
 )
 from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, spread
 from lockstep.workbench.diagnosis.operations.recorded import Row
@@ -232,9 +233,12 @@ def residual(o: Operands) -> Result:
 
 
 def activation(o: Operands) -> Result:
-    up = o.inputs["up"]
+    up, clamp = o.inputs["up"], o.facts.model.clamp
     gate, up = (o.inputs["gate"], up) if o.facts.model.gated else (up, np.ones(1))
     out = o.value("activation")
+    if clamp is not None:  # the sum of 1 and up may be far smaller than either
+        gate, up = np.minimum(gate, clamp.limit), 1 + np.clip(np.abs(up), 0, clamp.limit)
+        return out, floor(o.facts, 4 * o.facts.unit * np.abs(swish(gate, clamp.slope) * up))
     lost = SMALLEST[o.facts.dtype] * (1 + np.abs(gate)) * np.abs(up)  # of a sigmoid that is nearly zero
     return out, floor(o.facts, 3 * o.facts.unit * np.abs(out) + lost + _of_tanh(o.facts, gate, up))
 

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import evaluate, numbers_of
-from lockstep.engine.graph.routing import chosen, routed
+from lockstep.engine.graph.routing import added_to_rows, chosen, routed
 from lockstep.engine.parallel import shards
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of
@@ -86,7 +86,14 @@ def experts(o: Operands) -> Result:
     for expert, matrix in weight.items():
         here = ids == expert
         size[here] = np.hypot(out[here], spread(rows[here], matrix))
-    return out, floor(o.facts, (o.facts.unit + sum_noise(o.facts, x.shape[-1])) * size)
+    noise = (o.facts.unit + sum_noise(o.facts, x.shape[-1])) * size
+    if "bias" in o.weights:
+        bias = expert_matrices(o.facts, o.weights["bias"], hit(ids, o.held))
+        bias = {expert: _cut(vector, o.span, None) for expert, vector in bias.items()}
+        size_of_bias = np.abs(added_to_rows(np.zeros_like(out), bias, ids))
+        out = added_to_rows(out, bias, ids)
+        noise = noise + o.facts.unit * (size_of_bias + np.abs(out))
+    return out, floor(o.facts, noise)
 
 
 def _width(o: Operands) -> int:
@@ -129,10 +136,15 @@ def combine(o: Operands) -> Result:
     return out, floor(o.facts, o.facts.unit * size)
 
 
+def expert_groups(tap: str, taps: RecordedTaps) -> int:
+    """Among how many groups of ranks the experts of the tap's layer are divided."""
+    rows = near("mlp.experts.up", layer_of(tap), 0)
+    return taps.recording.layout(rows).groups if taps.has(rows) else 1
+
+
 def held_experts(tap: str, rank: int, taps: RecordedTaps, facts: Facts) -> range | None:
     """The experts that a rank has, by the layout of their rows; None: all."""
-    rows = near("mlp.experts.up", layer_of(tap), 0)
-    groups = taps.recording.layout(rows).groups if taps.has(rows) else 1
+    groups = expert_groups(tap, taps)
     if groups == 1 or facts.model.experts is None or len(taps.ranks) % groups:
         return None
     held = shards.held_experts(facts.model, len(taps.ranks), rank, groups)

@@ -9,6 +9,7 @@ from lockstep.engine.parallel import shards
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.sessions.layouts import shard_groups
+from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -33,8 +34,10 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
         return {"weight": f"{module}.weight"}
     if operation == "choice":
         corrected = facts.model.experts is not None and facts.model.experts.correction
-        router = module_of(near("mlp.router", layer_of(tap), 0), facts.model)
-        return {"correction": f"{router}.{shards.CORRECTION}"} if corrected else {}
+        name = f"model.layers.{layer_of(tap)}.{shards.correction_name(facts.model)}" if corrected else ""
+        return {"correction": name} if corrected else {}
+    if operation in ("softmax", *FUSED):
+        return {"sinks": f"model.layers.{layer_of(tap)}.{shards.SINKS}"} if facts.model.sinks else {}
     if operation not in ("linear", "reduce", "norm", "experts"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)

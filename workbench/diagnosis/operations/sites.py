@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.engine.graph import Operation, operation_of
+from lockstep.engine.parallel.shards import is_first_of_group
 from lockstep.engine.taps.flow import is_known
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import (
@@ -16,6 +17,7 @@ from lockstep.workbench.diagnosis.operations.attention import (
     AttentionPass,
     attended,
     of_hidden_rows,
+    own_sinks,
     settled,
 )
 from lockstep.workbench.diagnosis.operations.deviation import Part
@@ -25,6 +27,7 @@ from lockstep.workbench.diagnosis.operations.experts import (
     choice,
     choice_weights,
     combine,
+    expert_groups,
     experts,
     held_experts,
     settled_choice,
@@ -109,7 +112,13 @@ class _RankOperation:
 
     @property
     def weights(self) -> Mapping[str, str]:
-        return weight_names(self.tap, self.operation, self.facts)
+        """By role; a term of an expert has its bias on the first of the ranks that share the expert."""
+        found = weight_names(self.tap, self.operation, self.facts)
+        if self.operation == "experts" and self.declared is not None and self.declared.summed:
+            groups = expert_groups(self.tap, self.taps)
+            if not is_first_of_group(len(self.taps.ranks), self.rank, groups):
+                found.pop("bias", None)
+        return found
 
     def _row_wise(self) -> tuple[list[Part], list[int]]:
         passes = self._passes()
@@ -210,6 +219,9 @@ class _RankOperation:
             else made_ready(source, _there(self.taps.tensors(source.tap, self.rank)[i]), rows, self.facts)
             for role, source in self.sources.items()
         }  # fmt: skip
+        if self.weights:  # of the softmax
+            heads = len(inputs["scores"]) if "scores" in inputs else inputs["q"].shape[1]
+            inputs |= own_sinks(self.facts, self.weights, heads, self.rank)
         given = AttentionPass(
             self.facts,
             inputs,

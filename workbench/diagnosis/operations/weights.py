@@ -52,7 +52,7 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
             start += place.matrix * prod(shape) * kind.itemsize
         raw = np.fromfile(stored[name], kind, prod(shape), offset=start)
         found = widen(raw.reshape(shape), entry.dtype)
-        return found if place is None else found[place.rows.start : place.rows.stop]
+        return found if place is None else place.within(found)
 
     return read
 

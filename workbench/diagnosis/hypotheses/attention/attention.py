@@ -25,6 +25,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     rotations_inside,
 )
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, paper_slopes
+from lockstep.workbench.diagnosis.hypotheses.attention.sinks import Form, sink_forms
 from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import (
     coarse_softmaxes,
     softmax_with,
@@ -145,6 +146,8 @@ def _likely(tree: AttentionTree) -> Iterator[Trial]:
         yield _one("hidden", "number", detail, changes)
     for detail, change in masks(max(len(one.key_at) for one in tree.given)):
         yield _one("allowed", "map", detail, {"allowed": change})
+    for detail, form in sink_forms(site) if site.operation != "scores" else ():
+        yield _one("sinks", "function", detail, {"softmax": partial(_of_form, form)})
     for detail, change in softmaxes() if tree.site.operation != "scores" else ():
         yield _one("softmax", "function", detail, {"softmax": change})
     for detail, change, tolerance in coarse_softmaxes(unit) if tree.site.operation != "scores" else ():
@@ -160,6 +163,10 @@ def _likely(tree: AttentionTree) -> Iterator[Trial]:
     yield from _other_sequences(tree)
     yield from _numbers(tree)
     yield from _row_maps(tree)
+
+
+def _of_form(form: Form, scores: Array, given: Given) -> Array:
+    return form(scores)
 
 
 def _coarse_scores(tree: AttentionTree) -> Iterator[Trial]:

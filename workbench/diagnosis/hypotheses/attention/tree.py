@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph import formula
 from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, positions
-from lockstep.workbench.diagnosis.operations.attention import weighed
+from lockstep.workbench.diagnosis.operations.attention import probabilities, weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -46,8 +46,8 @@ class Given:
 
     q [T, heads, D], k and v [K, kv_heads, D] (v is empty where probabilities are judged), raw and allowed
     [heads, T, K], positions of queries [T] and keys [K]; `new` keys are of the pass itself, `prompt` of the prompt.
-    `hidden` [heads, T, 1]: what a query gives each key where it sees none, by what came out. `part` is the number of
-    the pass at the site, `rows` its queries there.
+    `sinks` [heads], None of a model without. `hidden` [heads, T, 1]: what a query gives each key where it sees none, by
+    what came out. `part` is the number of the pass at the site, `rows` its queries there.
     """
 
     part: int
@@ -65,6 +65,7 @@ class Given:
     seen: Array
     right: Array
     scope: Mask
+    sinks: Array | None = None
 
     @property
     def heads(self) -> int:
@@ -78,6 +79,10 @@ class Given:
     @property
     def scores(self) -> Array:
         return np.where(self.allowed, self.raw, -np.inf)
+
+    def softmax(self, scores: Array) -> Array:
+        """What the model makes of scores."""
+        return softmax(scores) if self.sinks is None else probabilities(scores, self.sinks)
 
 
 #: Another value of a point: of its value, and of what is given.
@@ -126,7 +131,7 @@ class AttentionTree:
         return Given(
             i, np.arange(len(q)), q, k, part.inputs.get("v", k[:0]), raw, allowed,
             positions(part), key_positions(part), len(part.rows), self._prompt(i), hidden, part.seen, part.expected,
-            np.asarray(scopes[i]),
+            np.asarray(scopes[i]), part.inputs.get("sinks"),
         )  # fmt: skip
 
     def _prompt(self, i: int) -> int:
@@ -179,7 +184,7 @@ class AttentionTree:
         scores = at("scores", np.where(allowed, raw, hidden))
         if self.site.operation == "scores":
             return Made(scores, scores, None)
-        probs = changes["softmax"](scores, one) if "softmax" in changes else softmax(scores)
+        probs = changes["softmax"](scores, one) if "softmax" in changes else one.softmax(scores)
         probs = at("probs", np.where((scores == -np.inf).all(-1, keepdims=True), one.hidden, probs))
         if not self.context:
             return Made(probs, probs, None)

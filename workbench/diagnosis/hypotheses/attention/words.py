@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 
 from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import Rest, mask_words, number_of
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import right_scale
+from lockstep.workbench.diagnosis.hypotheses.attention.sinks import SINK_WORDS
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.setting import Told
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -126,6 +127,9 @@ _ROUNDED = {
 
 
 def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+    if place == "sinks":
+        name, text = SINK_WORDS[how]
+        return Told(name, "softmax", text.format(*rest), {})
     if place != "softmax":
         return None
     if how == "rounded":

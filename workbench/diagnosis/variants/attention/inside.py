@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head, products
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
-from lockstep.workbench.diagnosis.operations.attention import expand, weighed
+from lockstep.workbench.diagnosis.operations.attention import expand, probabilities, weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -90,7 +90,9 @@ class Inside:
             if found is None:
                 return None
             hidden = (found == -np.inf).all(-1, keepdims=True)
-            return np.where(hidden, self._of_hidden(i, rows), softmax(found)), values(i)
+            sinks = self.site.parts[i].inputs.get("sinks")
+            made = softmax(found) if sinks is None else probabilities(found, sinks)
+            return np.where(hidden, self._of_hidden(i, rows), made), values(i)
 
         return guess
 

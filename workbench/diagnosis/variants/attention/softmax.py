@@ -7,8 +7,10 @@ from functools import partial
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.attention.sinks import SINK_WORDS, sink_forms
 from lockstep.workbench.diagnosis.hypotheses.blocks import in_place, others, products
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -21,11 +23,22 @@ def softmaxes(site: Site) -> Iterator[Variant]:
     """Variants of one layer's softmax on one rank that have no number of their own."""
     if not all(part.fits for part in site.parts):
         return
+    for (how, *numbers), of_sinks in sink_forms(site):
+        name, text = SINK_WORDS[str(how)]
+        guesses = [of_sinks(part.inputs["scores"]) for part in site.parts]
+        noises = [_grown(part, guess) for part, guess in zip(site.parts, guesses, strict=True)]
+        yield Variant(name, "softmax", text.format(*numbers), {}, in_place(site, guesses), noise=noises)
     for name, text, form in FORMS:
         guesses = [form(part.inputs["scores"], part.expected) for part in site.parts]
         yield Variant(name, "softmax", text, {}, in_place(site, list(guesses)))
     yield from _before_the_mask(site)
     yield from _coarse(site)
+
+
+def _grown(part: Part, guess: Array) -> Array:
+    """The noise of probabilities that are larger or smaller than the right ones: relative, it is the same."""
+    by = np.divide(guess, part.expected, out=np.ones_like(guess), where=part.expected > 0)
+    return part.noise * np.maximum(by, 1.0)
 
 
 def softmax(x: Array, axis: int = -1) -> Array:

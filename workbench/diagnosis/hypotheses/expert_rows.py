@@ -1,0 +1,221 @@
+"""Hypotheses about the experts' products: rows that went through another expert or none, a stack of gate and up that
+was read otherwise than it lies, biases that were left out or added too often.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.workbench.diagnosis.hypotheses.functions import SPLITS
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.experts import hit
+from lockstep.workbench.diagnosis.operations.shares import weight_names
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+
+#: Of a row's error, the share that the right one of the experts leaves at most.
+_LEAVES = 0.1
+#: Multiplications up to which every expert is tried on a row of each.
+_AFFORDABLE = 1 << 32
+#: How checkpoints call gate and up.
+_SIBLINGS = ((".gate_proj.", ".up_proj."), (".w1.", ".w3."))
+#: How a stack of both may be read: what of it is taken for gate and for up.
+_LAYOUTS: tuple[tuple[str, tuple[str, str], str], ...] = (
+    (
+        "stack_read_as_halves", ("first_half_woven", "second_half_woven"),
+        "halves of the experts' stack are read as gate and up, whose rows lie in turn there",
+    ),
+    (
+        "stack_read_in_turn", ("even_columns", "odd_columns"),
+        "rows of the experts' stack are read in turn as gate and up, which lie one behind the other there",
+    ),
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertProduct:
+    """A rank's part of an expert's matrix [out, in], and of its bias [out] (0: none)."""
+
+    matrix: NDArray[Any]
+    bias: Array | float
+
+    def __call__(self, rows: Array) -> Array:
+        """rows [N, in] -> [N, out]."""
+        return np.asarray(rows @ self.matrix.astype(np.float64).T + self.bias)
+
+
+def other_experts(site: Site) -> Iterator[Variant]:
+    """Rows through another expert than the one that was chosen, or through none."""
+    experts, deviation = site.facts.model.experts, site.deviation
+    if experts is None or deviation is None or site.seen.shape != site.expected.shape:
+        return
+    wrong, ids = deviation.scopes[0].any(-1), site.inputs["ids"]
+    if len(hit(ids[wrong])) * experts.count * site.expected.shape[-1] * _rows(site).shape[-1] > _AFFORDABLE:
+        return
+    moved = {one: _instead(site, one, wrong & (ids == one), experts.count) for one in hit(ids[wrong])}
+    known = {one: other for one, other in moved.items() if other is not None}
+    if not known:
+        return
+    through = {one: found for one, other in known.items() if (found := _product(site, other)) is not None}
+    predicted = np.where(np.isin(ids, list(known))[..., None], 0.0, site.expected) + _made(site, through)
+    yield Variant(
+        "experts_lost" if not through else "experts_exchanged", "experts", _in_words(known, experts.count),
+        {"experts": {str(one): other for one, other in known.items()}}, predicted,
+    )  # fmt: skip
+
+
+def other_matrix(site: Site) -> Iterator[Variant]:
+    """Gate's matrices of all experts in place of up's, or the reverse; or rows of both."""
+    name, other = site.weights.get("weight", ""), _sibling(site)
+    if not other or site.seen.shape != site.expected.shape:
+        return
+    text = f"{other.split('.')[-2]} of each expert is used instead of {name.split('.')[-2]}"
+    yield _through_all(site, "weight_of_sibling", text, {"weight": name, "is": other}, lambda own, its: its)
+    is_gate = any(gate in name for gate, _ in _SIBLINGS)
+    for found, reads, text in _LAYOUTS:
+        split = SPLITS[reads[0 if is_gate else 1]]
+
+        def rows(own: ExpertProduct, its: ExpertProduct, split: Callable[..., Any] = split) -> ExpertProduct:
+            gate, up = (own, its) if is_gate else (its, own)
+            width = len(own.matrix)
+            biases = [np.broadcast_to(one.bias, (1, width)) for one in (gate, up)]
+            return ExpertProduct(split(gate.matrix.T, up.matrix.T).T, split(*biases)[0])
+
+        yield _through_all(site, found, text, {"weight": name, "with": other}, rows)
+
+
+def biases_of_experts(site: Site) -> Iterator[Variant]:
+    """Biases left out, or, of a sum over the ranks, added by each of them."""
+    name = weight_names(site.tap, "experts", site.facts).get("bias", "")
+    if not name or site.seen.shape != site.expected.shape:
+        return
+    ids, there = site.inputs["ids"], "bias" in site.weights
+    added = np.zeros_like(site.expected)
+    for one in hit(ids):
+        bias = _bias(site, name.format(one))
+        added[ids == one] = bias
+    added = np.where(_held(site), added, 0.0)
+    if there:
+        yield Variant(
+            "expert_bias_missing",
+            "bias",
+            "the experts' bias is not added",
+            {"bias": name},
+            site.expected - added,
+        )
+    else:
+        text = (
+            "the bias of the experts' sum is added by each rank that shares an expert, not by the first alone"
+        )
+        yield Variant("expert_bias_on_every_rank", "bias", text, {"bias": name}, site.expected + added)
+
+
+def _through_all(
+    site: Site,
+    name: str,
+    text: str,
+    fitted: Mapping[str, object],
+    made: Callable[[ExpertProduct, ExpertProduct], ExpertProduct],
+) -> Variant:
+    """All rows through what is made of their expert's matrix and its sibling."""
+    found = {
+        one: made(own, its)
+        for one in hit(site.inputs["ids"])
+        if (own := _product(site, one)) is not None
+        and (its := _product(site, one, _sibling(site))) is not None
+    }
+    return Variant(name, "weight", text, fitted, np.where(_held(site), _made(site, found), 0.0))
+
+
+def _sibling(site: Site) -> str:
+    """The name of up's matrix at gate, of gate's at up; "" elsewhere."""
+    name = site.weights.get("weight", "")
+    pairs = (pair for one in _SIBLINGS for pair in (one, one[::-1]))
+    return next((name.replace(*pair) for pair in pairs if pair[0] in name), "")
+
+
+def _held(site: Site) -> NDArray[np.bool_]:
+    """Which rows [N, S, 1] are of experts that the rank has."""
+    return np.asarray(np.abs(site.expected).max(-1, keepdims=True, initial=0.0) > 0)
+
+
+def _made(site: Site, through: Mapping[int, ExpertProduct]) -> Array:
+    """Each token's rows through what is given for its experts; zeros of others."""
+    ids, rows, out = site.inputs["ids"], _rows(site), np.zeros_like(site.expected)
+    for one, product in through.items():
+        here = ids == one
+        out[here] = product(rows[here])
+    return out
+
+
+def _rows(site: Site) -> Array:
+    """What each token's experts read, [N, S, in]."""
+    x, ids = site.inputs["x"], site.inputs["ids"]
+    return np.broadcast_to(x[:, None], (*ids.shape, x.shape[-1])) if x.ndim == 2 else x
+
+
+def _product(site: Site, expert: int, name: str = "") -> ExpertProduct | None:
+    """The rank's part of an expert; None of none."""
+    name = name or site.weights["weight"]
+    found = site.facts.weight(name.format(expert)) if expert >= 0 else None
+    if found is None:
+        return None
+    found = found if site.span is None else found[site.span]
+    found = found if site.columns is None else found[:, site.columns]
+    biased = name.replace(".weight", ".bias").format(expert) if "bias" in site.weights else ""
+    return ExpertProduct(found, _bias(site, biased))
+
+
+def _bias(site: Site, name: str) -> Array | float:
+    """The rank's part of that bias; 0 where there is none."""
+    found = site.facts.vector(name) if name else None
+    if found is None:
+        return 0.0
+    return found if site.span is None else found[site.span]
+
+
+def _instead(site: Site, expert: int, rows: NDArray[np.bool_], count: int) -> int | None:
+    """The expert through which the rows of another went, -1: none; None where no expert gives what was seen."""
+    token, slot = (int(one[0]) for one in np.nonzero(rows))
+    seen, x = site.seen[token, slot], _rows(site)[token, slot]
+    error = float(np.linalg.norm(seen - site.expected[token, slot]))
+    if not seen.any():
+        return -1
+    left = {
+        other: float(np.linalg.norm(seen - product(x)))
+        for other in range(count)
+        if other != expert
+        and (product := _product(site, other)) is not None
+        and product.matrix.shape[1] == len(x)
+    }
+    best = min(left, key=left.__getitem__, default=None)
+    return best if best is not None and left[best] <= _LEAVES * error else None
+
+
+def _in_words(moved: Mapping[int, int], count: int) -> str:
+    lost = [one for one, other in moved.items() if other < 0]
+    through = {one: other for one, other in moved.items() if other >= 0}
+    texts = []
+    if through:
+        steps, sums = (
+            {(other - one) % count for one, other in through.items()},
+            {a + b for a, b in through.items()},
+        )
+        if len(through) > 1 and len(steps) == 1:
+            texts.append(f"rows go through the expert {steps.pop()} after the chosen one, of {count}")
+        elif len(through) > 2 and len(sums) == 1:
+            texts.append(
+                f"rows go through the experts in reverse order: {sums.pop()} less the chosen one's number"
+            )
+        else:
+            told_of = ", ".join(f"{one} through {other}" for one, other in list(through.items())[:6])
+            texts.append(f"rows go through another expert than the chosen one: those of {told_of}")
+    if lost:
+        numbers = ", ".join(map(str, lost[:8]))
+        texts.append(f"rows of expert{'s' * (len(lost) > 1)} {numbers} are computed by nobody: zeros")
+    return "; ".join(texts)
