@@ -45,7 +45,7 @@ def run_in_group(
     OSError where it cannot be started. Where standard input is our terminal it is the command's for that while: ctrl+c
     and ctrl+z reach the command as without us. Should this process be killed, all that the command started is ended,
     and then the temporary folder `scratch`, which it may write to, is removed. Once `done()`, the command is asked to
-    end (SIGTERM).
+    end (SIGINT, and a while later SIGTERM).
     """
     lifeline = Lifeline()
     said, saying = os.pipe()
@@ -86,8 +86,11 @@ def _ending(process: subprocess.Popen[bytes], done: Callable[[], bool] | None) -
     def see() -> None:
         while done is not None and not over.wait(_LOOK):
             if done():
-                with suppress(ProcessLookupError):
-                    process.send_signal(signal.SIGTERM)
+                for number in (signal.SIGINT, signal.SIGTERM):  # as ctrl+c would: engines clean up after that
+                    with suppress(ProcessLookupError):
+                        process.send_signal(number)
+                    if over.wait(GRACE):
+                        return
                 return
 
     looking = threading.Thread(target=see, daemon=True)

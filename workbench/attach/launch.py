@@ -42,7 +42,7 @@ CAPTURES: tuple[Capture, ...] = ("full", "stats")
 #: Recorded whatever is asked for: by it rows are proved to be the same, and by that the end of a step is known.
 ALWAYS = ("embed", "logits")
 #: Seconds that processes may outlive a command whose weights were written.
-_PATIENCE = 1.0
+_PATIENCE = 5.0
 
 
 class AttachError(Exception):

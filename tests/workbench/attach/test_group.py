@@ -175,3 +175,18 @@ def test_what_outlives_the_command_is_ended(tmp_path: Path) -> None:
     assert time.monotonic() - began < 30
     left = int((tmp_path / "pid").read_text())
     assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+
+
+@pytest.mark.parametrize(("deaf", "code"), [(False, 7), (True, -signal.SIGTERM)])
+def test_a_command_that_is_done_is_asked_to_end(
+    tmp_path: Path, deaf: bool, code: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by ctrl+c; and terminated where it does not hear that."""
+    monkeypatch.setattr("lockstep.workbench.attach.group.GRACE", 0.5)
+    there = tmp_path / "there"
+    program = WAIT.replace("print(", f"open({str(there)!r}, 'w').close(); print(")
+    if deaf:
+        program = program.replace("lambda *_: sys.exit(7)", "signal.SIG_IGN")
+    ended = run_in_group([sys.executable, "-c", program], os.environ, done=there.exists)
+    assert ended.code == code
+    assert ended.passed_on == (), "nobody else has sent a signal"
