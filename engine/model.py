@@ -17,11 +17,13 @@ from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import GATE_UP, operations_of
 from lockstep.engine.kv.pool import KVPool
+from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.attention import Attention, StepInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.experts import Biases, Expert, MixtureOfExperts, Router, SharedExpert
 from lockstep.engine.layers.latent_attention import LatentAttention
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
+from lockstep.engine.layers.linear_attention import GatedDeltaNet
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
@@ -35,7 +37,11 @@ class DecoderLayer:
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). `norms` by tap: those that the model has."""
 
     def __init__(
-        self, attention: Attention, mlp: MLP | MixtureOfExperts, norms: Mapping[str, Norm], comm: Comm
+        self,
+        attention: Attention | GatedDeltaNet,
+        mlp: MLP | MixtureOfExperts,
+        norms: Mapping[str, Norm],
+        comm: Comm,
     ) -> None:
         self.attention, self.mlp, self.norms, self.comm = attention, mlp, norms, comm
         self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm = (
@@ -123,19 +129,16 @@ class Decoder:
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
         m, tp, rank = self.model.of_layer(i), self.comm.size, self.comm.rank
         name, store = f"model.layers.{i}", self._store
-        rows = shards.span_of("value_heads", m, tp, rank)
-        o_proj = RowParallelLinear(
-            f"{name}.self_attn.o_proj", rows, m.hidden_size, m.o_bias, self.comm, store
-        )
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
-        # The whole model: its seam decides what of the layers' rotations this one has.
-        if m.latent is not None:
-            attention: Attention = LatentAttention(i, self.model, m.latent, modules, o_proj, store)
+        attention: Attention | GatedDeltaNet
+        if m.linear is not None:
+            values = shards.span_of("linear_values", m, tp, rank)
+            out_proj = RowParallelLinear(
+                modules["attn.out_proj"], values, m.hidden_size, False, self.comm, store
+            )
+            attention = GatedDeltaNet(i, m, m.linear, modules, out_proj, store)
         else:
-            qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
-            sinks = store.vector(shards.heads(m, tp, rank).size) if m.sinks else None
-            page = self.config.block_size
-            attention = Attention(i, self.model, qkv, o_proj, self._qk_norm(name), sinks, page)
+            attention = self._attention(i, m, modules, rules)
         mlp = self._mlp(m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
@@ -143,6 +146,21 @@ class Decoder:
             if one.kind == "norm" and one.width == "hidden"
         }
         return DecoderLayer(attention, mlp, norms, self.comm)
+
+    def _attention(self, i: int, m: ModelConfig, modules: Mapping[str, str], rules: Rules) -> Attention:
+        name, tp, rank, store = f"model.layers.{i}", self.comm.size, self.comm.rank, self._store
+        rows = shards.span_of("value_heads", m, tp, rank)
+        o_proj = RowParallelLinear(modules["attn.o_proj"], rows, m.hidden_size, m.o_bias, self.comm, store)
+        # The whole model: its seam decides what of the layers' rotations this one has.
+        whole, page = self.model, self.config.block_size
+        if m.latent is not None:
+            return LatentAttention(i, whole, m.latent, modules, o_proj, store)
+        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
+        gate = None
+        if m.output_gate:
+            gate = MergedColumnParallelLinear([modules["attn.gate"]], [rows], m.hidden_size, False, store)
+        sinks = store.vector(shards.heads(m, tp, rank).size) if m.sinks else None
+        return Attention(i, whole, qkv, o_proj, self._qk_norm(name), sinks, page, gate)
 
     def _mlp(self, m: ModelConfig, modules: Mapping[str, str]) -> MLP:
         rows, store = shards.intermediate(m, self.comm.size, self.comm.rank), self._store
@@ -225,6 +243,17 @@ class Decoder:
             layer.bind(self.wiring.layer(i))
         self.final_norm.bind(self.wiring, "final_norm")
         self.head.bind(self.wiring)
+
+    @property
+    def unpaged(self) -> str | None:
+        """Why attention does not read the paged cache directly; None: it does."""
+        attention = (layer.attention for layer in self.layers)
+        return next((one.unpaged for one in attention if isinstance(one, Attention)), "no layer has any")
+
+    def fresh_states(self) -> dict[int, LayerState]:
+        """Of each layer with linear attention the state of a sequence that has read nothing."""
+        attention = (layer.attention for layer in self.layers)
+        return {one.layer: one.fresh() for one in attention if isinstance(one, GatedDeltaNet)}
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""

@@ -52,10 +52,16 @@ from transformers import (
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
     Qwen2MoeForCausalLM,
+    Qwen3_5ForCausalLM,
+    Qwen3_5MoeForCausalLM,
+    Qwen3_5MoeTextConfig,
+    Qwen3_5TextConfig,
     Qwen3Config,
     Qwen3ForCausalLM,
     Qwen3MoeConfig,
     Qwen3MoeForCausalLM,
+    Qwen3NextConfig,
+    Qwen3NextForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Starcoder2Config,
@@ -86,6 +92,9 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
+    "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
+    "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
+    "qwen3_5_moe_text": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM),
 }
 
 SIZES: dict[str, Any] = {
@@ -121,6 +130,14 @@ LATENT_YARN: dict[str, Any] = {
     "mscale": 0.7,
     "mscale_all_dim": 1.0,
 }
+_LINEAR: dict[str, Any] = {
+    "num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 16, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+}  # fmt: skip
+_GATED_SHARED: dict[str, Any] = {
+    "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
 
 OWN: dict[str, dict[str, Any]] = {
     "qwen2": {"tie_word_embeddings": True, "rope_parameters": {"rope_type": "default", "rope_theta": 1e6}},
@@ -163,9 +180,15 @@ OWN: dict[str, dict[str, Any]] = {
                     "original_max_position_embeddings": 32}},
     "minimax_m2": {"num_key_value_heads": 4, "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
                    "intermediate_size": 32, "rotary_dim": 8},
+    "qwen3_next": {**_LINEAR, **_GATED_SHARED, "mlp_only_layers": [2]},
+    "qwen3_5_text": {**_LINEAR, "linear_num_key_heads": 4},
+    "qwen3_5_moe_text": {**_LINEAR, **_GATED_SHARED},
     "gemma2": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True,
                "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
 }  # fmt: skip
+
+#: Families whose norms' weights are added to 1, and lie around 0.
+_ADDED_TO_ONE = ("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text")
 
 #: name -> (family, overrides): what "every family and feature" means in the tests.
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
@@ -237,6 +260,9 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("glm4_moe_lite", {}),
     "gpt-oss": ("gpt_oss", {}),
     "minimax-m2": ("minimax_m2", {}),
+    "qwen3-next": ("qwen3_next", {}),
+    "qwen3.5": ("qwen3_5_text", {}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 
@@ -259,7 +285,8 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
             if name.endswith("norm.weight"):
-                parameter.copy_(1.0 + 0.3 * noise)
+                around = 0.0 if family in _ADDED_TO_ONE and ".linear_attn." not in name else 1.0
+                parameter.copy_(around + 0.3 * noise)
             elif name.endswith((".bias", "_bias", ".sinks")):
                 parameter.copy_(0.5 * noise)
             else:

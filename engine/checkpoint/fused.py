@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Self
 
 from lockstep.engine.checkpoint.safetensors import SafetensorsSource
 from lockstep.engine.checkpoint.source import TensorInfo
-from lockstep.engine.checkpoint.stacks import whole_stacks
+from lockstep.engine.checkpoint.stacks import Place, whole_stacks
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel.shards import Span
 
@@ -48,6 +48,9 @@ class UnstackedSource:
             return self._source.read(name, dim, span)
         place = self._parts[name]
         rows, columns = place.rows, span if dim == 1 else None
+        if not place.transposed and len(place.parameter_shape) > 1:
+            own = span if dim == 0 and span is not None else Span(0, place.parameter_shape[0])
+            return self._read_pieces(place, own, columns)
         if dim == 0 and span is not None:
             rows = Span(
                 rows.start + span.start * place.step, min(rows.start + span.stop * place.step, rows.stop)
@@ -59,11 +62,21 @@ class UnstackedSource:
                 else self._source.read(place.tensor, 0, Span(place.matrix, place.matrix + 1)).flatten()
             )
             return vector[rows.start : rows.stop : place.step].contiguous()
-        if not place.transposed:
-            return self._source.read_matrix(place.tensor, rows, columns, place.matrix)
         columns = Span(0, place.parameter_shape[1]) if columns is None else columns
         found = self._source.read_matrix(place.tensor, columns, rows, place.matrix)
         return found.T[:: place.step].contiguous()
+
+    def _read_pieces(self, place: Place, rows: Span, columns: Span | None) -> torch.Tensor:
+        """Rows of a matrix, which may lie head by head in the tensor."""
+        pieces = [
+            self._source.read_matrix(place.tensor, piece, columns, place.matrix)
+            for piece in place.pieces(rows)
+        ]
+        if len(pieces) == 1:
+            return pieces[0]
+        import torch  # whoever asks for tensors has it loaded
+
+        return torch.cat(pieces)
 
     def digest(self) -> str:
         """The checkpoint's own."""

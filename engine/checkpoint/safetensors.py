@@ -61,14 +61,17 @@ class SafetensorsSource(FileSource):
     def read_matrix(
         self, name: str, rows: Span, columns: Span | None = None, matrix: int | None = None
     ) -> torch.Tensor:
-        """Some rows and columns (None: all) of a matrix, or of the one with the number `matrix` of a stack."""
+        """Some rows and columns (None: all) of a matrix, or of the one with the number `matrix` of a stack. Without it
+        a tensor [rows, 1, columns] is taken for a matrix."""
         info = self.readable(name, 0 if matrix is None else 1, rows)
         columns = columns or Span(0, info.shape[-1])
         self.readable(name, len(info.shape) - 1, columns)
         index = [slice(rows.start, rows.stop), slice(columns.start, columns.stop)]
-        return self._read(
-            name, info, index if matrix is None else [slice(matrix, matrix + 1), *index]
-        ).reshape(rows.size, columns.size)
+        if matrix is not None:
+            index.insert(0, slice(matrix, matrix + 1))
+        elif len(info.shape) == 3:
+            index.insert(1, slice(0, 1))
+        return self._read(name, info, index).reshape(rows.size, columns.size)
 
     def _read(self, name: str, info: TensorInfo, index: Sequence[slice]) -> torch.Tensor:
         try:

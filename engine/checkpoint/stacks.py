@@ -22,7 +22,7 @@ A = TypeVar("A")
 class Place(NamedTuple):
     """Where a parameter lies: in which rows of a tensor of the checkpoint, every `step`-th of them, of a stack of
     matrices (or vectors) in those of the one with that number. `shape` is the tensor's; of a `transposed` matrix rows
-    are the last axis."""
+    are the last axis. Where a tensor has several equal `blocks` of rows, one below the other, `rows` of each."""
 
     tensor: str
     rows: Span
@@ -30,23 +30,41 @@ class Place(NamedTuple):
     matrix: int | None = None
     step: int = 1
     transposed: bool = False
+    blocks: int = 1
 
     @property
     def parameter_shape(self) -> tuple[int, ...]:
-        """Of the parameter."""
+        """Of the parameter. A tensor [rows, 1, columns] has matrices."""
         inner = self.shape if self.matrix is None else self.shape[1:]
         inner = inner[::-1] if self.transposed else inner
-        return len(range(self.rows.start, self.rows.stop, self.step)), *inner[1:]
+        rows = self.blocks * len(range(self.rows.start, self.rows.stop, self.step))
+        return rows, *inner[1:][-1:]
 
     def of(self, whole: torch.Tensor) -> torch.Tensor:
-        """The parameter, as a view of the tensor."""
+        """The parameter; of one block as a view of the tensor."""
         return self.within(whole if self.matrix is None else whole[self.matrix])
 
     def within(self, matrix: A) -> A:
         """The same of the one matrix or vector, a tensor or an array."""
         one: Any = matrix
-        found: A = (one.T if self.transposed else one)[self.rows.start : self.rows.stop : self.step]
+        found: A
+        if self.blocks > 1 or one.ndim == 3:
+            blocks = one.reshape(self.blocks, -1, one.shape[-1])[:, self.rows.start : self.rows.stop]
+            found = blocks.reshape(-1, one.shape[-1])
+        else:
+            found = (one.T if self.transposed else one)[self.rows.start : self.rows.stop : self.step]
         return found
+
+    def pieces(self, span: Span) -> list[Span]:
+        """Rows of the tensor, or of the matrix in the stack, that hold the parameter's rows `span`, without steps."""
+        found, high = [], self.shape[0 if self.matrix is None else 1] // self.blocks
+        for block in range(self.blocks):
+            first = block * self.rows.size
+            start, stop = max(span.start - first, 0), min(span.stop - first, self.rows.size)
+            if start < stop:
+                at = block * high + self.rows.start
+                found.append(Span(at + start, at + stop))
+        return found or [Span(self.rows.start, self.rows.start)]
 
 
 def stored_in(model: ModelConfig) -> dict[str, Place]:
@@ -54,7 +72,8 @@ def stored_in(model: ModelConfig) -> dict[str, Place]:
     found: dict[str, Place] = {}
     for i in range(model.num_layers):
         shapes = shards.layer_parameters(model, i)
-        places = dict(_rows_of(model, shapes)) | dict(_experts_of(model.of_layer(i)))
+        own = model.of_layer(i)
+        places = dict(_rows_of(model, shapes)) | dict(_experts_of(own)) | _heads_of(own)
         for part, place in places.items():
             found[f"model.layers.{i}.{part}"] = place._replace(tensor=f"model.layers.{i}.{place.tensor}")
     return found
@@ -63,11 +82,50 @@ def stored_in(model: ModelConfig) -> dict[str, Place]:
 def _rows_of(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[str, Place]]:
     """Of a layer's stacks by rows."""
     for whole, modules in FUSED.get(model.family, {}).items():
+        if f"{modules[0]}.weight" not in shapes:  # a layer of another kind
+            continue
         parts = [shapes[f"{one}.weight"] for one in modules]
         start, shape = 0, (sum(part[0] for part in parts), *parts[0][1:])
         for module, part in zip(modules, parts, strict=True):
             yield f"{module}.weight", Place(f"{whole}.weight", Span(start, start + part[0]), shape)
             start += part[0]
+
+
+def _heads_of(model: ModelConfig) -> dict[str, Place]:
+    """Of a layer's stacks whose rows lie head by head: those of the queries and their gate, and of Qwen3-Next's
+    products of linear attention. The kernels of its convolution lie one below the other, each [1, width]."""
+    hidden, linear = model.hidden_size, model.linear
+    if model.output_gate:
+        return _by_heads(
+            "self_attn.q_proj", {"self_attn.q_proj": model.head_dim, "self_attn.gate_proj": model.head_dim},
+            model.num_heads, hidden,
+        )  # fmt: skip
+    if linear is None:
+        return {}
+    values, dims = linear.group * linear.value_dim, (linear.key_dim, linear.key_dim)
+    sizes = dict(
+        zip("qkv", (*(linear.key_heads * dim for dim in dims), linear.key_heads * values), strict=True)
+    )
+    found, start, shape = dict[str, Place](), 0, (sum(sizes.values()), 1, linear.conv)
+    for name, size in sizes.items():
+        place = Place("linear_attn.conv1d.weight", Span(start, start + size), shape)
+        found[f"linear_attn.conv1d_{name}.weight"] = place
+        start += size
+    if model.family == "qwen3_next":
+        both = (("qkvz", (*dims, values, values)), ("ba", (linear.group, linear.group)))
+        for names, widths in both:
+            parts = {f"linear_attn.in_proj_{one}": width for one, width in zip(names, widths, strict=True)}
+            found |= _by_heads(f"linear_attn.in_proj_{names}", parts, linear.key_heads, hidden)
+    return found
+
+
+def _by_heads(whole: str, parts: Mapping[str, int], heads: int, hidden: int) -> dict[str, Place]:
+    """Modules of which the tensor has, head by head, so many rows each."""
+    found, start, shape = dict[str, Place](), 0, (heads * sum(parts.values()), hidden)
+    for module, rows in parts.items():
+        found[f"{module}.weight"] = Place(f"{whole}.weight", Span(start, start + rows), shape, blocks=heads)
+        start += rows
+    return found
 
 
 def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
@@ -81,7 +139,7 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
     hidden, width = model.hidden_size, has.width
     if model.family == "gpt_oss":
         for e in range(has.count):
-            yield from _interleaved(e, (gate.format(e), up.format(e), down.format(e)), has, hidden)
+            yield from _by_heads(e, (gate.format(e), up.format(e), down.format(e)), has, hidden)
         return
     both, single = (has.count, 2 * width, hidden), (has.count, hidden, width)
     for e in range(has.count):
@@ -94,7 +152,7 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
         yield name, Place(f"mlp.{shards.CORRECTION}", Span(0, has.count), (has.count,))
 
 
-def _interleaved(
+def _by_heads(
     e: int, modules: tuple[str, str, str], has: ExpertsConfig, hidden: int
 ) -> Iterator[tuple[str, Place]]:
     """Of an expert of gpt-oss: matrices transposed, gate and up in turn."""

@@ -88,6 +88,11 @@ def _misfit(model: ModelConfig, tp: int) -> str | None:
         return f"does not divide {model.num_heads} attention heads"
     if model.num_kv_heads % tp and tp % model.num_kv_heads:
         return f"neither divides nor is a multiple of {model.num_kv_heads} key/value heads"
+    if (linear := model.linear) is not None:
+        if linear.value_heads % tp:
+            return f"does not divide {linear.value_heads} linear value heads"
+        if linear.key_heads % tp and tp % linear.key_heads:
+            return f"neither divides nor is a multiple of {linear.key_heads} linear key heads"
     return None
 
 

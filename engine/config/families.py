@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from lockstep.engine.config.experts import ExpertsConfig, expert_count, sparse_layers
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import LatentConfig, latent_of
+from lockstep.engine.config.linear_attention import linear_attention
 
 Family = Literal[
     "qwen2",
@@ -37,6 +38,9 @@ Family = Literal[
     "glm4_moe_lite",
     "gpt_oss",
     "minimax_m2",
+    "qwen3_next",
+    "qwen3_5_text",
+    "qwen3_5_moe_text",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
@@ -330,6 +334,43 @@ def _minimax_m2(fields: Fields) -> Own:
     return {"qk_norm": True, "qk_norm_whole": True, "experts": experts}
 
 
+def _qwen3_5(fields: Fields) -> Own:
+    """Most layers with a recurrent state (Gated DeltaNet, arXiv:2412.06464), the others with gated attention
+    (arXiv:2505.06708)."""
+    if fields.flag("attention_bias", False):
+        raise fields.error("attention_bias", "biases beside a gate of attention are not supported")
+    own = {"norm": "plus_one", "qk_norm": True, "output_gate": True}
+    return {**own, "linear": linear_attention(fields)}
+
+
+def _qwen3_5_moe(fields: Fields) -> Own:
+    """The same with experts in every layer."""
+    return {**_qwen3_5(fields), "experts": _gated_shared(fields, _every_layer(fields), 8, 256, True)}
+
+
+def _qwen3_next(fields: Fields) -> Own:
+    """The same with experts in most layers."""
+    renormalised = fields.flag("norm_topk_prob", True)
+    return {
+        **_qwen3_5(fields),
+        "experts": _gated_shared(fields, sparse_layers(fields), 10, 512, renormalised),
+    }
+
+
+def _gated_shared(
+    fields: Fields, layers: tuple[bool, ...], top_k: int, count: int, renormalised: bool
+) -> ExpertsConfig:
+    return ExpertsConfig(
+        fields.size("num_experts", count),
+        fields.size("num_experts_per_tok", top_k),
+        fields.size("moe_intermediate_size", 512),
+        layers,
+        renormalised=renormalised,
+        shared_width=fields.size("shared_expert_intermediate_size", 512),
+        shared_gated=True,
+    )
+
+
 def _every_layer(fields: Fields) -> tuple[bool, ...]:
     return (True,) * fields.size("num_hidden_layers")
 
@@ -341,7 +382,8 @@ class FamilyRules:
     must be stated; `activation`: its key and value; `full_every`: so many layers, the last of which sees everything;
     `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
-    rotate; `latent`: how keys and values are made from latents; `rope`: the rotary parameters."""
+    rotate; `latent`: how keys and values are made from latents; `rope`: the rotary parameters; `linear`: layers may
+    have linear attention; `intermediate`: the MLP's width, None where it must be stated."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -360,6 +402,8 @@ class FamilyRules:
     unrotated_every: int | None = None
     latent: Callable[[Fields], LatentConfig] | None = None
     rope: Mapping[str, Any] | None = None
+    linear: bool = False
+    intermediate: int | None = None
 
 
 GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
@@ -408,5 +452,14 @@ RULES: Mapping[Family, FamilyRules] = {
     ),
     "minimax_m2": FamilyRules(
         _minimax_m2, 196608, own_kv_heads=True, theta=5e6, head_dim=128, partial_rotary=1.0
+    ),
+    "qwen3_next": FamilyRules(
+        _qwen3_next, 32768, own_kv_heads=True, head_dim=256, partial_rotary=0.25, linear=True, intermediate=5632
+    ),
+    "qwen3_5_text": FamilyRules(
+        _qwen3_5, 32768, own_kv_heads=True, head_dim=256, partial_rotary=0.25, linear=True
+    ),
+    "qwen3_5_moe_text": FamilyRules(
+        _qwen3_5_moe, 32768, own_kv_heads=True, head_dim=256, partial_rotary=0.25, linear=True, intermediate=512
     ),
 }  # fmt: skip

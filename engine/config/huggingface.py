@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.engine.config.families import Activation, FamilyRules
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.linear_attention import LINEAR
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
@@ -86,7 +87,7 @@ def windows(fields: Fields, rules: FamilyRules, types: Sequence[str]) -> tuple[i
 
 def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str]:
     """Of each layer whether it sees everything or has a window."""
-    types, window = _stated_types(fields, layers), _window(fields, rules)
+    types, window = _stated_types(fields, rules, layers), _window(fields, rules)
     if rules.windows in ("all", "all_switched"):
         uniform = [SLIDING if window else FULL] * layers
         if types not in (None, uniform):
@@ -106,7 +107,7 @@ def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str
     return [FULL] * layers
 
 
-def _stated_types(fields: Fields, layers: int) -> list[str] | None:
+def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] | None:
     types = fields.words("layer_types")
     if types is None:
         return None
@@ -114,10 +115,10 @@ def _stated_types(fields: Fields, layers: int) -> list[str] | None:
         raise ConfigError(
             f"{fields.where}: layer_types has {len(types)} entries, num_hidden_layers is {layers}"
         )
-    if other := sorted(set(types) - {FULL, SLIDING}):
+    supported = (FULL, LINEAR if rules.linear else SLIDING)
+    if other := sorted(set(types) - set(supported)):
         raise ConfigError(
-            f"{fields.where}: layer_types names {printable(repr(other[0]))}; "
-            f"supported are {FULL} and {SLIDING}"
+            f"{fields.where}: layer_types names {printable(repr(other[0]))}; supported are {' and '.join(supported)}"
         )
     return types
 

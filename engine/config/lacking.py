@@ -39,7 +39,7 @@ _HAD_BY: dict[str, tuple[str, ...]] = {
     "attention sinks": ("gpt-oss",),
     "a clamped activation": ("gpt-oss",),
     "norms without weights": ("olmo",),
-    "gated attention": ("qwen3_next", "qwen3next", "qwen3_5_text", "qwen3_5_moe_text", "qwen35", "qwen35moe"),
+    "gated attention": ("qwen3next", "qwen35", "qwen35moe"),
     "a recurrent state": ("rwkv", "rwkv6", "rwkv7"),
     "attention without positions but for a slope (ALiBi)": ("bloom", "mpt"),
 }  # fmt: skip

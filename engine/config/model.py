@@ -22,6 +22,7 @@ from lockstep.engine.config.families import (
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
+from lockstep.engine.config.linear_attention import LinearAttentionConfig
 from lockstep.engine.config.rope_scaling import Rope, RopeScaling, magnitude, ropes_from_hf, rotary_dim
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -69,6 +70,8 @@ class ModelConfig:
     latent: LatentConfig | None = None  # keys and values of all heads from one latent
     clamp: ClampedSwiGLU | None = None  # in the activation's place
     experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
+    linear: LinearAttentionConfig | None = None  # in place of attention, of some layers
+    output_gate: bool = False  # what attention gives is multiplied by the sigmoid of a product
     score_scale: float | None = None  # None: 1 / sqrt(head_dim)
     sinks: bool = False  # each head's own term in the softmax's sum
     score_cap: float = 0.0  # of scores, and of logits: cap * tanh(x / cap); 0: none
@@ -126,8 +129,8 @@ class ModelConfig:
         return self.head_dim if self.rotary is None else self.rotary
 
     def of_layer(self, layer: int | None) -> ModelConfig:
-        """The model with that layer's rotation as its own, and without experts where that layer has none; None: outside
-        of the layers."""
+        """The model with that layer's rotation as its own, without experts where that layer has none, and with either
+        attention or linear attention; None: outside of the layers."""
         return self if layer is None else _of_layer(self, layer)
 
     @property
@@ -168,7 +171,11 @@ class ModelConfig:
         plain = cls(
             family=family,
             hidden_size=hidden,
-            intermediate_size=fields.size("intermediate_size"),
+            intermediate_size=(
+                fields.size("intermediate_size")
+                if rules.intermediate is None
+                else fields.size("intermediate_size", rules.intermediate)
+            ),
             num_layers=layers,
             num_heads=heads,
             num_kv_heads=heads if latent is not None else huggingface.kv_heads(fields, rules, heads),
@@ -196,6 +203,12 @@ class ModelConfig:
 def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
     if model.experts is not None and not any(model.experts.layers[layer : layer + 1]):
         model = replace(model, experts=None)
+    if model.linear is not None:
+        if any(model.linear.layers[layer : layer + 1]):
+            own = replace(model.linear, layers=(True,) * model.num_layers)
+            model = replace(model, linear=own, qk_norm=False, output_gate=False)
+        else:
+            model = replace(model, linear=None)
     if layer >= len(model.layer_ropes):
         return model
     rope = model.layer_ropes[layer]

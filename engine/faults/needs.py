@@ -27,6 +27,8 @@ def several_layers(model: ModelConfig, tp: int) -> str | None:
 
 def layers_alike(model: ModelConfig, tp: int) -> str | None:
     """Every layer has what the others have."""
+    if model.linear is not None:
+        return "some layers have linear attention, others attention"
     mixed = model.experts is not None and not all(model.experts.layers)
     return "some layers have experts, others none" if mixed else None
 

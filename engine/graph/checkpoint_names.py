@@ -38,4 +38,10 @@ STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP}
 #: What GGUF files call the modules that are stacked there.
 GGUF_STACKS: Mapping[str, str] = {"mlp.gate_up_proj": "ffn_up", "self_attn.qkv_proj": "attn_qkv"}
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
-FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {"phi3": {**_QKV, **_GATE_UP}, "glm4": _GATE_UP}
+_MIXED = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{one}" for one in "qkv")}
+FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
+    "phi3": {**_QKV, **_GATE_UP},
+    "glm4": _GATE_UP,
+    "qwen3_5_text": _MIXED,
+    "qwen3_5_moe_text": _MIXED,
+}

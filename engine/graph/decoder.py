@@ -14,6 +14,7 @@ from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.experts import EXPERTS
 from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS
+from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
 
 
@@ -52,8 +53,7 @@ def _summed(
     )
 
 
-_ATTENTION = (
-    _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
+_SOFTMAX_ATTENTION = (
     _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias", ("query_latent",)),
     _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias", ("latent",)),
     _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias", ("latent",)),
@@ -68,7 +68,16 @@ _ATTENTION = (
     Operation("attn.scores", "scores", {"q": "attn.q_rope", "k": "attn.k_cache"}, "heads", "cells"),
     Operation("attn.probs", "softmax", {"scores": "attn.scores"}, "heads", "cells"),
     Operation("attn.context", "context", {"probs": "attn.probs", "v": "attn.v_cache"}, "value_heads"),
+    Operation(
+        "attn.gate", "linear", {"x": "attn_norm"}, "heads", module="self_attn.gate_proj", part="output_gate"
+    ),
+    Operation("attn.gated", "gate", {"x": "attn.context", "gate": "attn.gate"}, "heads", part="output_gate"),
     *_summed("attn.o_proj", "attn.context", "self_attn.o_proj", "attn_output", "o_bias"),
+)
+_ATTENTION = (
+    _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
+    *(replace(one, unless=(*one.unless, "linear_attn")) for one in _SOFTMAX_ATTENTION),
+    *LINEAR_ATTENTION,
     _norm(
         "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
     ),
@@ -107,7 +116,10 @@ _INSTEAD: Mapping[str, str] = {
     "attn.q_proj": "attn.q_b_proj",
     "attn.k_cache": "attn.keys",
     "attn.v_cache": "attn.values",
+    "attn.o_proj": "attn.out_proj",
 }
+#: What reads the first reads the second where that is there.
+_THROUGH: Mapping[str, str] = {"attn.context": "attn.gated"}
 #: Parts of which an operation's first input takes its place where they are not there.
 _PASSED: Collection[Part] = ("qk_norm", "partial", "post_norm")
 #: The taps of the two blocks that add to the stream.
@@ -153,6 +165,8 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "experts": model.experts is not None,
         "shared_expert": model.experts is not None and model.experts.shared_width > 0,
         "shared_gate": model.experts is not None and model.experts.shared_gated,
+        "output_gate": model.output_gate,
+        "linear_attn": model.linear is not None,
     }
     return frozenset(part for part, there in has.items() if there)
 
@@ -171,7 +185,11 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
             one,
             module=modules.get(one.tap.removesuffix(".partial"), one.module),
             inputs={
-                role: next(name for name in instead_of(tap) if name in there or name == STREAM)
+                role: next(
+                    name
+                    for name in (_THROUGH.get(tap, ""), *instead_of(tap))
+                    if (name in there and name != one.tap) or name == STREAM
+                )
                 for role, tap in one.inputs.items()
                 if role not in one.optional or tap in there
             },

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
-from lockstep.engine.graph import routing
+from lockstep.engine.config.linear_attention import L2_EPS
+from lockstep.engine.graph import recurrence, routing
 from lockstep.engine.graph.operation import Kind, Operation
 
 Array = NDArray[np.float64]
@@ -178,6 +179,16 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "routed": routing.routed,
     "added_to_rows": routing.added_to_rows,
     "weighed_sum": routing.weighed_sum,
+    "total": lambda x: x.sum(-1, keepdims=True),
+    "exp": np.exp,
+    "negative": np.negative,
+    "softplus": recurrence.softplus,
+    "convolved": recurrence.convolved,
+    "by_heads": recurrence.by_heads,
+    "side_by_side": recurrence.side_by_side,
+    "paired": recurrence.paired,
+    "last_state": recurrence.last_state,
+    "read_out": recurrence.read_out,
 }
 
 
@@ -205,6 +216,19 @@ CLAMPED_SWIGLU = _of(
 _LINEAR = _of("add", _of("product", _X, _WEIGHT), _BIAS)
 #: Scores before the mask.
 SCALED = _of("multiply", _of("dot", Node("q"), Node("k")), Node("scale"))
+_HEADS_OF_KEYS, _KEYS = _of("by_heads", _X, Node("key_dim")), _of("by_heads", Node("k"), Node("key_dim"))
+_RECURRENT = (
+    Node("before"),
+    _of("paired", _KEYS, Node("beta")),
+    Node("v"),
+    Node("beta"),
+    _of("exp", Node("decay")),
+)
+_QUERIES = _of("multiply", _of("by_heads", Node("q"), Node("key_dim")), Node("key_scale"))
+_VALUES = _of("by_heads", _X, Node("value_dim"))
+_VALUES_NORMALISED = _of(
+    "divide", _VALUES, _of("root", _of("add", _of("mean", _of("square", _VALUES)), Node("eps")))
+)
 #: Kind -> what its operations compute.
 FORMULAS: Mapping[Kind, Node] = {
     "embedding": _of("row", _WEIGHT, Node("token")),
@@ -232,6 +256,28 @@ FORMULAS: Mapping[Kind, Node] = {
     "combine": _of("weighed_sum", _X, Node("weights")),
     "keys": _of("beside", _of("first", Node("expanded"), Node("plain_dim")), Node("rope")),
     "values": _of("last", Node("expanded"), Node("value_dim")),
+    "gate": _of("multiply", _X, _of("sigmoid", Node("gate"))),
+    "conv": _of("silu", _of("convolved", Node("before"), _X, _WEIGHT)),
+    "l2_norm": _of(
+        "side_by_side",
+        _of(
+            "divide",
+            _HEADS_OF_KEYS,
+            _of("root", _of("add", _of("total", _of("square", _HEADS_OF_KEYS)), Node("l2_eps"))),
+        ),
+    ),
+    "sigmoid": _of("sigmoid", _X),
+    "decay": _of(
+        "negative",
+        _of("multiply", _of("exp", Node("A_log")), _of("softplus", _of("add", _X, Node("dt_bias")))),
+    ),
+    "state": _of("last_state", *_RECURRENT),
+    "delta": _of("read_out", _of("paired", _QUERIES, Node("beta")), *_RECURRENT),
+    "gated_norm": _of(
+        "multiply",
+        _of("side_by_side", _of("multiply", _VALUES_NORMALISED, _WEIGHT)),
+        _of("silu", Node("gate")),
+    ),
 }
 
 
@@ -352,6 +398,9 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
         more |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
     if (clamp := model.clamp) is not None:
         more |= {"limit": clamp.limit, "slope": clamp.slope}
+    if (linear := model.linear) is not None:
+        more |= {"key_dim": linear.key_dim, "value_dim": linear.value_dim, "l2_eps": L2_EPS}
+        more["key_scale"] = linear.key_dim**-0.5
     return {
         "1": 1.0,
         "eps": eps_of(operation, model),

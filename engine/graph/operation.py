@@ -8,7 +8,8 @@ from typing import Literal
 
 Kind = Literal[
     "embedding", "norm", "linear", "rope", "cache", "scores", "softmax", "context", "reduce", "residual", "activation",
-    "head", "choice", "choice_weights", "experts", "combine", "keys", "values",
+    "head", "choice", "choice_weights", "experts", "combine", "keys", "values", "gate", "conv", "l2_norm", "sigmoid",
+    "decay", "state", "delta", "gated_norm",
 ]  # fmt: skip
 #: What the channels of a tensor are.
 Width = Literal[
@@ -29,14 +30,17 @@ Width = Literal[
     "written_latent",
     "expanded_heads",
     "head",
+    "linear_keys",
+    "linear_values",
+    "linear_heads",
 ]
 #: Those that every rank has whole.
 WHOLE: tuple[Width, ...] = (
     "hidden", "experts", "slots", "one", "query_latent", "latent", "rope_key", "written_latent",
 )  # fmt: skip
 #: T new tokens, K positions attended to, S experts that each token goes to: [T, width] · [T, heads, head_dim] ·
-#: [K, heads, head_dim] · [heads, T, K] · [T, S, width] · [K, width].
-Form = Literal["rows", "heads", "cache", "cells", "slots", "cached_rows"]
+#: [K, heads, head_dim] · [heads, T, K] · [T, S, width] · [K, width] · [1, heads, key_dim, value_dim] of the last token.
+Form = Literal["rows", "heads", "cache", "cells", "slots", "cached_rows", "state"]
 #: Those that have a row of each position that is attended to.
 OF_POSITIONS: tuple[Form, ...] = ("cache", "cached_rows")
 #: Flags of `ModelConfig` by which products have biases.
@@ -44,7 +48,7 @@ Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias",
 #: What only some models or engines have.
 Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
-    "query_latent",
+    "query_latent", "output_gate", "linear_attn",
 ]  # fmt: skip
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.
@@ -83,7 +87,7 @@ class Operation:
     @property
     def remembers(self) -> bool:
         """Whether it holds what earlier steps have written as well."""
-        return self.kind == "cache"
+        return self.kind in ("cache", "conv", "state", "delta")
 
     @property
     def sharded(self) -> bool:

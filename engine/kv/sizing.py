@@ -6,6 +6,8 @@ from lockstep.engine.config import EngineConfig, ModelConfig
 
 #: Context in tokens where EngineConfig.max_tokens is not set.
 DEFAULT_CONTEXT = 2048
+#: Bytes of the states of linear attention that a rank keeps of passes before the newest one.
+KEPT_STATE_BYTES = 256 << 20
 
 
 def context_length(model: ModelConfig, config: EngineConfig) -> int:

@@ -25,7 +25,11 @@ from lockstep.engine.batch import Batch, SequenceSpan
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.layers import paged_attention
-from lockstep.engine.layers.linear import QKVParallelLinear, RowParallelLinear
+from lockstep.engine.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
 from lockstep.engine.layers.norm import QKNorm
 from lockstep.engine.layers.paged_attention import Pages
 from lockstep.engine.layers.tiles import CELLS, Tile, Tiling
@@ -107,13 +111,22 @@ class Attention:
         qk_norm: QKNorm | None,
         sinks: Tensor | None,
         page_size: int,
+        gate: MergedColumnParallelLinear | None = None,
     ) -> None:
         self.qkv, self.qk_norm = qkv, qk_norm
-        self._take(layer, model, o_proj, page_size)
+        self._take(layer, model, o_proj, page_size, gate)
         self.sinks = sinks
 
-    def _take(self, layer: int, model: ModelConfig, o_proj: RowParallelLinear, page_size: int) -> None:
+    def _take(
+        self,
+        layer: int,
+        model: ModelConfig,
+        o_proj: RowParallelLinear,
+        page_size: int,
+        gate: MergedColumnParallelLinear | None = None,
+    ) -> None:
         self.layer, self.model, self.o_proj, self.page_size = layer, model, o_proj, page_size
+        self.gate = gate
         comm = o_proj.comm
         self.heads = shards.heads(model, comm.size, comm.rank).size
         self.kv_heads = shards.kv_heads(model, comm.size, comm.rank).size
@@ -122,9 +135,8 @@ class Attention:
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
-        params = self.qkv.parameters() | self.o_proj.parameters()
-        if self.qk_norm is not None:
-            params |= self.qk_norm.parameters()
+        parts = (self.qkv, self.o_proj, self.gate, self.qk_norm)
+        params = {name: x for part in parts if part is not None for name, x in part.parameters().items()}
         sinks = {} if self.sinks is None else {f"model.layers.{self.layer}.{shards.SINKS}": self.sinks}
         return params | sinks
 
@@ -140,6 +152,7 @@ class Attention:
         self.tap_k_cache, self.tap_v_cache = wiring.tap("attn.k_cache"), wiring.tap("attn.v_cache")
         self.tap_scores, self.tap_probs = wiring.tap("attn.scores"), wiring.tap("attn.probs")
         self.tap_context = wiring.tap("attn.context")
+        self.tap_gate, self.tap_gated = wiring.tap("attn.gate"), wiring.tap("attn.gated")
         inside = self.tap_scores or self.tap_probs or wiring.rules.softmax is not CORRECT.softmax
         self.explicit = bool(inside or self.cap or self.sinks is not None)  # no kernel has the last two
         by_hand = self.explicit or self.tap_k_cache or self.tap_v_cache
@@ -170,6 +183,8 @@ class Attention:
         context = self._paged(q, inputs, pool) if self.unpaged is None else self._each(q, batch, inputs, pool)
         if self.tap_context:
             self.tap_context(context)
+        if self.gate is not None:
+            context = self._through(self.gate, x, context)
         return self.o_proj(context)  # [T, H]
 
     def _written(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
@@ -179,9 +194,19 @@ class Attention:
         group = self.heads // self.kv_heads
         return q, (self.rules.cache_heads(k, group), self.rules.cache_heads(v, group))
 
+    def _through(self, gate: MergedColumnParallelLinear, x: Tensor, context: Tensor) -> Tensor:
+        """The context [T, heads * D], as far as its gate lets it through."""
+        (logits,) = gate(x)
+        if self.tap_gate:
+            self.tap_gate(logits)
+        gated = self.rules.output_gate(context, logits)
+        if self.tap_gated:
+            self.tap_gated(gated)
+        return gated
+
     def _paged(self, q: Tensor, inputs: StepInputs, pool: KVPool) -> Tensor:
         """All sequences at once: q [T, heads, D] -> [T, heads * D]."""
-        keys, values = pool.keys[self.cache], pool.values[self.cache]
+        keys, values = pool.of(self.cache)
         pages = inputs.pages(self.page_size)
         return paged_attention.attend(q, keys, values, pages, scale=self.scale, window=self.window).flatten(1)
 

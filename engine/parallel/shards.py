@@ -6,6 +6,7 @@ Every parameter of the model is split along at most one dimension (Megatron's sc
     row      o, down               columns of the weight (in features) are split; the bias is replicated
     vocab    embedding, lm_head    rows are split, after padding the vocabulary to a multiple of tp
     whole    norms, router         replicated, but for norms of all heads of q or k at once
+    heads    conv1d, A_log, dt     rows are split as those of the products of the same heads
     experts  gate, up, down        `ep` groups of ranks have the experts, equally many each in their order; within a
                                    group each is split as gate, up and down of an MLP are
 
@@ -104,6 +105,29 @@ def cached(model: ModelConfig, tp: int, rank: int) -> tuple[int, tuple[int, int]
     return kv_heads(model, tp, rank).size, (model.head_dim, model.head_dim)
 
 
+def key_heads(model: ModelConfig, tp: int, rank: int) -> Span:
+    """The key heads of a rank in a layer with linear attention: those that its heads of values read."""
+    if model.linear is None:
+        return Span(0, 0)
+    values = even(model.linear.value_heads, tp, rank, "the number of linear value heads")
+    group = model.linear.group
+    return Span(values.start // group, -(-values.stop // group))
+
+
+def key_replicas(model: ModelConfig, tp: int) -> int:
+    """How many (neighbouring) ranks hold each of those key heads."""
+    return 1 if model.linear is None else max(1, tp // model.linear.key_heads)
+
+
+def replicas(width: Width, model: ModelConfig, tp: int) -> int:
+    """How many (neighbouring) ranks hold the same part of what has that width."""
+    return {"kv_heads": kv_replicas, "linear_keys": key_replicas}.get(width, _once)(model, tp)
+
+
+def _once(model: ModelConfig, tp: int) -> int:
+    return 1
+
+
 def intermediate(model: ModelConfig, tp: int, rank: int) -> Span:
     """The part of the MLP's width that a rank computes."""
     return cropped(model.intermediate_size, tp, rank)
@@ -142,6 +166,8 @@ def expert_features(model: ModelConfig, tp: int, rank: int, ep: int, expert: int
     return cropped(size, tp // ep, rank % (tp // ep))
 
 
+#: What the decay of a recurrent state is made from, by role.
+DECAY = {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
 #: The bias of a router by which experts are chosen, and no more.
 CORRECTION = "e_score_correction_bias"
 #: What each head's softmax has in its sum beside the keys.
@@ -184,6 +210,15 @@ def size_of(width: Width, model: ModelConfig) -> int:
                 "shared_expert": has.shared_width,
             }
         ),
+        **(
+            {}
+            if (linear := model.linear) is None
+            else {
+                "linear_keys": linear.key_heads * linear.key_dim,
+                "linear_values": linear.value_heads * linear.value_dim,
+                "linear_heads": linear.value_heads,
+            }
+        ),
     }[width]
 
 
@@ -210,6 +245,10 @@ def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
             return kv_heads(model, tp, rank).scaled(model.head_dim)
         case "intermediate" | "expert" | "shared_expert":
             return cropped(size_of(width, model), tp, rank)
+        case "linear_keys":
+            return key_heads(model, tp, rank).scaled(0 if model.linear is None else model.linear.key_dim)
+        case "linear_values" | "linear_heads":
+            return even(size_of(width, model), tp, rank, "the number of linear value heads")
         case "vocab":
             return vocab(model.vocab_size, tp, rank)
         case _:  # WHOLE
@@ -242,6 +281,7 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
                 found[f"{one.module}.bias"] = _Parameter((size,))
             continue
         split = 0 if one.sharded else None
+        found |= _of_heads(one, model)
         if one.kind == "choice" and model.experts is not None and model.experts.correction:
             found[correction_name(model)] = _Parameter((model.experts.count,))
         if one.kind == "softmax" and model.sinks:
@@ -255,6 +295,23 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
         if one.bias and getattr(model, one.bias):
             found |= dict(_of_each(one, "bias", _Parameter((rows,), split, one.width), model))
     return found
+
+
+def _of_heads(operation: Operation, model: ModelConfig) -> dict[str, _Parameter]:
+    """What linear attention has beside its products."""
+    if (linear := model.linear) is None:
+        return {}
+    match operation.kind:
+        case "conv":
+            shape = size_of(operation.width, model), linear.conv
+            return {f"{operation.module}.weight": _Parameter(shape, 0, operation.width)}
+        case "decay":
+            heads = _Parameter((linear.value_heads,), 0, operation.width)
+            return dict.fromkeys(DECAY.values(), heads)
+        case "gated_norm":
+            return {f"{operation.module}.weight": _Parameter((linear.value_dim,))}
+        case _:
+            return {}
 
 
 def _of_each(
@@ -317,8 +374,7 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shar
         return Shard(one.shape, 0, Span(0, one.shape[0] if there else 0))
     if one.dim is None:
         return _whole(one.shape, tp)
-    replicas = kv_replicas(model, tp) if one.width == "kv_heads" else 1
-    return Shard(one.shape, one.dim, span_of(one.width, model, tp, rank), replicas)
+    return Shard(one.shape, one.dim, span_of(one.width, model, tp, rank), replicas(one.width, model, tp))
 
 
 def _whole(shape: tuple[int, ...], tp: int) -> Shard:

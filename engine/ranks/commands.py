@@ -117,7 +117,7 @@ class Commands:
             parameters=len(parameters),
             weight_bytes=sum(parameter.nbytes for parameter in parameters.values()),
             context=self._runner.context,
-            unpaged=self._runner.decoder.layers[0].attention.unpaged,
+            unpaged=self._runner.decoder.unpaged,
         )
 
     def _replace_rules(self, command: m.ReplaceRules) -> None:
@@ -268,7 +268,7 @@ class Commands:
             raise RequestError(f"there is no layer {layer}: the model has {runner.model.num_layers}")
         slots = runner.slots(seq, runner.sequence(seq).kv_len)
         # Not through `read`: its buffers hold the rows of a pass that may be paused at this moment.
-        keys, values = (rows[layer].index_select(0, slots) for rows in (runner.pool.keys, runner.pool.values))
+        keys, values = (rows.index_select(0, slots) for rows in runner.pool.of(layer))
         return r.CacheReport(to_wire(keys), to_wire(values))
 
     def _cache_checksum(self) -> int:
@@ -276,7 +276,7 @@ class Commands:
         for seq, sequence in self.runner.sequences.items():
             slots = self.runner.slots(seq, sequence.kv_len)
             for layer in range(self.runner.model.num_layers):
-                for rows in self.runner.pool.read(layer, slots):
+                for rows in self.runner.pool.contents(layer, seq, slots):
                     total = (total * 1_000_003 + tensor_checksum(rows)) % (1 << 64)
         return total
 

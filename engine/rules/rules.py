@@ -20,9 +20,10 @@ from lockstep.engine.checkpoint.load import own_tensor
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Activation, Gating, NormForm
+from lockstep.engine.kv.states import LayerState
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import defaults, latent, routing
+from lockstep.engine.rules import defaults, latent, recurrence, routing
 from lockstep.engine.rules.norm import layer_norm, rms_norm
 from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
 
@@ -72,6 +73,21 @@ class Rules:
     soft_cap: Callable[[Tensor, float], Tensor] = defaults.capped
     softmax: Callable[[Tensor, torch.dtype], Tensor] = defaults.softmax
     sinks: Callable[[Tensor, Tensor, torch.dtype], Tensor] = defaults.softmax_beside
+    output_gate: Callable[[Tensor, Tensor], Tensor] = recurrence.times_sigmoid
+    state_before: Callable[[LayerState | None, LayerState | None, LayerState, int], LayerState] = (
+        recurrence.carried
+    )
+    short_conv: Callable[[Tensor, Tensor], Tensor] = recurrence.short_convolution
+    l2_norm: Callable[[Tensor], Tensor] = recurrence.l2_normalised
+    beta: Callable[[Tensor], Tensor] = recurrence.update_rate
+    decay: Callable[[Tensor, Tensor, Tensor], Tensor] = recurrence.log_decay
+    key_heads: Callable[[Tensor, int], Tensor] = recurrence.shared_by_neighbours
+    delta_rule: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = (
+        recurrence.delta_rule
+    )
+    state_kept: Callable[[Tensor], Tensor] = recurrence.as_computed
+    conv_kept: Callable[[Tensor, int], Tensor] = recurrence.newest_rows
+    gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = recurrence.gated_norm
     merge: Callable[[Tensor], Tensor] = defaults.merge_heads
     reduce: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     row_bias: Callable[[Tensor, Tensor, Comm], Tensor] = defaults.bias_once

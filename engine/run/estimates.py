@@ -15,7 +15,7 @@ from lockstep.engine.errors import RequestError
 from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.machine import LESS_MEMORY, free_memory
 from lockstep.engine.parallel.shards import size_of
-from lockstep.engine.run.memory import cache_bytes, weight_bytes
+from lockstep.engine.run.memory import cache_bytes, state_bytes, weight_bytes
 from lockstep.engine.taps.names import local_name, model_taps, newest_rows, operation_at
 from lockstep.engine.text import bytes_text
 
@@ -61,6 +61,8 @@ def tap_elements(model: ModelConfig, tap: str, size: PassSize) -> int:
         return model.vocab_size
     if operation.form == "cells":
         return model.num_heads * size.new * size.keys
+    if operation.form == "state":
+        return 0 if model.linear is None else model.linear.key_dim * size_of(operation.width, model)
     slots = model.experts.top_k if operation.form == "slots" and model.experts is not None else 1
     rows = size.keys if operation.form in OF_POSITIONS else size.new
     return rows * slots * size_of(operation.width, model)
@@ -118,7 +120,8 @@ def attention_bytes(model: ModelConfig, config: EngineConfig, sizes: Sequence[Pa
 def loaded_bytes(model: ModelConfig, config: EngineConfig) -> int:
     """What the ranks of one machine take before any pass: torch, weights, cache."""
     ranks = range(config.tp)
-    held = sum(weight_bytes(model, config, rank) + cache_bytes(model, config, rank) for rank in ranks)
+    parts = (weight_bytes, cache_bytes, state_bytes)
+    held = sum(part(model, config, rank) for part in parts for rank in ranks)
     return held + config.tp * TORCH_BYTES
 
 

@@ -15,7 +15,7 @@ from lockstep.engine.checkpoint.source import DTYPE_BITS, Source
 from lockstep.engine.checkpoint.verify import verify
 from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
 from lockstep.engine.errors import CheckpointError, ConfigError
-from lockstep.engine.kv.sizing import pool_blocks
+from lockstep.engine.kv.sizing import KEPT_STATE_BYTES, context_length, pool_blocks
 from lockstep.engine.machine import free_memory
 from lockstep.engine.parallel import shards
 from lockstep.engine.text import bytes_text
@@ -50,7 +50,7 @@ def _check_memory(model: ModelConfig, config: EngineConfig, source: Source, rank
         weights = sum(kept_bytes(model, config, rank, source) for rank in ranks)
     else:
         weights = sum(weight_bytes(model, config, rank) for rank in ranks)
-    cache = sum(cache_bytes(model, config, rank) for rank in ranks)
+    cache = sum(cache_bytes(model, config, rank) + state_bytes(model, config, rank) for rank in ranks)
     free = free_memory()
     if weights + cache > free:
         raise CheckpointError(
@@ -82,7 +82,22 @@ def cache_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
     """Bytes of a rank's pool of keys and values."""
     rows = pool_blocks(model, config) * config.block_size
     heads, widths = shards.cached(model, config.tp, rank)
-    return model.num_layers * rows * heads * sum(widths) * DTYPE_BITS[config.dtype] // 8
+    layers = model.num_layers - (0 if model.linear is None else sum(model.linear.layers))
+    return layers * rows * heads * sum(widths) * DTYPE_BITS[config.dtype] // 8
+
+
+def state_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
+    """Bytes at most of a rank's states of linear attention: those that are met next, and those kept of before."""
+    if (linear := model.linear) is None:
+        return 0
+    sizes = {
+        width: shards.span_of(width, model, config.tp, rank).size
+        for width in ("linear_keys", "linear_values")
+    }
+    rows = (linear.conv - 1) * (2 * sizes["linear_keys"] + sizes["linear_values"])
+    one = 4 * sizes["linear_values"] * linear.key_dim + rows * DTYPE_BITS[config.dtype] // 8
+    newest = config.max_sequences * one * sum(linear.layers)
+    return newest + min(KEPT_STATE_BYTES, newest * context_length(model, config))
 
 
 def report_bytes(model: ModelConfig) -> int:

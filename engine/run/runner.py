@@ -20,6 +20,8 @@ from lockstep.engine.errors import RequestError
 from lockstep.engine.kv.blocks import BlockManager
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.sizing import context_length, pool_blocks
+from lockstep.engine.kv.states import LayerState, StatePool
+from lockstep.engine.layers.attention import Attention
 from lockstep.engine.model import Decoder
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
@@ -67,15 +69,16 @@ class Runner:
         self.rebind()
 
     def reset(self, rules: Rules) -> None:
-        """Forget all sequences and take `rules`; the weights stay."""
+        """Forget all sequences and take `rules`; the weights stay, and what memory held stays in it."""
+        left = self.pool.states.last
         del self.pool
-        self._clear(rules)
+        self._clear(rules, left)
 
     def _build(self, rules: Rules) -> None:
         self.decoder = Decoder(self.model, self.config, self.comm, rules)
         self.loaded = self._load(self.decoder, rules)
 
-    def _clear(self, rules: Rules) -> None:
+    def _clear(self, rules: Rules, left: Mapping[int, LayerState] | None = None) -> None:
         self.rules = rules
         self.sequences: dict[int, Sequence] = {}
         self.comm.step = 0
@@ -86,7 +89,7 @@ class Runner:
             group = self.model.num_heads // self.comm.size // heads
             heads = rules.cache_heads(torch.empty(1, heads, widths[0], device="meta"), group).shape[1]
         self.pool = KVPool(
-            self.model.num_layers,
+            [i for i, layer in enumerate(self.decoder.layers) if isinstance(layer.attention, Attention)],
             blocks,
             self.config.block_size,
             heads,
@@ -95,6 +98,7 @@ class Runner:
             self.decoder.device,
             self.context,
             math.nan if self.config.poison_cache else 0.0,
+            StatePool(self.decoder.fresh_states(), left),
         )
         self.rebind()
 
@@ -126,6 +130,7 @@ class Runner:
     def remove(self, seq: int) -> None:
         """A sequence is done: its blocks are free again."""
         del self.sequences[self.sequence(seq).id]
+        self.pool.states.remove(seq)
         if seq in self.blocks.tables:
             self.blocks.release(seq)
 
@@ -149,9 +154,29 @@ class Runner:
                 self.pool.erase(self.slots(seq, sequence.kv_len)[kv_len:])
                 self.blocks.truncate(seq, kv_len)
             del sequence.ids[kept:]
+            sequence.passes = [end for end in sequence.passes if end <= computed]
             sequence.computed, sequence.kv_len = computed, kv_len
             sequence.held = [min(rows, kv_len) for rows in sequence.held]
+            self._restore_states(sequence)
         self.comm.step = step
+
+    @torch.inference_mode()
+    def _restore_states(self, sequence: Sequence) -> None:
+        """The states of linear attention as they were after the sequence's last pass. Where they were let go of, the
+        passes since the last ones that are there are made again, by this sequence alone and unseen."""
+        computed, kv_len = sequence.computed, sequence.kv_len
+        start = self.pool.states.rewind(sequence.id, computed)
+        if not self.pool.states.fresh or start == computed:
+            return
+        self.decoder.bind(self.rules, lambda tap: None, self.hub.places)
+        sequence.kv_len = sequence.computed = start
+        for end in (end for end in sequence.passes if end > start):
+            batch = self._batch({sequence.id: sequence.ids[sequence.computed : end]})
+            self.decoder.forward(batch, self.pool)
+            sequence.computed = sequence.kv_len = end
+            self.pool.states.commit(sequence.id, end)
+        sequence.kv_len = kv_len
+        self.rebind()
 
     @torch.inference_mode()
     def step(self, forced: Mapping[int, int] | None = None) -> StepResult:
@@ -173,6 +198,7 @@ class Runner:
             results = self._advance(plan, batch, whole, forced)
         except BaseException:
             self.hub.abandon()
+            self.pool.states.abandon()
             for seq in reversed(plan):  # last given, first returned: the free list is as it was
                 self.blocks.truncate(seq, self.sequences[seq].kv_len)
             raise
@@ -261,7 +287,9 @@ class Runner:
         for span, token, (_, choice) in zip(batch.spans, tokens, chosen, strict=True):
             sequence, ids = self.sequences[span.seq], plan[span.seq]
             sequence.computed += len(ids)
+            self.pool.states.commit(span.seq, sequence.computed)
             sequence.kv_len, sequence.held = span.kv_len, span.held
+            sequence.passes.append(sequence.computed)
             emits = sequence.computed == len(sequence.ids)
             if emits:
                 sequence.ids.append(token)

@@ -18,7 +18,7 @@ class Sequence:
 
     `computed` counts tokens that went through a forward; `kv_len` counts the cache rows that its blocks are
     for; `held` [layers] says how far each layer's cache reaches, by what was written to it. All are equal
-    unless something is wrong with positions or with the cache.
+    unless something is wrong with positions or with the cache. `passes` are the tokens computed by the end of each.
     """
 
     id: int
@@ -28,6 +28,7 @@ class Sequence:
     prompt_length: int
     computed: int = 0
     kv_len: int = 0
+    passes: list[int] = field(default_factory=list)
 
     @property
     def decodes(self) -> bool:

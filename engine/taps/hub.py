@@ -148,8 +148,9 @@ class TapHub:
         self._captured: list[Captured] = []
         self._told = 0  # how many of those were handed out at pauses of this pass
         self._windows = {
-            self.places[f"layers.{i}.attn.scores"]: model.windows[i] if model.windows else None
+            place: model.windows[i] if model.windows else None
             for i in range(model.num_layers)
+            if (place := self.places.get(f"layers.{i}.attn.scores")) is not None
         }
 
     def tap(self, name: str) -> RankTap | StatisticsTap | None:

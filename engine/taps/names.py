@@ -15,6 +15,7 @@ Shapes are those of one sequence of T new tokens with K positions attended to (K
     latent_cache      [K, 1, kv_rank]       of latent attention, as rope_key [T, 1, rope], rope_cache [K, 1, rope]
     kv_b_proj         [K, heads * (plain + value_dim)]
     keys, values      [K, heads, head_dim or value_dim]
+    state             [1, value_heads, key_dim, value_dim]    after the last of the tokens
     logits            [1, vocab]            the last token's row, the one that is sampled from
 """
 
@@ -74,21 +75,25 @@ class TapSpec:
     layout: TapLayout
 
 
-def layout_of(operation: Operation, kv_replicas: int = 1, ep: int = 1) -> TapLayout:
+def layout_of(operation: Operation, kv_replicas: int = 1, ep: int = 1, key_replicas: int = 1) -> TapLayout:
     """How what an operation gives is spread over the ranks. `kv_replicas` = ranks that share each KV head,
-    `ep` = groups of ranks among which the experts are divided."""
+    `ep` = groups of ranks among which the experts are divided, `key_replicas` = ranks that share each key head of
+    linear attention."""
     if operation.summed:
         return PARTIAL
     if not operation.sharded:
         return REPLICATE
-    replicas = kv_replicas if operation.width == "kv_heads" else 1
+    replicas = {"kv_heads": kv_replicas, "linear_keys": key_replicas}.get(operation.width, 1)
     dim = {"cells": 0, "slots": 2}.get(operation.form, 1)
     return TapLayout("shard", dim, replicas, ep if operation.form == "slots" else 1)
 
 
-def layer_taps(parts: Collection[Part] = (), kv_replicas: int = 1, ep: int = 1) -> dict[str, TapLayout]:
+def layer_taps(
+    parts: Collection[Part] = (), kv_replicas: int = 1, ep: int = 1, key_replicas: int = 1
+) -> dict[str, TapLayout]:
     """The taps of one decoder layer (names without the `layers.{i}.` prefix) in execution order."""
-    return {one.tap: layout_of(one, kv_replicas, ep) for one in layer_operations({*parts, "partial"})}
+    operations = layer_operations({*parts, "partial"})
+    return {one.tap: layout_of(one, kv_replicas, ep, key_replicas) for one in operations}
 
 
 def tap_specs(num_layers: int, parts: Collection[Part] = (), kv_replicas: int = 1) -> tuple[TapSpec, ...]:
@@ -98,9 +103,9 @@ def tap_specs(num_layers: int, parts: Collection[Part] = (), kv_replicas: int = 
 
 def model_taps(model: ModelConfig, tp: int, ep: int = 1) -> tuple[TapSpec, ...]:
     """Every tap of `model` split over `tp` ranks, in `ep` groups where it has experts, in execution order."""
-    replicas = shards.kv_replicas(model, tp)
+    replicas = shards.kv_replicas(model, tp), ep, shards.key_replicas(model, tp)
     layers = map(model.of_layer, range(model.num_layers))
-    return _specs([layer_taps(parts_of(layer), replicas, ep) for layer in layers])
+    return _specs([layer_taps(parts_of(layer), *replicas) for layer in layers])
 
 
 def _specs(layers: Sequence[Mapping[str, TapLayout]]) -> tuple[TapSpec, ...]:

@@ -20,6 +20,7 @@ from lockstep.workbench.diagnosis.hypotheses.products.products import (
     product_unknown,
 )
 from lockstep.workbench.diagnosis.hypotheses.products.split_sums import rounded_partials, split_sums
+from lockstep.workbench.diagnosis.hypotheses.recurrent import STATEFUL, recurrent_edits
 from lockstep.workbench.diagnosis.hypotheses.rotation.parts import (
     partial_rotations,
     positions_of_pairs,
@@ -89,6 +90,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "combine": (routing_edits,),
     "experts": (other_matrix, other_experts, biases_of_experts),
     "layer": (skipped,),
+    **dict.fromkeys(STATEFUL, (recurrent_edits,)),
 }
 
 #: Banks that are always tried, whatever the operation.

@@ -6,7 +6,9 @@
 | `attn_norm` … `k_norm`, `o_proj`, `gate`, `up`, `down`, `final_norm` | outputs of the modules of that name |
 | `attn_residual` | what goes into the module that reads it |
 | `q_rope` … `context` | the attention interface (`attention.py`) |
-| `act` | what goes into `down_proj` |
+| `gate`, `in_proj_*` | the columns of theirs in what a stacked module gives |
+| `gated`, `act` | what goes into `o_proj`, `down_proj` |
+| `conv_*` … `delta` | the functions of linear attention (`recurrence.py`) |
 | `router`, `topk_ids`, `topk_weights` | what the router gives |
 | `experts.*` | the experts interface (`experts.py`) |
 | `combine` | the output of the module in place of the MLP |
@@ -15,37 +17,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from torch import Tensor, nn
 
-from lockstep.engine.checkpoint.stacks import stored_in
+from lockstep.engine.checkpoint.stacks import Place, stored_in
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import (
     LAYER,
     LAYER_OUTPUT,
-    MULTIPLIED,
     OUTSIDE,
     Operation,
+    operation_of,
     operations_of,
 )
-from lockstep.engine.parallel.shards import Span
+from lockstep.engine.parallel.shards import size_of
 from lockstep.engine.taps.names import TapSpec, local_name, model_taps
 from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
 from lockstep.workbench.references.experts import hearing, in_order
+from lockstep.workbench.references.recurrence import following
 
 #: Taps with no counterpart, and why.
 ABSENT = {
     "attn.o_proj.partial": "one rank has no partial sums: its o_proj is whole",
+    "attn.out_proj.partial": "one rank has no partial sums: its out_proj is whole",
     "mlp.down.partial": "one rank has no partial sums: its down_proj is whole",
     "mlp.combine.partial": "one rank has no partial sums: its experts are whole",
 }
 
 #: Operations that no module gives: they are what goes into the next one.
-_BEFORE = ("residual", "activation", "cache")
+_BEFORE = ("residual", "activation", "cache", "gate")
 
 See = Callable[[str, Seen], None]
 Shaped = Callable[[Tensor], Tensor]
@@ -101,7 +105,7 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             if own.experts is not None:
                 _tap_experts(layer.mlp, f"layers.{i}.mlp", see, stack)
 
-        def on_attention(layer: int, seen: dict[str, Seen]) -> None:
+        def on_attention(layer: int, seen: Mapping[str, Seen]) -> None:
             for name, tensor in seen.items():
                 see(f"layers.{layer}.attn.{name}", tensor)
 
@@ -109,7 +113,10 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             see("logits", output.logits[0])
 
         stack.callback(model.register_forward_hook(on_logits).remove)
-        stack.enter_context(listening([layer.self_attn for layer in decoder.layers], on_attention))
+        attention = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
+        stack.enter_context(listening(attention, on_attention))
+        linear = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
+        stack.enter_context(following(linear, on_attention))
         yield
 
 
@@ -122,16 +129,18 @@ def _tap_layer(
 ) -> None:
     seen, stacked = set[str](), stored_in(model)
     for operation in operations_of(model):
-        if operation.part in ("partial", "experts") or not operation.module:
+        if operation.part == "experts" or operation.tap.endswith(".partial") or not operation.module:
+            continue
+        if operation.kind == "conv":
             continue
         place = stacked.get(f"model.layers.0.{operation.module}.weight")
         module = layer.get_submodule(operation.module if place is None else _within_layer(place.tensor))
         after(
             module,
             f"{name}.{operation.tap}",
-            _shaped(operation, model, None if place is None else place.rows),
+            _shaped(operation, model, place),
         )
-        for read in _multiplied(operation):
+        for read in _multiplied(operation, model):
             if read in LAYER and LAYER[read].kind in _BEFORE and read not in seen:
                 before(module, f"{name}.{read}", _by_position if LAYER[read].form == "cache" else _same)
                 seen.add(read)
@@ -175,12 +184,14 @@ def _within_layer(parameter: str) -> str:
     return parameter.removeprefix("model.layers.0.").removesuffix(".weight")
 
 
-def _shaped(operation: Operation, model: ModelConfig, span: Span | None) -> Shaped:
-    """From what the module of an operation gives to the tap's tensor; `span`: its part of a stack."""
-    if span is not None:
-        return lambda x: x[:, span.start : span.stop]
+def _shaped(operation: Operation, model: ModelConfig, place: Place | None) -> Shaped:
+    """From what the module of an operation gives to the tap's tensor; `place`: its part of a stack."""
+    if place is not None:
+        return lambda x: place.of(x.mT).mT
     if operation.form == "cached_rows":
         return lambda x: x[0]  # it makes keys and values of one head, [1, K, …]
+    if operation.kind == "gated_norm":
+        return lambda x: x.reshape(-1, size_of(operation.width, model))  # it norms [T * heads, D]
     if operation.form == "heads" and model.family == "gemma3_text":
         return lambda x: x.transpose(0, 1)  # it norms [heads, T, D]
     if operation.form == "heads":
@@ -188,6 +199,7 @@ def _shaped(operation: Operation, model: ModelConfig, span: Span | None) -> Shap
     return _same
 
 
-def _multiplied(operation: Operation) -> Iterable[str]:
+def _multiplied(operation: Operation, model: ModelConfig) -> Collection[str]:
     """What the module of an operation reads: of a sum over ranks, what its terms do."""
-    return [MULTIPLIED[operation.tap]] if operation.tap in MULTIPLIED else operation.inputs.values()
+    term = operation_of(model, operation.inputs.get("partial", ""))
+    return (operation if term is None else term).inputs.values()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, field
@@ -43,8 +42,7 @@ class _TransformersModel:
     model: Any
     request: GoldenRequest
     checkpoint: str
-    # Without a config every layer of the cache is complete; sliding-window layers would drop old keys.
-    caches: defaultdict[int, DynamicCache] = field(default_factory=lambda: defaultdict(DynamicCache))
+    caches: dict[int, DynamicCache] = field(default_factory=dict)
 
     @property
     def taps(self) -> list[Tap]:
@@ -60,10 +58,10 @@ class _TransformersModel:
 
     def forward(self, seq: int, ids: Sequence[int], see: See) -> Tensor:
         with tapped(self.model, see):
-            return self._logits(ids, 1, self.caches[seq])[-1]
+            return self._logits(ids, 1, self.caches.setdefault(seq, self._empty()))[-1]
 
     def whole(self, ids: Sequence[int], last: int) -> Tensor | None:
-        return self._logits(ids, last, DynamicCache()) if self.model.dtype is torch.float64 else None
+        return self._logits(ids, last, self._empty()) if self.model.dtype is torch.float64 else None
 
     def _logits(self, ids: Sequence[int], last: int, cached: DynamicCache) -> Tensor:
         """[last, vocab]; `cached` is what went before, and has the tokens afterwards."""
@@ -82,7 +80,14 @@ class _TransformersModel:
 
     def cached(self, seq: int) -> list[int]:
         cache = self.caches[seq]
-        return [cache.get_seq_length(layer) for layer in range(len(cache.layers))]
+        tracked = [hasattr(layer, "get_seq_length") for layer in cache.layers]  # a state does not grow
+        return [cache.get_seq_length(layer if counts else 0) for layer, counts in enumerate(tracked)]
+
+    def _empty(self) -> DynamicCache:
+        """Without a config every layer of the cache is complete; sliding-window layers would drop old keys. Where some
+        have states it must be told which."""
+        config = self.model.config
+        return DynamicCache(config=None if model_config(self.model).linear is None else config)
 
     def meta(self) -> SessionMeta:
         config = self.model.config.to_dict()

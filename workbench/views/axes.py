@@ -45,6 +45,8 @@ def tap_axes(tap: str, shape: Sequence[int], part: str, positions: Sequence[int]
     elif form in ("heads", "cache") and len(shape) == 3:
         tokens = keys if form == "cache" else positions
         named = [("token", tokens), (_head_name(local_name(tap)), ()), ("channel", ())]
+    elif form == "state" and len(shape) == 4:
+        named = [("token", positions[-1:]), ("value head", ()), ("key channel", ()), ("value channel", ())]
     elif len(shape) == 2:
         named = [
             ("token", positions[-shape[0] :]),

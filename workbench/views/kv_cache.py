@@ -11,6 +11,7 @@ from lockstep.workbench.views.cache_history import CacheHistory, cache_history
 from lockstep.workbench.views.cache_rows import CacheRows, cache_rows, cached_as
 from lockstep.workbench.views.cached_lengths import expected_rows
 from lockstep.workbench.views.source import SessionSource
+from lockstep.workbench.views.states import StateHistory, state_histories
 from lockstep.workbench.views.where import Where
 
 
@@ -41,7 +42,7 @@ class CachedSequence:
 class Cache:
     """The cache after `step`. `shared` blocks are in more than one table; `rows` as far as they were captured. Where
     the step after it is under way, `written` layers of it have written their rows, which are in `rows`; its sequences'
-    positions are those that are being written."""
+    positions are those that are being written. `states`: of layers with linear attention."""
 
     step: int
     block_size: int
@@ -54,6 +55,7 @@ class Cache:
     history: CacheHistory | None
     pool: Pool
     written: int | None = None
+    states: tuple[StateHistory, ...] = ()
 
 
 def cache(
@@ -97,12 +99,14 @@ def cache(
         history=cache_history(source, where, layers),
         pool=pool_of(source, recorded, record.sequences, total, block_size),
         written=None if flight is None else written_layers(source, flight, layers),
+        states=state_histories(source, where, layers),
     )
 
 
 def written_layers(source: SessionSource, flight: StepInFlight, layers: int) -> int:
     """How many layers, from the first on, have written their rows in the step under way."""
-    names = [f"layers.{layer}.attn.{cached_as(source, 'k_cache')}" for layer in range(layers)]
+    kinds = (cached_as(source, "k_cache"), "state")
+    names = [f"layers.{layer}.attn.{kind}" for layer in range(layers) for kind in kinds]
     session = source.session
     return sum(session.has_tap(name) and session.tap(name).index <= flight.place for name in names)
 

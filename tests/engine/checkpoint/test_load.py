@@ -49,8 +49,7 @@ def test_the_shards_of_all_ranks_are_the_checkpoint_cut(variant: str, tmp_path: 
     family, overrides = EVERY_VARIANT[variant]
     whole = tiny_model(family, **overrides).state_dict()
     model, source = open_checkpoint(path)
-    for name, place in stored_in(model).items():
-        whole[name] = place.of(whole[place.tensor])
+    whole |= {name: place.of(whole[place.tensor]) for name, place in stored_in(model).items()}
     whole = {name: whole[name] for name in shards.parameters(model)}  # without a tied head's alias
     for tp in (1, 2, 4, 8):
         before = source.bytes_read

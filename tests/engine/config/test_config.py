@@ -90,6 +90,22 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
 }
 
 
+def _linear(config: Any) -> dict[str, Any]:
+    """Of Qwen3-Next and Qwen3.5."""
+    linear = {
+        "key_heads": config.linear_num_key_heads,
+        "value_heads": config.linear_num_value_heads,
+        "key_dim": config.linear_key_head_dim,
+        "value_dim": config.linear_value_head_dim,
+        "conv": config.linear_conv_kernel_dim,
+        "layers": tuple(kind == "linear_attention" for kind in config.layer_types),
+    }
+    return {"norm": "plus_one", "output_gate": True, "linear": linear}
+
+
+_OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
+
+
 def _experts(config: Any) -> dict[str, Any] | None:
     """Those of a layer, as the models of transformers take them from their config."""
     if not hasattr(config, "num_experts_per_tok"):
@@ -99,7 +115,7 @@ def _experts(config: Any) -> dict[str, Any] | None:
     sigmoid = kind in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2")
     first = getattr(config, "first_k_dense_replace", 1 if kind == "glm4_moe_lite" else 0)
     grouped = getattr(config, "topk_method", "") != "greedy"
-    width = getattr(config, "moe_intermediate_size", config.intermediate_size)
+    width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     shared = getattr(
         config, "shared_expert_intermediate_size", width * getattr(config, "n_shared_experts", 0)
     )
@@ -117,7 +133,7 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "group_best": 1 if kind == "deepseek_v2" else 2,
         "factor": getattr(config, "routed_scaling_factor", 1.0),
         "shared_width": shared,
-        "shared_gated": config.model_type == "qwen2_moe",
+        "shared_gated": kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"),
         "biased": kind == "gpt_oss",
         "wide": (sigmoid and kind != "minimax_m2") or kind == "deepseek_v2",
         "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral"),
@@ -139,7 +155,10 @@ def _latent(config: Any) -> dict[str, Any] | None:
     }
 
 
-_QK_NORM = ("qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2")
+_QK_NORM = (
+    "qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "qwen3_next",
+    "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -163,7 +182,7 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "block_types": (),
         "family": theirs.model_type,
         "hidden_size": theirs.hidden_size,
-        "intermediate_size": theirs.intermediate_size,
+        "intermediate_size": getattr(theirs, "intermediate_size", ours.intermediate_size),
         "num_layers": theirs.num_hidden_layers,
         "num_heads": theirs.num_attention_heads,
         "num_kv_heads": theirs.num_key_value_heads,

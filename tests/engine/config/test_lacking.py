@@ -12,7 +12,6 @@ from lockstep.engine.errors import ConfigError
 _MOE = "a mixture of experts of its own"
 #: By transformers' name -> some of what it has.
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "qwen3_next": (_MOE, "linear attention"),
     "qwen3_5": ("images", "linear attention"),
     "qwen3_5_moe": (_MOE, "linear attention"),
     "gemma3": ("images",),

@@ -51,6 +51,7 @@ MODELS = {
     "renormalised": ("qwen3_moe", {}),
     "latent": ("deepseek_v3", {}),
     "sinks": ("gpt_oss", {}),
+    "states": ("qwen3_5_text", {"linear_num_key_heads": 4}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

@@ -49,10 +49,16 @@ def test_a_layer_reads_what_came_before_in_it(checkpoint: Path) -> None:
 
 def test_modules_are_named_once_but_for_split_products() -> None:
     named = [
-        one.module for one in (*LAYER.values(), *OUTSIDE.values()) if one.module and one.part != "partial"
+        one.module
+        for one in (*LAYER.values(), *OUTSIDE.values())
+        if one.module and not one.tap.endswith(".partial")
     ]
     assert len(named) == len(set(named))
-    assert {LAYER[tap].module for tap in MULTIPLIED} == {"self_attn.o_proj", "mlp.down_proj"}
+    assert {LAYER[tap].module for tap in MULTIPLIED} == {
+        "self_attn.o_proj",
+        "linear_attn.out_proj",
+        "mlp.down_proj",
+    }
     assert (QKV, GATE_UP) == (("attn.q_proj", "attn.k_proj", "attn.v_proj"), ("mlp.gate", "mlp.up"))
 
 
@@ -88,4 +94,8 @@ def test_norms_stand_before_the_blocks_or_behind_them() -> None:
     assert reads("mlp_residual", "post_norm", "partial") == ["attn_residual", "post_mlp_norm"]
     assert reads("attn.q_proj", "post_norm") == ["attn_norm"]
     assert reads("attn.q_proj", "bare_inputs") == [STREAM]
+    assert reads("attn.o_proj.partial", "partial") == ["attn.context"]
+    assert reads("attn.o_proj.partial", "partial", "output_gate") == ["attn.gated"]
+    assert reads("attn.gated", "output_gate") == ["attn.context", "attn.gate"]
+    assert reads("attn_residual", "linear_attn") == [STREAM, "attn.out_proj"]
     assert reads("mlp.up", "bare_inputs", "post_norm") == ["attn_residual"]

@@ -20,7 +20,7 @@ from lockstep.engine.graph import (
     operations_of,
 )  # fmt: skip
 from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of, numbers_of
-from lockstep.engine.parallel.shards import SINKS, correction_name
+from lockstep.engine.parallel.shards import DECAY, SINKS, correction_name
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23]  # longer than the windows
@@ -46,6 +46,17 @@ class Told:
         names = {e: f"{module.format(e)}.{kind}" for e in range(model.experts.count)}
         return {e: self.weights[name] for e, name in names.items() if name in self.weights}
 
+    def recurrent(self, operation: Operation, model: ModelConfig, layer: int | None) -> dict[str, Any]:
+        """What linear attention has before the first token, and the tensors of its decay."""
+        if layer is None or (linear := model.linear) is None:
+            return {}
+        if operation.kind == "conv":
+            return {"before": np.zeros((linear.conv - 1, self.tap(operation.tap, layer).shape[1]))}
+        return {
+            "before": np.zeros((linear.value_heads, linear.key_dim, linear.value_dim)),
+            **{role: self.weights[f"model.layers.{layer}.{name}"] for role, name in DECAY.items()},
+        }
+
     def given(self, operation: Operation, layer: int | None) -> dict[str, Any]:
         model, tokens = self.model.of_layer(layer), np.arange(len(PROMPT))
         angle, factor = frequencies(model, model.rope_theta, len(PROMPT), np.asarray)
@@ -69,13 +80,14 @@ class Told:
             else self.weights[f"model.layers.{layer}.{correction_name(model)}"],
             "sinks": self.weights.get(f"model.layers.{layer}.{SINKS}"),
             "bias": self.weight(module, model, "bias") if operation.bias else 0.0,
-            **reads, "whole": reads.get("x"),
+            **reads, "whole": reads.get("x"), **self.recurrent(operation, model, layer),
         }  # fmt: skip
 
 
 NAMES = (
     "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
     "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
+    "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5",
 )  # fmt: skip
 
 

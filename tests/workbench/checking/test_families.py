@@ -28,11 +28,13 @@ from tests.checkpoints import tiny_variant
 #: Longer than every window, and a short one.
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
 STEPS = 3
-FAMILIES = ("olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2")
+FAMILIES = (
+    "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
+)  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
-    "glm4-moe-lite", "gpt-oss", "minimax-m2",
+    "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {
@@ -117,6 +119,25 @@ PLANTED_IN_EXPERTS = {
 }  # fmt: skip
 
 
+#: Rule -> where it shows first in a model with linear attention, and the cause that is named first.
+PLANTED_IN_STATES = {
+    "state_before=left": ("layers.0.attn.state", "state of sequence 0 is read instead of the sequence's own"),
+    "state_before=restarted": ("layers.0.attn.state", "the pass begins with zeros"),
+    "conv_kept=one_short": ("layers.0.attn.conv_q", "state is one token short"),
+    "conv_kept=frozen": ("layers.0.attn.conv_q", "which decode steps do not update"),
+    "short_conv=linear": ("layers.0.attn.conv_q", "SiLU after the short convolution is left out"),
+    "l2_norm=missing": ("layers.0.attn.q_l2", "no l2 norm"),
+    "beta=linear": ("layers.0.attn.beta", "not passed through a sigmoid"),
+    "decay=linear": ("layers.0.attn.decay", "without softplus"),
+    "decay=unbiased": ("layers.0.attn.decay", "without dt_bias"),
+    "key_heads=tiled": ("layers.0.attn.state", "key heads are tiled, not repeated"),
+    "state_kept=bfloat16": ("layers.0.attn.state", "rounded to bfloat16"),
+    "gated_norm=ungated": ("layers.0.attn.gated_norm", "not multiplied by its gate"),
+    "output_gate=missing": ("layers.1.attn.gated", "output gate is left out"),
+    "norm=without_one": ("layers.0.attn_norm", ""),
+}
+
+
 @contextmanager
 def running(
     folder: Path, name: str, tp: int, dtype: str = "float32", ep: int = 1
@@ -191,6 +212,18 @@ def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_p
             first = result.judgement.first_divergence
             assert first is not None
             assert fnmatchcase(first.tap, tap), fault
+            assert re.search(words, result.causes[0].text), fault
+
+
+@pytest.mark.slow
+def test_what_is_planted_in_states_is_found_and_named(tmp_path: Path) -> None:
+    with running(tmp_path, "qwen3.5", 2) as (model, inferior):
+        for fault, (tap, words) in PLANTED_IN_STATES.items():
+            rule, _, value = fault.partition("=")
+            result = checked(tmp_path, model, inferior, **{rule: value})
+            first = result.judgement.first_divergence
+            assert first is not None, fault
+            assert first.tap == tap, fault
             assert re.search(words, result.causes[0].text), fault
 
 

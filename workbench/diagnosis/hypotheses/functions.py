@@ -219,6 +219,12 @@ NORMS: Mapping[str, Callable[..., Any]] = {
     ),
     "unit_length": lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True),
 }
+#: Other pairs of key heads with value heads; what a convolution may have kept of its rows [W - 1, C].
+RECURRENT: Mapping[str, Callable[..., Any]] = {
+    "paired_in_turn": lambda keys, beta: np.tile(keys, (1, beta.shape[1] // keys.shape[1], 1)),
+    "oldest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
+    "newest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[:-1]]),
+}
 #: What is done to logits as well.
 HEADS: Mapping[str, Callable[..., Any]] = {
     "capped": lambda x, cap: cap * np.tanh(x / cap),
@@ -232,5 +238,5 @@ ROUNDED: Mapping[str, Callable[..., Any]] = {
 WHOLE, MIXING = frozenset(ROUNDED), frozenset({"log_softmax", "probabilities"})
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **CONVENTIONS, **ORDERS, **SPLITS, **CHANGES,
-    **GROUPED, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
+    **GROUPED, **RECURRENT, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
 }  # fmt: skip

@@ -19,6 +19,7 @@ from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.operands import READER, place_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
+from lockstep.workbench.diagnosis.hypotheses.recurrent_words import RECURRENT_WORDS
 from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import whose
@@ -35,6 +36,7 @@ _LEAVES: Mapping[str, Mapping[str, str]] = {
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
     "norm": {"x": "the norm's input", "weight": "{weight}", "eps": "epsilon"},
     "residual": {"x": "the residual stream", "y": "the {branch}'s output"},
+    **{kind: {"before": "the sequence's own state"} for kind in ("state", "delta")},
 }
 _RESULTS = {"residual": "the sum", "activation": "the product"}
 #: What is at the places of a norm.
@@ -165,7 +167,7 @@ def told(site: Site, edits: Sequence[Edit]) -> Told:
 
 def sentence(at: Setting, edits: Sequence[Edit]) -> str:
     """All edits of one operation in words."""
-    texts = [_sentence(at, one) for one in edits]
+    texts = list(dict.fromkeys(_sentence(at, one) for one in edits))
     text = "; ".join(one for one in texts if one)
     if not all(texts):
         right, ran = formula_text(at.formula, _LEAVES.get(at.operation, {})), _formula(at, edits)
@@ -246,9 +248,10 @@ def _sentence(at: Setting, edit: Edit) -> str:
     plain = _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
     if plain is not None:
         return plain.format(**fields)
-    routing = ROUTING_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
-    if routing is not None:
-        return routing.format(**fields)
+    named_place = at.operation, _node_at(at, edit).name, edit.kind, first
+    words = ROUTING_WORDS.get(named_place) or RECURRENT_WORDS.get(named_place)
+    if words is not None:
+        return words.format(**fields)
     what = _at(at, edit).format(**fields)
     if edit.kind == "number":
         right = numbers_of(at.model)[_node_at(at, edit).name]

@@ -30,6 +30,8 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16"
 LARGEST = {"float64": 1.797e308, "float32": 3.4028235e38, "bfloat16": 3.3895314e38, "float16": 65504.0}
 SMALLEST = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38, "float16": 2.0**-24}
 
+#: Of linear attention what is float32 whatever the model's dtype.
+_WIDE = ("attn.q_l2", "attn.k_l2", "attn.state")
 #: Operations that need nothing of the model: they can be judged without its checkpoint.
 MODEL_FREE = ("softmax", "context", "residual", "activation")
 _NO_MODEL = ModelConfig(
@@ -80,10 +82,14 @@ class Facts:
     def of_tap(self, tap: str) -> Facts:
         """The same at float32 where that tap's operation keeps it whatever the model's dtype."""
         experts, kind = self.model.experts, local_name(tap)
-        if experts is None or UNIT[self.dtype] <= UNIT["float32"]:
+        if UNIT[self.dtype] <= UNIT["float32"]:
             return self
-        wide = (experts.wide and kind == "mlp.router") or (
-            experts.wide_weights and kind == "mlp.topk_weights"
+        wide = kind in _WIDE or (
+            experts is not None
+            and (
+                (experts.wide and kind == "mlp.router")
+                or (experts.wide_weights and kind == "mlp.topk_weights")
+            )
         )
         if not wide:
             return self

@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, operations_of
 from lockstep.engine.graph.formula import evaluate, formula_of, numbers_of
 from lockstep.engine.taps.flow import near
@@ -96,12 +97,31 @@ def _value(
         **numbers_of(model, operation),
         "angles": at[:, None, None] * frequencies(model, lengths_of(rows)),
         "factor": magnitude(model),
+        "before": _nothing(operation, model, given),
     }
     return np.asarray(evaluate(formula_of(operation, model), {**more, **given}))
 
 
+def _nothing(operation: Operation, model: ModelConfig, given: Mapping[str, Any]) -> Array:
+    """What linear attention has before a sequence's first token."""
+    if (linear := model.linear) is None:
+        return np.zeros(0)
+    if operation.kind == "conv":
+        return np.zeros((linear.conv - 1, given["x"].shape[1]))
+    return np.zeros((linear.value_heads, linear.key_dim, linear.value_dim))
+
+
 #: What a layer that ran leaves at least one of.
-_INSIDE = ("attn_norm", "attn.q_proj", "attn.o_proj", "mlp_norm", "mlp.gate", "mlp.down")
+_INSIDE = (
+    "attn_norm",
+    "attn.q_proj",
+    "attn.o_proj",
+    "attn.in_proj_q",
+    "attn.out_proj",
+    "mlp_norm",
+    "mlp.gate",
+    "mlp.down",
+)
 
 
 def missing_layers(tap: str, taps: RecordedTaps, facts: Facts) -> Iterator[Site]:

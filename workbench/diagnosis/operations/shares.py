@@ -38,6 +38,10 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
         return {"correction": name} if corrected else {}
     if operation in ("softmax", *FUSED):
         return {"sinks": f"model.layers.{layer_of(tap)}.{shards.SINKS}"} if facts.model.sinks else {}
+    if operation == "decay":
+        return {role: f"model.layers.{layer_of(tap)}.{name}" for role, name in shards.DECAY.items()}
+    if operation in ("conv", "gated_norm"):
+        return {"weight": f"{module}.weight"}
     if operation not in ("linear", "reduce", "norm", "experts"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)
@@ -72,7 +76,8 @@ def rank_spans(
         read = declared.inputs["x"]
         return None, _part(near(read, layer_of(tap), 0), rank, taps, shards.size_of(LAYER[read].width, model))
     whole_norm = operation == "norm" and model.qk_norm_whole
-    if not (operation in ("linear", "head", "experts") or whole_norm) or not declared.sharded:
+    cut = operation in ("linear", "head", "experts", "conv", "decay")
+    if not (cut or whole_norm) or not declared.sharded:
         return None, None
     if whole_norm:
         tap = near(next(iter(declared.inputs.values())), layer_of(tap), 0)

@@ -33,6 +33,7 @@ AXES: Mapping[str, tuple[int, int | None]] = {
     "keys": (0, 1),
     "values": (0, 1),
     "cache": (0, 1),
+    "state": (0, 1),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep.engine.graph import Operation, operation_of
 from lockstep.engine.parallel.shards import is_first_of_group
-from lockstep.engine.taps.flow import is_known
+from lockstep.engine.taps.flow import is_known, near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import (
     BLOCKS,
@@ -36,6 +36,7 @@ from lockstep.workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, F
 from lockstep.workbench.diagnosis.operations.gathered import gathered_logits
 from lockstep.workbench.diagnosis.operations.layers import missing_layers
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sources import OperationInput, made_ready, slack_of, sources_of
@@ -47,6 +48,7 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "choice_weights": choice_weights,
     "experts": experts,
     "combine": combine,
+    **GATES,
 }
 
 
@@ -95,7 +97,10 @@ class _RankOperation:
             return Unjudged(self.tap, self.rank, self.missing)
         try:
             with np.errstate(all="ignore"):  # what overflows in an engine may overflow here
-                parts, passes = self._blocks() if self.operation in BLOCKS else self._row_wise()
+                if self.operation in RECURRENT:
+                    parts, passes = self._recurrent()
+                else:
+                    parts, passes = self._blocks() if self.operation in BLOCKS else self._row_wise()
         except Lacking as error:
             return Unjudged(self.tap, self.rank, str(error))
         except (ValueError, IndexError) as error:
@@ -108,7 +113,12 @@ class _RankOperation:
     @property
     def declared(self) -> Operation | None:
         """The model's operation at the tap; None of a model that is not known."""
-        return None if self.facts.model_free else operation_of(self.facts.model, local_name(self.tap))
+        found = None if self.facts.model_free else operation_of(self.facts.model, local_name(self.tap))
+        if (
+            found is not None and found.kind == "reduce" and self.operation == "combine"
+        ):  # no terms were recorded
+            return operation_of(self.facts.model, found.inputs["partial"])
+        return found
 
     @property
     def weights(self) -> Mapping[str, str]:
@@ -200,6 +210,59 @@ class _RankOperation:
         if found is None:
             raise Lacking(f"{source.tap} has other shapes from step to step, or from rank to rank")
         return np.asarray(found)
+
+    # --- linear attention ----------------------------------------------------------------------------
+
+    def _recurrent(self) -> tuple[list[Part], list[int]]:
+        """Pass by pass, with what the sequence's passes before it have left."""
+        found = {i: before for i in self._passes() if (before := self._before(i)) is not None}
+        if not found:
+            raise Lacking("what its sequence had before was not captured")
+        return [self._pass(i, before) for i, before in found.items()], list(found)
+
+    def _pass(self, i: int, before: Mapping[str, Array]) -> Part:
+        tensors = {role: self.taps.tensors(source.tap, self.rank)[i] for role, source in self.sources.items()}
+        inputs = {**{role: _there(x) for role, x in tensors.items()}, **before}
+        rows = self.taps.passes[i].rows
+        operands = Operands(self.facts, rows, inputs, self.weights, self.span, self.columns, self.declared)
+        expected, noise = RECURRENT[self.operation](operands)
+        seen = _there(self.taps.tensors(self.tap, self.rank)[i])
+        if self.operation == "state":  # a row, that of the last token
+            rows, expected, noise = rows[-1:], expected[None], noise[None]
+        return Part(rows, inputs, seen, expected, noise, LARGEST[self.facts.dtype])
+
+    def _before(self, i: int) -> Mapping[str, Array] | None:
+        """What a pass meets of the sequence's earlier ones; None where that was not captured."""
+        earlier = self._until(i)[:-1]
+        if self.operation == "conv":
+            return self._rows_before(earlier)
+        tensors = self.taps.tensors(near("attn.state", layer_of(self.tap), 0), self.rank)
+        if earlier:
+            last = tensors[earlier[-1]]
+            return None if last is None else {"before": last[0]}
+        like = next((x for x in tensors if x is not None), None)
+        return None if like is None else {"before": np.zeros_like(like[0])}
+
+    def _rows_before(self, earlier: list[int]) -> Mapping[str, Array] | None:
+        """The rows before a convolution's; and those at the end of the last pass over several tokens, which one keeps
+        that decode steps do not update."""
+        rows = self._newest_rows(earlier)
+        several = max((j for j in earlier if len(self.taps.passes[j].rows) > 1), default=-1)
+        frozen = self._newest_rows([j for j in earlier if j <= several])
+        return None if rows is None or frozen is None else {"before": rows, "frozen": frozen}
+
+    def _newest_rows(self, passes: list[int]) -> Array | None:
+        """The last rows that a convolution read in those passes, zeros before the first; None where they lack."""
+        tensors = self.taps.tensors(self.sources["x"].tap, self.rank)
+        count = 1 if self.facts.model.linear is None else self.facts.model.linear.conv - 1
+        rows = np.zeros((0, next(x.shape[1] for x in tensors if x is not None)))
+        for j in reversed(passes):
+            if len(rows) >= count:
+                break
+            if (x := tensors[j]) is None:
+                return None
+            rows = np.concatenate([x, rows])
+        return np.concatenate([np.zeros((count, rows.shape[1])), rows])[-count:]
 
     # --- attention -----------------------------------------------------------------------------------
 

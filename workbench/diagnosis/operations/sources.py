@@ -19,6 +19,7 @@ from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised, turned
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
+from lockstep.workbench.diagnosis.operations.recurrent import RECURRENT
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -92,7 +93,9 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
     ):  # an engine that shows no partial products
         if kind not in MULTIPLIED:
             return _unsummed(declared, layer, taps, facts)
-        source = OperationInput((near(MULTIPLIED[kind], layer, 0),), gathered=len(taps.ranks) > 1)
+        term = None if facts.model_free else operation_of(facts.model, f"{kind}.partial")
+        read = MULTIPLIED[kind] if term is None else term.inputs["x"]
+        source = OperationInput((near(read, layer, 0),), gathered=len(taps.ranks) > 1)
         return "linear", {"x": source}, "" if taps.has(source.tap) else f"{source.tap} was not recorded"
     found = _inputs(tap, operation, wanted, taps, facts)
     if operation == "norm" and declared.sharded and facts.model.qk_norm_whole and "x" in found[0]:
@@ -146,7 +149,8 @@ def _source(operation: str, role: str, kind: str, names: Mapping[str, str], fact
     normalise = (
         facts.model.qk_norm and kind in ("attn.q_proj", "attn.k_proj") and (unturned or operation == "rope")
     )
-    history = role in _REMEMBERED and LAYER[kind].form not in OF_POSITIONS
+    remembered = operation not in RECURRENT and role in _REMEMBERED
+    history = remembered and LAYER[kind].form not in OF_POSITIONS
     return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise)
 
 

@@ -38,10 +38,15 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
     stored |= {name: file for name, file in files.items() if name in stored}  # others are parts of a stack
     stacked = stored_in(model)
 
+    def shape_of(name: str) -> tuple[int, ...] | None:
+        return headers[stored[name]].entries[name].shape if name in stored else None
+
     def read(name: str) -> NDArray[Any] | None:
         if name == "lm_head.weight" and name not in files and model.tie_embeddings:
             name = "model.embed_tokens.weight"
-        place = stacked.get(name) if name not in stored else None
+        place = stacked.get(name)
+        if place is not None and shape_of(place.tensor) != place.shape:
+            place = None
         name = name if place is None else place.tensor
         if name not in stored:
             return None

@@ -28,6 +28,7 @@ from lockstep.workbench.tui.panes.cache_text import (
     norm_facts,
     progress_lines,
     row_label,
+    state_lines,
 )
 from lockstep.workbench.tui.panes.titles import CACHE, titled
 from lockstep.workbench.tui.widgets.axes import Axes
@@ -60,6 +61,9 @@ Below two maps, a row a layer and rank: the rows held after each step, and the n
 position, as far as they were captured. Slots that hold nothing, that a later step overwrote, or that hold another
 slot's or head's row are told and marked with a dot. Against golden the map is the error of each row: stale and
 shifted slots light up.
+
+Of layers with linear attention, which keep a state in place of rows: its norm over the steps, and how much the present
+one has changed it, as far as states were captured.
 
   m      rows over steps, norms  v      keys or values
   a      capture what is missing d      error to golden, or norms
@@ -138,6 +142,7 @@ shifted slots light up.
                 *progress_lines(snapshot, self.where, layers, self.label, width),
                 *self._sequence_lines(snapshot, width),
                 *self._growth(snapshot, width),
+                *state_lines(snapshot.states, self.where.seq, width, 3 if self.size.height < 30 else 8),
                 *finding_lines(snapshot.rows.findings, width),
                 *pool_lines(snapshot, ranks, width),
                 *map_lines(snapshot, width, 2 if self.size.height < 30 else 6),

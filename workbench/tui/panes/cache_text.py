@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -12,6 +12,7 @@ from lockstep.workbench.views.cache_history import CacheHistory
 from lockstep.workbench.views.cached_lengths import span
 from lockstep.workbench.views.kv_cache import Cache
 from lockstep.workbench.views.numbers import number
+from lockstep.workbench.views.states import StateHistory
 from lockstep.workbench.views.where import Where
 
 #: The token at a position.
@@ -40,6 +41,22 @@ def length_facts(snapshot: Cache, row: int, column: int, value: float, label: La
         [(f"after step {history.first + column}: ", "text"), (held, "strong" if right else "wrong")],
         [("" if right or expected is None else f"its positions ask for {expected}", "wrong")],
     ]
+
+
+def state_lines(states: Sequence[StateHistory], seq: int, width: int, most: int) -> list[TextLine]:
+    """Of each layer with a state its norm over the steps, and the change by the last one; so many at most."""
+    lines: list[TextLine] = []
+    for one in states[:most]:
+        shown = one.norms[-max(8, width - 60) :]
+        change = one.changes[-1]
+        moved = "" if np.isnan(change) else f", changed by {change:.1%} in this step"
+        lines.append([
+            (f"state {one.layer} ", "strong"), (sparkline(shown), "trace"),
+            (f"  norm {number(one.norms[-1])}{moved}, sequence {seq}", "text"),
+        ])  # fmt: skip
+    if len(states) > most:
+        lines.append([(f"  and of {len(states) - most} layers more", "quiet")])
+    return lines
 
 
 def growth_lines(history: CacheHistory, seq: int, width: int) -> list[TextLine]:

@@ -1,0 +1,50 @@
+"""Plain words for edits of the formulas of linear attention and of gates."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+_RESTARTED = "the state is not carried on: the pass begins with zeros in place of what the sequence has"
+_PAIRED = (
+    "a value head is given another key head than its own: key heads are tiled, not repeated for neighbours"
+)
+_UNFORGOTTEN = "decay is not applied: the state keeps all that it has"
+#: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> what ran.
+RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
+    ("gate", "multiply", "left_out", 0.0): "attention's output gate is left out: its output goes on as it is",
+    ("gate", "sigmoid", "left_out", 0.0): "attention is multiplied by the gate itself, not by its sigmoid",
+    ("gate", "sigmoid", "function", "silu"): "attention is multiplied by SiLU of the gate, not by its sigmoid",
+    ("conv", "silu", "left_out", 0.0): "SiLU after the short convolution is left out",
+    ("conv", "silu", "function", "sigmoid"): "the short convolution is followed by a sigmoid, not by SiLU",
+    ("conv", "weight", "applied", "backwards"): "the kernel of the short convolution is applied backwards in time",
+    ("conv", "before", "operand", "nothing"):
+        "the convolution's state is not carried on: a pass begins as if nothing had come before it",
+    ("conv", "before", "operand", "frozen"):
+        "the convolution's state is stale: it is that of the end of the prompt, which decode steps do not update",
+    ("conv", "before", "applied", "oldest_row_lost"): "the convolution's state is one token short",
+    ("conv", "before", "applied", "newest_row_lost"): "the convolution's state lacks the newest token",
+    ("l2_norm", "side_by_side", "skipped", "x"): "queries and keys are not divided by their length: no l2 norm",
+    ("l2_norm", "divide", "left_out", 0.0): "queries and keys are not divided by their length: no l2 norm",
+    ("l2_norm", "total", "function", "mean"): "squares are averaged, not summed: an RMS norm in place of the l2 norm",
+    ("sigmoid", "sigmoid", "left_out", 0.0): "beta is not passed through a sigmoid",
+    ("decay", "softplus", "left_out", 0.0): "the decay is made without softplus",
+    ("decay", "add", "left_out", 0.0): "the decay is made without dt_bias",
+    ("decay", "negative", "left_out", 0.0): "the decay has the wrong sign: the state grows",
+    ("decay", "exp", "left_out", 0.0): "the decay is made with A_log itself, not with its exponential",
+    ("gated_norm", "multiply", "left_out", 0.0): "the gated norm is not multiplied by its gate",
+    ("gated_norm", "multiply", "before", "x"): "the gate is multiplied before the norm, not after it",
+    ("gated_norm", "silu", "function", "sigmoid"): "the gated norm is multiplied by a sigmoid of the gate, not by SiLU",
+    ("gated_norm", "silu", "left_out", 0.0): "the gated norm is multiplied by the gate itself, not by its SiLU",
+    ("gated_norm", "weight", "applied", "plus_one"): "the gated norm's weight is applied as 1 + w",
+    **{
+        (operation, *edit): text
+        for operation in ("state", "delta")
+        for edit, text in {
+            ("before", "operand", "nothing"): _RESTARTED,
+            ("paired", "function", "paired_in_turn"): _PAIRED,
+            ("exp", "left_out", 0.0): "the state is multiplied by the logarithm of its decay, not by its exponential",
+            ("decay", "operand", "nothing"): _UNFORGOTTEN,
+        }.items()
+    },
+    ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
+}  # fmt: skip
