@@ -139,7 +139,7 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
     hidden, width = model.hidden_size, has.width
     if model.family == "gpt_oss":
         for e in range(has.count):
-            yield from _by_heads(e, (gate.format(e), up.format(e), down.format(e)), has, hidden)
+            yield from _interleaved(e, (gate.format(e), up.format(e), down.format(e)), has, hidden)
         return
     both, single = (has.count, 2 * width, hidden), (has.count, hidden, width)
     for e in range(has.count):
@@ -152,7 +152,7 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
         yield name, Place(f"mlp.{shards.CORRECTION}", Span(0, has.count), (has.count,))
 
 
-def _by_heads(
+def _interleaved(
     e: int, modules: tuple[str, str, str], has: ExpertsConfig, hidden: int
 ) -> Iterator[tuple[str, Place]]:
     """Of an expert of gpt-oss: matrices transposed, gate and up in turn."""
