@@ -17,16 +17,18 @@ from lockstep.workbench.inferior.patches import Patch, cut
 Corrections = Callable[[int], Iterable[Patch]]
 
 
-def corrections(plain: Session, golden: Session, step: int) -> Iterator[Patch]:
-    """The patches of one step, tap by tap as they are asked for. `plain` is the same run without them, every
-    tensor whole.
+def corrections(
+    plain: Session, golden: Session, step: int, wanted: Callable[[str], bool] = lambda tap: True
+) -> Iterator[Patch]:
+    """The patches of one step at the `wanted` taps, tap by tap as they are asked for. `plain` is the same run without
+    them, every tensor whole.
 
     A tap that has no golden tensor (partial sums), or gives another shape than the golden one, stays as it is:
     what is computed from it is not on right inputs.
     """
     seqs = [told.seq for told in plain.step(step).sequences]
-    for place in range(len(plain.taps)):
-        for seq in seqs:
+    for place, tap in enumerate(plain.taps):
+        for seq in seqs if wanted(tap.name) else ():
             patch = _correction(plain, golden, place, step, seq)
             if patch is not None:
                 yield patch

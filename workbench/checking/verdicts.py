@@ -75,6 +75,7 @@ def summary(
         tp=judgement.tp,
         tolerance=judgement.tolerance,
         token_mismatches=judgement.mismatches,
+        flips=judgement.flips,
         notes=notes,
         untapped=untapped,
         overflow=judgement.overflow,

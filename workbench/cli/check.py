@@ -91,6 +91,16 @@ def check(
     weights: options.Weights = "dequantised",
     batch_invariant: options.BatchInvariant = False,
     chunk: options.Chunk = None,
+    replay_routing: Annotated[
+        str | None,
+        typer.Option(
+            "--replay-routing",
+            metavar="ids|weights",
+            help="Of experts: run once more with the reference's experts (ids), or these and their weights, forced "
+            "onto the engine, and say how much of the difference goes.",
+            show_default=False,
+        ),
+    ] = None,
     model: Annotated[
         str | None,
         typer.Option(
@@ -155,7 +165,8 @@ def check(
             found = judging.check(
                 target, prompt=prompt, ids=ids, chat=chat, prompt_tokens=prompt_tokens, tp=tp, ep=ep, steps=steps,
                 faults=fault, device=device, dtype=dtype, floor=floor, reference=reference, load=load, weights=weights,
-                batch_invariant=batch_invariant, chunk=chunk, model=model, golden=golden, branch=branch, save=save,
+                batch_invariant=batch_invariant, chunk=chunk, replay_routing=replay_routing, model=model, golden=golden,
+                branch=branch, save=save,
                 spare=scratch.path / "check.session", timeout=timeout, start_timeout=start_timeout, listen=listen,
                 progress=status,
             )  # fmt: skip

@@ -6,21 +6,29 @@ follows from a flip is not judged against the reference; on its own inputs it is
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
 from lockstep.engine.taps.names import operation_at
+from lockstep.workbench.diagnosis.flip_figures import flips_in_figures
 from lockstep.workbench.diagnosis.judgement import TapVerdict
 from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
+from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.upstream import Upstream
-from lockstep.workbench.views.golden_event import TokenMismatch
+from lockstep.workbench.views.golden_event import RoutingFlip, TokenMismatch
 
 
 def is_choice(tap: str) -> bool:
     """Whether it holds the numbers of chosen experts: equal or not, never off by a little."""
     operation = operation_at(tap)
     return operation is not None and operation.kind == "choice"
+
+
+#: How the reason of what follows from one ends.
+_AFTER = ", after a routing flip"
 
 
 @dataclass(slots=True)
@@ -45,7 +53,7 @@ class Flips:
         flip = (
             is_choice(verdict.tap)
             and not (follows or inherited)
-            and verdict.verdict in ("fail", "suspect")
+            and verdict.max_abs > 0  # the floor is no measure: the reference at this dtype flips itself
             and self.own.is_right(verdict.tap, verdict.step, verdict.seq) is True
         )
         if flip:
@@ -53,12 +61,22 @@ class Flips:
             verdict = replace(verdict, verdict="suspect", reason=why)
             self.found.append(verdict)
         elif follows and verdict.verdict == "fail":
-            verdict = replace(verdict, verdict="suspect", reason=f"{verdict.reason}, after a routing flip")
+            verdict = replace(verdict, verdict="suspect", reason=f"{verdict.reason}{_AFTER}")
         if follows and verdict.tap == "logits":
             self.logits.add((verdict.step, verdict.seq))
         # What fails for another reason hands on no flip.
         self.following.note(replace(verdict, verdict="pass"), follows or flip)
         return verdict
+
+    def in_figures(
+        self, engine: Recording, golden: Recording, verdicts: Sequence[TapVerdict]
+    ) -> tuple[RoutingFlip, ...]:
+        """Each token of them; `verdicts` are of all taps."""
+        if not self.found:
+            return ()
+        after = Counter((one.step, one.seq) for one in verdicts if one.reason.endswith(_AFTER))
+        told = flips_in_figures(self.found, engine, golden, self.own.facts)
+        return tuple(structs.replace(one, follows=after[one.step, one.seq]) for one in told)
 
     def settled(self, miss: TokenMismatch) -> TokenMismatch:
         """Another token that follows from a flip is as good."""

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.workbench.views.golden_event import Divergence, Faulty, TokenMismatch
+from lockstep.workbench.views.golden_event import Divergence, Faulty, RoutingFlip, TokenMismatch
 
 TapResult = Literal["pass", "suspect", "fail", "absent"]
 
@@ -47,6 +47,7 @@ class Judgement:
     there is one. `tolerance` is "floor" (the reference's own error at that dtype) or "fixed". `faulty` are the
     operations that are wrong by themselves, by step and in the order of execution; None: that was not asked.
     `tokens_identical` is None where they could not be compared, not all of them at least.
+    `flips` are tokens that went to other experts within rounding, of a great many the first.
     `reference` is the library that recorded the golden session."""
 
     verdict: Literal["match", "diverged", "inconclusive"]
@@ -57,6 +58,7 @@ class Judgement:
     tp: int
     tolerance: Literal["floor", "fixed"]
     mismatches: tuple[TokenMismatch, ...] = ()
+    flips: tuple[RoutingFlip, ...] = ()
     notes: tuple[str, ...] = ()
     faulty: tuple[Faulty, ...] | None = None
     reference: str = "transformers"

@@ -29,14 +29,14 @@ def quantisation_loss(engine: Session, stored: Session, golden: Session) -> Quan
                 continue
             apart = metrics(rounded, exact)
             largest, relative = max(largest, apart.max_abs), max(relative, apart.rel_l2)
-            divergence = max(divergence, _kl(exact[-1], rounded[-1]))
+            divergence = max(divergence, divergence_of(exact[-1], rounded[-1]))
             tokens, same = tokens + 1, same + int(np.argmax(rounded[-1]) == np.argmax(exact[-1]))
             if ours is not None:
                 engine_apart = np.fmax(engine_apart, metrics(ours, rounded).max_abs)
     return QuantisationLoss(largest, relative, divergence, tokens, same, float(engine_apart))
 
 
-def _kl(right: Array, other: Array) -> float:
+def divergence_of(right: Array, other: Array) -> float:
     """KL(right ‖ other) of two rows of logits, in nats."""
     p, q = right - _logsumexp(right), other - _logsumexp(other)
     return max(0.0, float(np.exp(p) @ (p - q)))

@@ -98,6 +98,7 @@ def judge(sides: Recordings, facts: Facts | None = None) -> Judgement:
         sides.engine.ranks,
         limits.whole.tolerance,
         tokens.mismatches,
+        flips.in_figures(sides.engine, sides.golden, verdicts),
         (
             *_notes(sides, limits.whole),
             *([] if apart is None else [apart]),

@@ -183,6 +183,8 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
     """Tokens, logits, and the verdict itself on the last line."""
     for note in event.notes:
         say(console, "note", clean(note))
+    for flip in event.flips_in_words():
+        say(console, "flip", clean(flip))
     apart = event.max_abs_logits
     compared = apart is not None and not math.isnan(apart)
     logits = f"max abs {number(apart)} from" if compared else "not compared with"

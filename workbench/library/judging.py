@@ -6,12 +6,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import get_args
 
 from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions.copy import copy
+from lockstep.workbench.checking import routing_replay
 from lockstep.workbench.checking.confirmation import confirm
 from lockstep.workbench.checking.differing_runs import with_runs
 from lockstep.workbench.checking.pipeline import CheckResult, Reference
+from lockstep.workbench.checking.routing_replay import Forced
 from lockstep.workbench.checking.verdicts import store_judgement, verdict_rows
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
 from lockstep.workbench.exit_codes import UsageError
@@ -53,6 +56,7 @@ def check(
     weights: str = "dequantised",
     batch_invariant: bool = False,
     chunk: int | None = None,
+    replay_routing: str | None = None,
     model: str | Path | None = None,
     golden: str | Path | None = None,
     branch: int = 0,
@@ -69,9 +73,10 @@ def check(
     `prompt_tokens` tokens, or, None, of as many as go beyond the windows of a small model) for `steps` decode steps,
     `chunk` tokens of a prompt a pass (None: all), on `tp` ranks, `ep` groups of which divide the experts, and recorded
     to `save` (None: among the user's sessions); where that cannot be written, to `spare`, and the verdict's `lost` says
-    why. `reference` is "transformers" or "llama.cpp"; `floor` "fixed" judges by constants in place of the reference's
-    own noise. Of a recording `model` is the checkpoint (None: the one it names), `golden` a reference of the same
-    tokens, `branch` what is judged; `save` is a copy that has the verdicts.
+    why. `replay_routing`: "ids" or "weights" of the reference's experts, forced onto one more run; the verdict's event
+    says what that changes. `reference` is "transformers" or "llama.cpp"; `floor` "fixed" judges by constants in place
+    of the reference's own noise. Of a recording `model` is the checkpoint (None: the one it names), `golden` a
+    reference of the same tokens, `branch` what is judged; `save` is a copy that has the verdicts.
 
     EngineError, SessionError, DiagnosisError and UsageError say what could not be done.
     """
@@ -84,6 +89,7 @@ def check(
                 "tp": tp != 1,
                 "ep": ep != 1,
                 "chunk": chunk,
+                "replay_routing": replay_routing,
                 "floor": floor != "auto",
                 "reference": reference != "transformers",
             }
@@ -97,6 +103,7 @@ def check(
     if floor not in ("auto", "fixed"):
         raise UsageError(f"floor is auto or fixed, not {floor!r}")
     library = reference_of(reference, "reference")
+    forced = None if replay_routing is None else _forced(replay_routing)
     asked = ModelToCheck.of(
         str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, prompt_tokens=prompt_tokens, steps=steps,
         faults=words_of(faults), tp=tp, ep=ep,
@@ -104,8 +111,16 @@ def check(
         timeout=timeout, start_timeout=start_timeout, listen=listen,
     )  # fmt: skip
     place = _place(asked, save)
+
+    def routed(inferior: Inferior, recorded: Reference, found: CheckResult) -> CheckResult:
+        return (
+            found
+            if forced is None
+            else routing_replay.replay_routing(inferior, recorded, found, forced, heard.count)
+        )
+
     result = _judged_model(
-        asked, place, spare, heard, lambda: asked.reference(heard, library, floor == "auto")
+        asked, place, spare, heard, lambda: asked.reference(heard, library, floor == "auto"), routed
     )
     if save is None and not result.lost:
         _prune(place)
@@ -198,6 +213,14 @@ def _judged_model(
             result = closer(inferior, recorded, result)
     listener.clear()
     return result
+
+
+def _forced(word: str) -> Forced:
+    """UsageError for what cannot be forced."""
+    found: Forced | None = next((one for one in get_args(Forced) if one == word), None)
+    if found is None:
+        raise UsageError(f"replay_routing is ids or weights, not {word!r}")
+    return found
 
 
 def _place(asked: ModelToCheck, save: str | Path | None) -> Path:

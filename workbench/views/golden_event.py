@@ -22,6 +22,10 @@ from lockstep.workbench.views.numbers import number
 #: The kind of the event.
 KIND = "golden"
 
+#: Routing flips that are told one by one.
+_FLIPS = 3
+#: What is to be done about them.
+_SUGGESTED = "how much of the difference comes of them: `lockstep check MODEL --replay-routing ids`"
 #: Characters of a foreign text that are kept.
 _TEXT = 800
 
@@ -72,6 +76,55 @@ class TokenMismatch(msgspec.Struct, frozen=True):
     tie: bool = False
 
 
+class RoutingFlip(msgspec.Struct, frozen=True):
+    """A token that goes to other experts than the reference's, as two were equally good within rounding: its step,
+    sequence and position, the experts that it goes to (`taken`) and those that the reference chose in their place
+    (`lost`). `margin`: how much better the reference's were, by its own scores; `rounding`: by how much one rounding of
+    their logits moves those. `origin`: the operation from which on what the token's row is off by turns the choice.
+    None and "" where they cannot be said. `follows`: operations of the step and sequence that differ by what follows.
+    """
+
+    tap: str
+    step: int = 0
+    seq: int = 0
+    position: int = 0
+    taken: tuple[int, ...] = ()
+    lost: tuple[int, ...] = ()
+    margin: float | None = None
+    rounding: float | None = None
+    origin: str = ""
+    follows: int = 0
+
+    def in_words(self) -> str:
+        """Where, which experts, by how little, and since when."""
+        taken, lost = (", ".join(map(str, one)) for one in (self.taken, self.lost))
+        at = f"{self.tap} at step {self.step}, sequence {self.seq}, position {self.position}"
+        words = f"{at}: expert {taken} for {lost}"
+        if self.margin is not None and self.rounding:
+            words += f", which scored {number(self.margin)} more: {self.margin / self.rounding:.2g} roundings"
+        if self.origin:
+            words += f"; turned by what {self.origin} is off by"
+        return words if not self.follows else f"{words}; {self.follows} operations of the step follow from it"
+
+
+class RoutingReplay(msgspec.Struct, frozen=True):
+    """What became of a run's next tokens when the reference's routing was `forced` onto it, "ids" or the experts'
+    "weights" as well: their KL divergence from the reference's in nats, on average, before and after."""
+
+    forced: str
+    before: float | None = None
+    after: float | None = None
+
+    def in_words(self) -> str:
+        """What share of the difference goes."""
+        what = "experts" if self.forced == "ids" else "experts and their weights"
+        words = f"with the reference's {what} forced onto the engine, KL is {number(self.after)} instead of "
+        words += number(self.before)
+        if not self.before or self.after is None:
+            return words
+        return f"{words}: {max(0.0, 1 - self.after / self.before):.0%} of it comes of other routing"
+
+
 class QuantisationLoss(msgspec.Struct, frozen=True):
     """What llama.cpp's own arithmetic on quantised blocks loses against the same blocks dequantised: it rounds the
     activations to 8 or 16 bits for it. Largest over the `tokens` of all steps and sequences: the difference of the
@@ -119,6 +172,7 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     own dtype where there is one. `tokens_identical`: None where not all could be compared. `tolerance` is "floor"
     (the reference's own error at that dtype) or "fixed". `causes` explain the first divergence, best first; `faulty`
     are the operations that are wrong by themselves (None: that was not asked), `ledger` says them in words.
+    `flips` are tokens that went to other experts within rounding, of a great many the first.
     `golden_session` is a file's name, `reference` the library that recorded it; `quantisation` is known where that is
     llama.cpp and blocks are quantised. `confirmed` are the rules in force ("NAME=VALUE") of which it was tried that
     the run matches without them, and only then. `coverage` is what the verdict on a recording rests on, and may be
@@ -135,6 +189,8 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     tp: int = 1
     tolerance: Literal["floor", "fixed"] = "floor"
     token_mismatches: tuple[TokenMismatch, ...] = ()
+    flips: tuple[RoutingFlip, ...] = ()
+    replay: RoutingReplay | None = None
     notes: tuple[str, ...] = ()
     faulty: tuple[Faulty, ...] | None = None
     steps: int = 0
@@ -164,7 +220,17 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
             if rests is None
             else (rests.in_words(), *filter(None, [self.unsupported]), *self.notes)
         )
+        notes = (*notes, *self.flips_in_words())
         return notes if loss is None else (*notes, loss.in_words(self.matches))
+
+    def flips_in_words(self) -> tuple[str, ...]:
+        """The first routing flips, how many more there are, and what the reference's routing changes."""
+        told = tuple(flip.in_words() for flip in self.flips[:_FLIPS])
+        if more := len(self.flips) - len(told):
+            told += (f"and {more} more tokens went to other experts within rounding",)
+        if self.replay is not None:
+            return (*told, self.replay.in_words())
+        return (*told, _SUGGESTED) if told else told
 
     @property
     def unsupported(self) -> str:

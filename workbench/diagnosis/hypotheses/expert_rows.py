@@ -64,7 +64,7 @@ def other_experts(site: Site) -> Iterator[Variant]:
     through = {one: found for one, other in known.items() if (found := _product(site, other)) is not None}
     predicted = np.where(np.isin(ids, list(known))[..., None], 0.0, site.expected) + _made(site, through)
     yield Variant(
-        "experts_lost" if not through else "experts_exchanged", "experts", _in_words(known, experts.count),
+        _name(known, experts.count), "experts", _in_words(known, experts.count),
         {"experts": {str(one): other for one, other in known.items()}}, predicted,
     )  # fmt: skip
 
@@ -197,15 +197,27 @@ def _instead(site: Site, expert: int, rows: NDArray[np.bool_], count: int) -> in
     return best if best is not None and left[best] <= _LEAVES * error else None
 
 
+def _steps_and_sums(moved: Mapping[int, int], count: int) -> tuple[set[int], set[int]]:
+    """How far on the experts are that rows went through, of so many; and what both numbers add up to."""
+    through = {one: other for one, other in moved.items() if other >= 0}
+    return {(other - one) % count for one, other in through.items()}, {a + b for a, b in through.items()}
+
+
+def _name(moved: Mapping[int, int], count: int) -> str:
+    steps, sums = _steps_and_sums(moved, count)
+    if not steps:
+        return "experts_lost"
+    if len(moved) > 1 and steps == {1}:
+        return "experts_counted_from_1"
+    return "experts_reversed" if len(moved) > 2 and len(sums) == 1 else "experts_exchanged"
+
+
 def _in_words(moved: Mapping[int, int], count: int) -> str:
     lost = [one for one, other in moved.items() if other < 0]
     through = {one: other for one, other in moved.items() if other >= 0}
     texts = []
     if through:
-        steps, sums = (
-            {(other - one) % count for one, other in through.items()},
-            {a + b for a, b in through.items()},
-        )
+        steps, sums = _steps_and_sums(moved, count)
         if len(through) > 1 and len(steps) == 1:
             texts.append(f"rows go through the expert {steps.pop()} after the chosen one, of {count}")
         elif len(through) > 2 and len(sums) == 1:

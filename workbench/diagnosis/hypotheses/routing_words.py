@@ -1,28 +1,42 @@
-"""Plain words for edits of the formulas of routing, whose places differ from model to model."""
+"""Names and plain words for edits of the formulas of routing, whose places differ from model to model."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-#: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> what ran.
-ROUTING_WORDS: Mapping[tuple[str, str, str, object], str] = {
-    ("choice", "add", "left_out", 0.0): "experts are chosen without the correction bias",
-    ("choice", "groups", "number", 1.0): "experts are chosen from all groups, not from the best ones alone",
-    ("choice", "sigmoid", "function", "softmax"): "experts are chosen by a softmax of the logits, not by sigmoids",
-    ("choice", "softmax", "function", "sigmoid"): "experts are chosen by sigmoids of the logits, not by a softmax",
-    ("choice_weights", "sigmoid", "function", "softmax"): "weights are a softmax of the logits, not sigmoids",
-    ("choice_weights", "softmax", "function", "sigmoid"): "weights are sigmoids of the logits, not a softmax",
-    ("choice_weights", "shares", "left_out", 0.0): 
+#: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> name, and what ran.
+ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
+    ("choice", "add", "left_out", 0.0): ("choice_uncorrected", "experts are chosen without the correction bias"),
+    ("choice", "groups", "number", 1.0):
+        ("choice_ungrouped", "experts are chosen from all groups, not from the best ones alone"),
+    ("choice", "sigmoid", "function", "softmax"):
+        ("choice_by_softmax", "experts are chosen by a softmax of the logits, not by sigmoids"),
+    ("choice", "softmax", "function", "sigmoid"):
+        ("choice_by_sigmoids", "experts are chosen by sigmoids of the logits, not by a softmax"),
+    ("choice_weights", "sigmoid", "function", "softmax"):
+        ("weights_by_softmax", "weights are a softmax of the logits, not sigmoids"),
+    ("choice_weights", "softmax", "function", "sigmoid"):
+        ("weights_by_sigmoids", "weights are sigmoids of the logits, not a softmax"),
+    ("choice_weights", "shares", "left_out", 0.0): (
+        "weights_not_renormalised",
         "weights are not renormalised: a token's do not add up to one, as by a softmax before the choice alone",
-    ("choice_weights", "taken", "applied", "shares"):
+    ),
+    ("choice_weights", "taken", "applied", "shares"): (
+        "weights_renormalised",
         "weights are renormalised over the chosen experts, as by a softmax over these alone: they should not be",
-    ("choice_weights", "sigmoid", "applied", "plus"): "the correction bias is in the weights, not in the choice alone",
-    ("choice_weights", "multiply", "left_out", 0.0): "routed_scaling_factor is not applied",
-    ("choice_weights", "multiply", "applied", "multiply"): "routed_scaling_factor is applied twice",
-    ("combine", "weighed_sum", "function", "unweighted_sum"): "experts' outputs are added up without their weights",
-    ("combine", "add", "left_out", 0.0): "the shared expert is not added",
-    ("combine", "add", "left_out", 1.0): "the routed experts are not added, the shared one alone is",
-    ("combine", "multiply", "left_out", 1.0): "the shared expert is not multiplied by its gate",
-    ("combine", "shared", "applied", "scaled"): "the shared expert counts {by} times",
-    ("combine", "weights", "applied", "scaled"): "the routed experts count {by} times",
+    ),
+    ("choice_weights", "sigmoid", "applied", "plus"):
+        ("weights_corrected", "the correction bias is in the weights, not in the choice alone"),
+    ("choice_weights", "multiply", "left_out", 0.0): ("weights_unscaled", "routed_scaling_factor is not applied"),
+    ("choice_weights", "multiply", "applied", "multiply"):
+        ("weights_scaled_twice", "routed_scaling_factor is applied twice"),
+    ("combine", "weighed_sum", "function", "unweighted_sum"):
+        ("combine_unweighted", "experts' outputs are added up without their weights"),
+    ("combine", "add", "left_out", 0.0): ("shared_expert_missing", "the shared expert is not added"),
+    ("combine", "add", "left_out", 1.0):
+        ("routed_experts_missing", "the routed experts are not added, the shared one alone is"),
+    ("combine", "multiply", "left_out", 1.0):
+        ("shared_expert_ungated", "the shared expert is not multiplied by its gate"),
+    ("combine", "shared", "applied", "scaled"): ("shared_expert_scaled", "the shared expert counts {by} times"),
+    ("combine", "weights", "applied", "scaled"): ("routed_experts_scaled", "the routed experts count {by} times"),
 }  # fmt: skip

@@ -162,6 +162,8 @@ def told(site: Site, edits: Sequence[Edit]) -> Told:
     if at.replica and edits[0].place == () and edits[0].detail[:1] == ("scaled",):
         kind = "sharding"
     name = f"{site.operation}_{'_and_'.join(dict.fromkeys(map(_id, edits)))}"
+    if len(edits) == 1 and (routing := _routing_words(at, edits[0])) is not None:
+        name = routing[0]
     return Told(name, kind, sentence(at, edits), _figures(at, edits))
 
 
@@ -248,10 +250,11 @@ def _sentence(at: Setting, edit: Edit) -> str:
     plain = _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
     if plain is not None:
         return plain.format(**fields)
-    named_place = at.operation, _node_at(at, edit).name, edit.kind, first
-    words = ROUTING_WORDS.get(named_place) or RECURRENT_WORDS.get(named_place)
-    if words is not None:
-        return words.format(**fields)
+    if (routing := _routing_words(at, edit)) is not None:
+        return routing[1].format(**fields)
+    recurrent = RECURRENT_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
+    if recurrent is not None:
+        return recurrent.format(**fields)
     what = _at(at, edit).format(**fields)
     if edit.kind == "number":
         right = numbers_of(at.model)[_node_at(at, edit).name]
@@ -273,6 +276,14 @@ def _sentence(at: Setting, edit: Edit) -> str:
     if edit.kind == "applied" and first in _DONE:
         return _DONE[str(first)].format(at=what, **fields)
     return ""
+
+
+def _routing_words(at: Setting, edit: Edit) -> tuple[str, str] | None:
+    """The name of an edit of routing, and its sentence."""
+    if edit.kind == "map":
+        return None
+    first = edit.detail[0] if edit.detail else None
+    return ROUTING_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
 
 
 def _map_in_words(at: Setting, name: str, detail: Detail, fields: Mapping[str, object]) -> str:

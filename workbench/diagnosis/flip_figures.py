@@ -1,0 +1,171 @@
+"""A routing flip in figures: by how little the reference chose as it did, and what moved the engine's choice.
+
+The row of a token that flips is followed from the stream that enters the model on: what the error that it has there
+does to the router's logits says whether the choice would be the engine's already.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from lockstep.engine.graph import STREAM, operation_of
+from lockstep.engine.graph.formula import evaluate, formula_of, numbers_of
+from lockstep.engine.taps.flow import near
+from lockstep.engine.taps.names import layer_of
+from lockstep.workbench.diagnosis.judgement import TapVerdict
+from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
+from lockstep.workbench.diagnosis.operations.shares import weight_names
+from lockstep.workbench.diagnosis.recording import Array, Recording
+from lockstep.workbench.views.golden_event import RoutingFlip
+
+#: Flips of a run that are told one by one.
+MOST = 64
+
+
+def flips_in_figures(
+    found: Sequence[TapVerdict], engine: Recording, golden: Recording, facts: Facts
+) -> tuple[RoutingFlip, ...]:
+    """Each token that went to other experts at the taps `found`, as far as both sides have its tensors."""
+    told = (flip for one in found for flip in _of_tap(one, engine, golden, facts.of_layer(layer_of(one.tap))))
+    return tuple(flip for flip, _ in zip(told, range(MOST), strict=False))
+
+
+def _of_tap(one: TapVerdict, engine: Recording, golden: Recording, facts: Facts) -> Iterator[RoutingFlip]:
+    place = (one.step, one.seq)
+    ours, theirs = (side.whole_or_none(one.tap, *place) for side in (engine, golden))
+    router = near("mlp.router", layer_of(one.tap), 0)
+    logits = golden.whole_or_none(router, *place)
+    if ours is None or theirs is None or ours.shape != theirs.shape:
+        return
+    choice = None if logits is None or facts.model_free else _Choice.of(one.tap, facts)
+    positions = engine.sequences(one.step)[one.seq].positions
+    for row in np.flatnonzero((np.sort(ours, -1) != np.sort(theirs, -1)).any(-1)).tolist():
+        taken, lost = (sorted(set(a[row]) - set(b[row])) for a, b in ((ours, theirs), (theirs, ours)))
+        margin = rounding = None
+        origin = ""
+        if choice is not None and logits is not None:
+            margin, rounding = choice.margin(logits[row], lost, taken, UNIT[engine.dtype])
+            origin = _origin(choice, _FlippedRow(engine, golden, one, row), set(ours[row]))
+        yield RoutingFlip(
+            one.tap,
+            one.step,
+            one.seq,
+            int(positions[row]) if row < len(positions) else row,
+            tuple(map(int, taken)),
+            tuple(map(int, lost)),
+            margin,
+            rounding,
+            origin,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class _FlippedRow:
+    """A token's row at a tap at which its choice flips."""
+
+    engine: Recording
+    golden: Recording
+    at: TapVerdict
+    row: int
+
+    def sides(self, tap: str) -> tuple[Array, Array] | None:
+        """What both sides have at another tap of the pass; None where one of them has nothing."""
+        ours, theirs = (
+            side.whole_or_none(tap, self.at.step, self.at.seq) for side in (self.engine, self.golden)
+        )
+        if ours is None or theirs is None or ours.shape != theirs.shape or self.row >= len(ours):
+            return None
+        return ours[self.row].ravel(), theirs[self.row].ravel()
+
+
+@dataclass(frozen=True, slots=True)
+class _Choice:
+    """How a layer of the model chooses experts. `norm` and `matrix`: the weights between stream and logits."""
+
+    facts: Facts
+    layer: int
+    correction: Array | float
+    matrix: Array
+    norm: Array | None
+
+    @classmethod
+    def of(cls, tap: str, facts: Facts) -> _Choice | None:
+        """At the tap of a choice; None where the checkpoint lacks a weight."""
+        layer = layer_of(tap)
+        router, norm = near("mlp.router", layer, 0), near("mlp_norm", layer, 0)
+        matrix = facts.weight(weight_names(router, "linear", facts)["weight"])
+        named = weight_names(tap, "choice", facts).get("correction")
+        correction = facts.vector(named) if named is not None else 0.0
+        if layer is None or matrix is None or correction is None:
+            return None
+        declared = operation_of(facts.model, "mlp_norm")
+        weight = facts.vector(weight_names(norm, "norm", facts)["weight"]) if declared is not None else None
+        weight = None if weight is None else facts.norm_weight(weight)
+        return cls(facts, layer, correction, matrix.astype(np.float64), weight)
+
+    def _evaluated(self, logits: Array, chosen: bool) -> Array:
+        declared = operation_of(self.facts.model, "mlp.topk_ids")
+        assert declared is not None, "a model with experts chooses them"
+        formula = formula_of(declared, self.facts.model)
+        given = {**numbers_of(self.facts.model), "logits": logits[None], "correction": self.correction}
+        found: Array = np.asarray(evaluate(formula if chosen else formula.args[0], given))[0]
+        return found
+
+    def margin(
+        self, logits: Array, lost: Sequence[float], taken: Sequence[float], unit: float
+    ) -> tuple[float, float]:
+        """How much better the scores of the experts that were lost are than those that were taken for them, at the
+        least, and by how much one rounding of their logits moves both together."""
+        scores = self._evaluated(logits, chosen=False)
+        worst, best = min(lost, key=lambda e: scores[int(e)]), max(taken, key=lambda e: scores[int(e)])
+        rounding = 0.0
+        for expert in (int(worst), int(best)):
+            moved = logits.copy()
+            moved[expert] += unit * abs(logits[expert])
+            rounding += abs(float(self._evaluated(moved, chosen=False)[expert] - scores[expert]))
+        return float(scores[int(worst)] - scores[int(best)]), rounding
+
+    def turned(self, logits: Array, to: set[float]) -> bool:
+        """Whether these logits choose those experts."""
+        return set(self._evaluated(logits, chosen=True)) == to
+
+    def from_stream(self, stream: Array, off: Array) -> Array:
+        """How far an error of the stream moves the logits, to first order of all but the norm's own scale."""
+        if self.norm is None:
+            return self.matrix @ off
+        scale = np.sqrt(np.square(stream).mean() + self.facts.model.rms_eps)
+        moved = np.sqrt(np.square(stream + off).mean() + self.facts.model.rms_eps)
+        return np.asarray(self.matrix @ (self.norm * ((stream + off) / moved - stream / scale)))
+
+
+def _origin(choice: _Choice, row: _FlippedRow, to: set[float]) -> str:
+    """The operation from which on what the row is off by turns the choice: "" where not even the logits do."""
+    router = near("mlp.router", choice.layer, 0)
+    logits = row.sides(router)
+    if logits is None:
+        return ""
+    found = "" if not choice.turned(logits[0], to) else router
+    for tap in reversed(list(_before(choice.layer))):
+        sides = row.sides(tap)
+        if sides is None or not found:
+            continue
+        ours, theirs = sides
+        off = ours - theirs
+        moved = choice.matrix @ off if tap.endswith("mlp_norm") else choice.from_stream(theirs, off)
+        if not choice.turned(logits[1] + moved, to):
+            return found
+        found = tap
+    return found or row.at.tap
+
+
+def _before(layer: int) -> Iterator[str]:
+    """The stream before a layer's router, in the order of execution, and its norm."""
+    yield near(STREAM, 0, 0)
+    for one in range(layer + 1):
+        yield near("attn_residual", one, 0)
+        if one < layer:
+            yield near(STREAM, one + 1, 0)
+    yield near("mlp_norm", layer, 0)
