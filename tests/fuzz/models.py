@@ -50,7 +50,7 @@ def random_model(chance: random.Random, family: str = "") -> RandomModel:
         "eos_token_id": 2,
         "pad_token_id": None,
     }
-    if family in HEADED or chance.random() < 0.3:
+    if family not in LATENT and (family in HEADED or chance.random() < 0.3):
         fields["head_dim"] = head_dim
         if family != "qwen2" and chance.random() < 0.5:  # a head's width is not the hidden size's share
             fields["hidden_size"] = kv_heads * group * chance.choice((2, 6, 10))
@@ -61,6 +61,8 @@ def random_model(chance: random.Random, family: str = "") -> RandomModel:
 
 #: Families that assume a width of heads of their own where none is stated.
 HEADED = ("qwen3", "mistral", "gemma2", "gemma3_text", "glm4")
+#: Those whose heads are as wide as several numbers say.
+LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 
 
 def _llama(chance: random.Random, layers: int, head_dim: int) -> Fields:
@@ -172,11 +174,55 @@ def _starcoder2(chance: random.Random, layers: int, head_dim: int) -> Fields:
     }
 
 
+def _latent(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    """Keys and values from latents; experts in some layers. DeepSeek-V2 rotates complex numbers: even widths."""
+    rope, experts = chance.choice((2, 4, 8)), chance.choice((4, 8))
+    rotation = _rotation(chance, rope, ("default", "linear", "yarn", "yarn"))
+    if rotation["rope_type"] == "yarn" and chance.random() < 0.7:
+        rotation |= {"mscale": chance.choice((0.707, 1.0)), "mscale_all_dim": chance.choice((0.707, 1.0))}
+    return {
+        "num_key_value_heads": None,
+        "attention_bias": chance.random() < 0.3,
+        "kv_lora_rank": 2 * chance.randint(3, 20),
+        "q_lora_rank": chance.choice((None, chance.randint(5, 40))),
+        "qk_nope_head_dim": 2 * chance.randint(2, 10),
+        "qk_rope_head_dim": rope,
+        "v_head_dim": chance.randint(3, 24),
+        "rope_parameters": rotation,
+        "n_routed_experts": experts,
+        "num_experts_per_tok": chance.choice((1, 2)),
+        "n_shared_experts": chance.choice((1, 2)),
+        "moe_intermediate_size": chance.randint(5, 40),
+        "routed_scaling_factor": chance.choice((1.0, 2.5)),
+        "norm_topk_prob": chance.random() < 0.7,
+    }
+
+
+def _deepseek_v2(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    grouped = {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": chance.choice((1, 2))}
+    fields = _latent(chance, layers, head_dim) | {"first_k_dense_replace": chance.randint(0, layers)}
+    return fields | (grouped if chance.random() < 0.5 else {"topk_method": "greedy"})
+
+
+def _deepseek_v3(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    groups = {"n_group": 2, "topk_group": chance.choice((1, 2)), "num_nextn_predict_layers": 0}
+    dense = {"first_k_dense_replace": chance.randint(0, layers), "rope_interleave": chance.random() < 0.7}
+    return _latent(chance, layers, head_dim) | groups | dense
+
+
+def _glm4_moe_lite(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    fields = _latent(chance, layers, head_dim)
+    heads = chance.choice((2, 4))
+    types = [chance.choice(("dense", "sparse")) for _ in range(layers)]
+    return fields | {"num_attention_heads": heads, "num_key_value_heads": heads, "mlp_layer_types": types}
+
+
 #: Family -> what it alone has: (chance, layers, head_dim).
 OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
     "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "olmo2": _olmo2, "olmo3": _olmo3,
     "gemma2": _gemma2, "gemma3_text": _gemma3, "phi3": _phi3, "granite": _granite, "smollm3": _smollm3, "glm4": _glm4,
-    "starcoder2": _starcoder2,
+    "starcoder2": _starcoder2, "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3,
+    "glm4_moe_lite": _glm4_moe_lite,
 }  # fmt: skip
 
 

@@ -55,7 +55,8 @@ def config_parity(seed: int, directory: Path) -> None:
     model = ModelConfig.from_hf(json.loads(theirs.to_json_string(use_diff=False)))
     with torch.device("meta"):
         built = CLASSES[made.family][1](theirs)
-    expected = {name: tuple(tensor.shape) for name, tensor in built.named_parameters()}
+    corrections = [one for one in built.named_buffers() if one[0].endswith(shards.CORRECTION)]
+    expected = {name: tuple(tensor.shape) for name, tensor in (*built.named_parameters(), *corrections)}
     assert _as_stored(model) == expected
     assert model.rms_eps == (theirs.norm_epsilon if made.family == "starcoder2" else theirs.rms_norm_eps)
     kinds = (
@@ -73,11 +74,11 @@ def config_parity(seed: int, directory: Path) -> None:
 
 def _as_stored(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """The parameters as the checkpoint has them: some are stacked."""
-    found, stacked = {}, stored_in(model)
+    found: dict[str, tuple[int, ...]] = {}
+    stacked = stored_in(model)
     for name, shape in shards.parameters(model).items():
-        whole = stacked[name][0] if name in stacked else name
-        rows = found[whole][0] if whole in found else 0
-        found[whole] = (rows + shape[0], *shape[1:])
+        place = stacked.get(name)
+        found |= {name: shape} if place is None else {place.tensor: place.shape}
     return found
 
 

@@ -126,6 +126,8 @@ def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> 
         ("gemma2", "no_cap_of_scores", "layers.1.attn.context"),
         ("granite", "no_residual_multiplier", "layers.1.attn_residual"),
         ("granite", "a_rank_s_term_is_lost", "layers.1.mlp.down.partial"),
+        ("deepseek-v3", "no_norm_of_latents", "layers.1.attn.kv_a_norm"),
+        ("deepseek-v3", "no_mscale", "layers.1.attn.context"),
     ],
 )
 def test_a_bug_in_a_sharded_model_is_placed(name: str, bug: str, tap: str, tmp_path: Path) -> None:

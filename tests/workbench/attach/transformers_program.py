@@ -33,11 +33,22 @@ def _a_rank_s_term_is_lost(model: Any) -> None:
         getattr(weight, "_local_tensor", weight).data.zero_()
 
 
+def _no_norm_of_latents(model: Any) -> None:
+    model.model.layers[1].self_attn.kv_a_layernorm.forward = lambda x: x
+
+
+def _no_mscale(model: Any) -> None:
+    attention = model.model.layers[1].self_attn
+    attention.scaling = attention.qk_head_dim**-0.5
+
+
 BUGS: dict[str, Callable[[Any], None]] = {
     "norm_without_one": _norm_without_one,
     "no_cap_of_scores": _no_cap_of_scores,
     "no_residual_multiplier": _no_residual_multiplier,
     "a_rank_s_term_is_lost": _a_rank_s_term_is_lost,
+    "no_norm_of_latents": _no_norm_of_latents,
+    "no_mscale": _no_mscale,
 }
 
 

@@ -122,6 +122,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
+    if _attention_is_whole(tape, paths):
+        layouts |= dict.fromkeys(("q_proj", "q_b_proj", "context"), "replicate")
     for path, part in parts:
         count = times.pop(id(part), 0)  # what layers share comes once, and is of the layer we are in
         if not count or part is module:
@@ -336,6 +338,16 @@ def _kv_layout(tape: Tape, parts: Any) -> str:
     size = tape.facts["size"]
     heads = told[0] if told else tape.facts["config"].get("num_key_value_heads") or size
     return f"shard(1,replicas={size // heads})" if size > heads else "shard(1)"
+
+
+def _attention_is_whole(tape: Tape, paths: dict[str, nn.Module]) -> bool:
+    """Whether each rank has all heads: transformers' plans of some models with latent attention split the MLP alone."""
+    config = tape.facts["config"]
+    heads, dim = config.get("num_attention_heads"), config.get("v_head_dim")
+    weights: list[Any] = [part.weight for path, part in paths.items() if path.endswith(".self_attn.o_proj")]
+    if not weights or not heads or not dim:
+        return False
+    return bool(getattr(weights[0], "_local_tensor", weights[0]).shape[1] == heads * dim)
 
 
 def _first(x: Any) -> Any:
