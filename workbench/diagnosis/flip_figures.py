@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.engine.graph import STREAM, operation_of
 from lockstep.engine.graph.formula import evaluate, formula_of, numbers_of
+from lockstep.engine.graph.routing import chosen
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.diagnosis.judgement import TapVerdict
@@ -21,6 +22,8 @@ from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.recording import Array, Recording
 from lockstep.workbench.views.golden_event import RoutingFlip
 
+#: Steps of the search for a margin.
+_HALVINGS = 48
 #: Flips of a run that are told one by one.
 MOST = 64
 
@@ -117,16 +120,31 @@ class _Choice:
     def margin(
         self, logits: Array, lost: Sequence[float], taken: Sequence[float], unit: float
     ) -> tuple[float, float]:
-        """How much better the scores of the experts that were lost are than those that were taken for them, at the
-        least, and by how much one rounding of their logits moves both together."""
-        scores = self._evaluated(logits, chosen=False)
-        worst, best = min(lost, key=lambda e: scores[int(e)]), max(taken, key=lambda e: scores[int(e)])
+        """By how much the scores of the experts that were taken, against those that were lost, fall short of being
+        chosen, be it alone or with their groups; and by how much one rounding of their logits moves both together."""
+        ours, theirs = [int(one) for one in taken], [int(one) for one in lost]
+        scores, right = self._evaluated(logits, chosen=False), set(self._evaluated(logits, chosen=True))
+        wanted, half = (right - set(theirs)) | set(ours), np.zeros_like(scores)
+        half[ours], half[theirs] = 0.5, -0.5
+        least, most = 0.0, 2 * float(np.ptp(scores))
+        for _ in range(_HALVINGS):
+            middle = (least + most) / 2
+            found = set(self._of_scores(scores + middle * half)) == wanted
+            least, most = (least, middle) if found else (middle, most)
         rounding = 0.0
-        for expert in (int(worst), int(best)):
+        for group in (ours, theirs):
             moved = logits.copy()
-            moved[expert] += unit * abs(logits[expert])
-            rounding += abs(float(self._evaluated(moved, chosen=False)[expert] - scores[expert]))
-        return float(scores[int(worst)] - scores[int(best)]), rounding
+            moved[group] += unit * np.abs(logits[group])
+            rounding += float(np.abs(self._evaluated(moved, chosen=False) - scores)[group].max())
+        return most, rounding
+
+    def _of_scores(self, scores: Array) -> Array:
+        """The experts that these scores choose."""
+        experts = self.facts.model.experts
+        assert experts is not None, "a model with experts chooses them"
+        how = experts.top_k, experts.groups, experts.top_groups, experts.group_best
+        found: Array = chosen(scores[None], *how)[0]
+        return found
 
     def turned(self, logits: Array, to: set[float]) -> bool:
         """Whether these logits choose those experts."""
