@@ -1,0 +1,83 @@
+"""The table's rows before anything is run: bugs.toml, and which of them are set aside."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from datetime import date
+from functools import cache
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+HERE = Path(__file__).parent
+
+
+class Bug(msgspec.Struct, frozen=True, kw_only=True):
+    """A bug that was reported and fixed, and how it is put back.
+
+    `name` is the function that puts it back; `emulated` says in whose code where it is not that of `of`. `ranks`,
+    `dtype` and `options` are those of the program, with the bug and without. `reported` and `fixed` are the days of the
+    report (or of the change that names it) and of the change that mends it.
+    """
+
+    name: str
+    of: str
+    engine: Literal["vllm", "transformers", "nano-vllm", "gguf"]
+    thread: str
+    fix: str
+    reported: date
+    fixed: date
+    symptom: str
+    put_back: str
+    kind: Literal["cache", "rope", "window", "precision", "experts", "sharding", "function", "weights"]
+    model: str
+    shows: str = ""
+    emulated: str = ""
+    ranks: int = 1
+    dtype: str = "float32"
+    options: dict[str, Any] = {}
+
+    @property
+    def days(self) -> int:
+        """From the report to the mend."""
+        return (self.fixed - self.reported).days
+
+
+class Control(msgspec.Struct, frozen=True, kw_only=True):
+    """A change that is right and gives other numbers."""
+
+    name: str
+    engine: Literal["vllm", "transformers"]
+    what: str
+    model: str
+    source: str = ""
+    ranks: int = 1
+    dtype: str = "float32"
+    options: dict[str, Any] = {}
+
+
+@cache
+def bugs() -> dict[str, Bug]:
+    """All rows by name, in the order of bugs.toml."""
+    found = msgspec.convert(tomllib.loads((HERE / "bugs.toml").read_text())["bug"], list[Bug])
+    return {one.name: one for one in found}
+
+
+@cache
+def controls() -> dict[str, Control]:
+    """All controls by name."""
+    found = msgspec.convert(tomllib.loads((HERE / "bugs.toml").read_text())["control"], list[Control])
+    return {one.name: one for one in found}
+
+
+def drawn(names: list[str], seed: int = 31) -> list[str]:
+    """Half of them by lot."""
+    return sorted(random.Random(seed).sample(sorted(names), len(names) // 2))
+
+
+@cache
+def held_out() -> frozenset[str]:
+    """The rows that were set aside: written down before any was run, and the draw of all names there are."""
+    return frozenset((HERE / "held_out.txt").read_text().split())

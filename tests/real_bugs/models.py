@@ -1,0 +1,64 @@
+"""The checkpoints that the bugs run on: random tiny models, wide enough for the heads that vLLM's CPU kernels take."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+
+from tests.checkpoints import tiny_checkpoint
+
+_WIDE: dict[str, Any] = {
+    "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 132,
+}  # fmt: skip
+_HEADS = _WIDE | {"head_dim": 32}
+_EXPERTS = {"moe_intermediate_size": 64}
+_SCALED = {"rope_type": "dynamic", "rope_theta": 1e4, "factor": 4.0}
+_LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+
+#: name -> (family, overrides).
+MODELS: dict[str, tuple[str, dict[str, Any]]] = {
+    "qwen2": ("qwen2", _WIDE),
+    "qwen3": ("qwen3", _HEADS),
+    "llama": ("llama", _WIDE),
+    "llama-gqa": ("llama", _WIDE | {"num_attention_heads": 8, "num_key_value_heads": 2}),
+    "llama-theta": ("llama", _WIDE | {"rope_parameters": {"rope_type": "default", "rope_theta": 1e6}}),
+    "llama-llama3": ("llama", _WIDE | {"rope_parameters": _LLAMA3}),
+    "llama-dynamic": ("llama", _WIDE | {"max_position_embeddings": 32, "rope_parameters": _SCALED}),
+    "gemma2": ("gemma2", _HEADS),
+    "gemma2-gguf": ("gemma2", _HEADS | {"query_pre_attn_scalar": 32}),
+    "gemma3": ("gemma3_text", _HEADS),
+    "glm4": ("glm4", _HEADS),
+    "olmo2": ("olmo2", _WIDE),
+    "starcoder2": ("starcoder2", _WIDE | {"sliding_window": None}),
+    "olmoe": ("olmoe", _WIDE | {"intermediate_size": 64}),
+    "qwen3-moe": ("qwen3_moe", _HEADS | _EXPERTS),
+    "glm4-moe": ("glm4_moe", _HEADS | _EXPERTS),
+}
+
+
+def checkpoint(directory: Path, name: str, dtype: str = "float32") -> Path:
+    """The model `name` in `directory`, made once; `dtype` as of its config."""
+    path = directory / f"{name}-{dtype}"
+    if not (path / "config.json").is_file():
+        family, overrides = MODELS[name]
+        made = tiny_checkpoint(directory / "made", family, dtype=getattr(torch, dtype), **overrides)
+        if family == "glm4_moe":
+            _grown_biases(made)
+        made.rename(path)
+    return path
+
+
+def _grown_biases(path: Path) -> None:
+    """Correction biases as training leaves them: all far above the scores that they correct, in float32."""
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    for name in [one for one in weights if one.endswith("e_score_correction_bias")]:
+        generator = torch.Generator().manual_seed(len(name))
+        weights[name] = 4 + 0.2 * torch.randn(weights[name].shape, generator=generator)
+    save_file(weights, file, {"format": "pt"})

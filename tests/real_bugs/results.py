@@ -1,0 +1,58 @@
+"""What came of the rows: results.json, written by the runs alone, and readings.toml, written by hand beside the fixes."""
+
+from __future__ import annotations
+
+import tomllib
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+
+HERE = Path(__file__).parent
+
+
+class Found(msgspec.Struct, kw_only=True, omit_defaults=True):
+    """What one command told. `causes` are those named first, `others` their alternatives."""
+
+    verdict: Literal["match", "diverged", "inconclusive", "error"]
+    seconds: float
+    tap: str = ""
+    places: list[str] = []
+    causes: list[str] = []
+    others: list[str] = []
+    rests: str = ""
+    passes: int = 0
+    error: str = ""
+
+
+class Results(msgspec.Struct):
+    """By name of the bug; and the runs without one, by what they have in common."""
+
+    rows: dict[str, Found] = {}
+    clean: dict[str, Found] = {}
+
+    @classmethod
+    def load(cls) -> Results:
+        """Those that are kept."""
+        file = HERE / "results.json"
+        return msgspec.json.decode(file.read_bytes(), type=cls) if file.is_file() else cls()
+
+    def save(self) -> None:
+        """Keep them, in the order of names. Another process may have added rows: its own stay."""
+        kept = Results.load()
+        rows, clean = kept.rows | self.rows, kept.clean | self.clean
+        ordered = Results(dict(sorted(rows.items())), dict(sorted(clean.items())))
+        (HERE / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+
+
+class Reading(msgspec.Struct, frozen=True):
+    """A cause read beside the fix. `named`: its mechanism, its exact effect, the place alone, something else, or nothing
+    (`missed`); `note` says why, or what the recording lacks."""
+
+    named: Literal["mechanism", "effect", "place", "wrong", "missed"]
+    note: str = ""
+
+
+def readings() -> dict[str, Reading]:
+    """By name of the bug."""
+    return msgspec.convert(tomllib.loads((HERE / "readings.toml").read_text()), dict[str, Reading])

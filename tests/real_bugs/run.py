@@ -1,0 +1,165 @@
+"""`make real-bugs`: puts fixed bugs back into the engines that had them, looks for each with one command, and writes the
+table of docs/real-bugs.md. `ONLY=name` runs one row, or one control; `HALF=open` or `HALF=held-out` half of the rows.
+
+Each row is `lockstep attach -o … --model CHECKPOINT -- python PROGRAM CHECKPOINT RANKS` with no option more, once with
+the bug and once without.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+import lockstep
+from lockstep.engine import children
+from tests.preloaded import Forking, Server
+from tests.real_bugs import page
+from tests.real_bugs.bugs import HERE, Bug, Control, bugs, controls, held_out
+from tests.real_bugs.gguf_bugs import BUGS as IN_THE_FILE
+from tests.real_bugs.gguf_bugs import converted
+from tests.real_bugs.models import checkpoint
+from tests.real_bugs.results import Found, Results
+
+ROOT = HERE.parents[1]
+VLLM = Path(os.environ.get("LOCKSTEP_VLLM") or ROOT / ".vllm/bin/python").absolute()
+NANO = Path(os.environ.get("LOCKSTEP_NANO") or ROOT / ".nano").absolute()
+
+
+def command(row: Bug | Control, model: Path, bug: str, scratch: Path) -> tuple[list[str], dict[str, str]]:
+    """The program of a row, and its environment."""
+    options = dict(row.options)
+    programs, python = HERE / "programs", sys.executable
+    environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
+    subject = str(model)
+    if row.engine == "vllm":
+        cores = sorted(os.sched_getaffinity(0))
+        environment |= {
+            "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(row.ranks)),
+            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(HERE / "plugin"),
+        }  # fmt: skip
+        options |= {"dtype": row.dtype}
+        python, program = str(VLLM), ["run_vllm.py"]
+    elif row.engine == "nano-vllm":
+        environment |= {"PYTHONPATH": str(NANO)}
+        program = ["run_nano.py"]
+    else:
+        options |= {"dtype": row.dtype}
+        program = ["run_transformers.py"]
+        if row.engine == "gguf" or options.pop("gguf", False):
+            subject = str(converted(model, scratch / "model.gguf", bug if bug in IN_THE_FILE else ""))
+            bug = "" if bug in IN_THE_FILE else bug
+    environment |= {"REAL_BUG": bug, "REAL_BUG_OPTIONS": json.dumps(options)}
+    words = [str(programs / program[0]), subject, str(row.ranks)]
+    if row.ranks > 1 and row.engine != "vllm":
+        words = ["-m", "torch.distributed.run", "--nproc-per-node", str(row.ranks), *words]
+    return [python, *words], environment
+
+
+def looked_for(row: Bug | Control, bug: str, models: Path) -> Found:
+    """One command, and what came of it."""
+    model = checkpoint(models, row.model, row.dtype)
+    with tempfile.TemporaryDirectory(prefix="real-bugs-") as folder:
+        words, environment = command(row, model, bug, Path(folder))
+        start = time.monotonic()
+        try:
+            with surroundings(environment):
+                runs = lockstep.attach(words, model=model, output=Path(folder) / "run.session")
+        except Exception as error:  # is a row of the table too: nothing was found
+            return Found(verdict="error", seconds=time.monotonic() - start, error=f"{type(error).__name__}: {error}")
+        seconds = time.monotonic() - start
+        assert runs.verdict is not None, "a model was given"
+        event = runs.verdict.event
+        causes = [one for one in event.causes if not one.alternative]
+        first, rests = event.first_divergence, event.coverage
+        return Found(
+            verdict=event.verdict,
+            tap=first.tap if first else "",
+            places=[one.place for one in causes],
+            causes=[one.text for one in causes],
+            others=[one.text for one in event.causes if one.alternative],
+            seconds=seconds,
+            rests="" if rests is None else f"{rests.taps}/{rests.of_taps} taps, {rests.aligned}/{rests.rows} rows",
+            passes=len(runs.passes),
+        )
+
+
+@contextmanager
+def surroundings(values: dict[str, str]) -> Iterator[None]:
+    """The environment of a command, which it has from this process."""
+    before = dict(os.environ)
+    os.environ.update(values)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+def clean_key(row: Bug | Control) -> str:
+    """What a run without the bug has in common with others."""
+    options = json.dumps(row.options, sort_keys=True)
+    return f"{row.engine} {row.model} {row.dtype} {row.ranks} {options}"
+
+
+def tried(row: Bug | Control, results: Results, models: Path, again: bool) -> None:
+    """Run a row, and what it lacks of the clean run beside it, and note both."""
+    key = clean_key(row)
+    if key not in results.clean or again and isinstance(row, Control):
+        results.clean[key] = looked_for(row, "", models)
+    if isinstance(row, Bug) and (again or row.name not in results.rows):
+        results.rows[row.name] = looked_for(row, row.name, models)
+    results.save()
+    found = results.rows[row.name] if isinstance(row, Bug) else results.clean[key]
+    clean = results.clean[key].verdict
+    print(f"{row.name}: {found.verdict} {found.tap} [without: {clean}] {found.seconds:.0f} s", flush=True)
+    for place, cause in zip(found.places, found.causes, strict=True):
+        print(f"    {place}: {cause}", flush=True)
+    if found.error:
+        print(f"    {found.error}", flush=True)
+
+
+def chosen(only: list[str], half: str) -> list[Any]:
+    """The rows to run: those named, else a half or all of them with the controls."""
+    every: dict[str, Any] = {**bugs(), **controls()}
+    if only:
+        return [every[name] for name in only]
+    if half:
+        return [one for one in bugs().values() if (one.name in held_out()) == (half == "held-out")]
+    return list(every.values())
+
+
+def main() -> None:
+    """Run what was asked for, and write the page."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--only", nargs="*", default=[])
+    parser.add_argument("--half", choices=["", "open", "held-out"], default="")
+    parser.add_argument("--engine", default="")
+    parser.add_argument("--missing", action="store_true", help="only what has no result yet")
+    parser.add_argument("--page", action="store_true", help="write the page from the results, and run nothing")
+    asked = parser.parse_args()
+    results = Results.load()
+    if not asked.page:
+        models = ROOT / "build" / "real-bugs"
+        models.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(prefix="real-bugs-") as folder:
+            server = Server(Path(folder) / "server")
+            children.subprocess = Forking(server)  # type: ignore[assignment]  # recorders are forked
+            for row in chosen(asked.only, asked.half):
+                if not asked.engine or row.engine == asked.engine:
+                    tried(row, results, models, again=not asked.missing)
+            server.close()
+    page.write(results)
+
+
+if __name__ == "__main__":
+    main()
