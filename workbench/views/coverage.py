@@ -26,6 +26,8 @@ from lockstep.workbench.views.plain_text import plural
 
 #: How far rows of a scaled embedding may be from that factor, relative: low precision rounds the factor too.
 _SCALED = 1e-2
+#: From one number of a dtype to the next, relative.
+_STEPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -194,7 +196,8 @@ def _aligned(
         return rows, None, ""
     if not known or not mine:
         return rows, None, "`embed` is not in both recordings, row by row"
-    return rows, *_same_rows(np.concatenate(mine), np.concatenate(theirs))
+    step_of_dtype = max(_STEPS.get(dtype, 0.0) for dtype in _dtypes(session, reference))
+    return rows, *_same_rows(np.concatenate(mine), np.concatenate(theirs), step_of_dtype)
 
 
 def _embeddings(
@@ -203,8 +206,6 @@ def _embeddings(
     """The embeddings of both sides, each rounded as the other is; where one has statistics alone the extremes of each
     row."""
     left, right = _rows(*a, "embed", step, seq), _rows(*b, "embed", step, seq)
-    dtypes = [session.meta.config.dtype or "float32" for session, _ in (a, b)]
-    dtypes = [dtype for dtype in dtypes if dtype in ("float32", "bfloat16", "float16")]
     if left is None or right is None:
         left, right = (
             _rows(*side, "embed" + ROW_STATISTICS, step, seq) if rows is None else _extremes(rows)
@@ -213,9 +214,15 @@ def _embeddings(
         if left is None or right is None or min(left.shape[1], right.shape[1]) < 2:
             return None
         left, right = left[:, :2], right[:, :2]
-    for dtype in dtypes:
+    for dtype in _dtypes(a[0], b[0]):
         left, right = rounded(left, dtype), rounded(right, dtype)
     return (left, right) if left.shape[1] == right.shape[1] else None
+
+
+def _dtypes(*sessions: Session) -> list[str]:
+    """Those that the sides' numbers are rounded to."""
+    told = [session.meta.config.dtype or "float32" for session in sessions]
+    return [dtype for dtype in told if dtype in _STEPS]
 
 
 def _rows(session: Session, branch: int, tap: str, step: int, seq: int) -> NDArray[Any] | None:
@@ -232,12 +239,15 @@ def _extremes(rows: NDArray[Any]) -> NDArray[Any]:
     return np.stack([rows.min(axis=1), rows.max(axis=1)], axis=1)
 
 
-def _same_rows(mine: NDArray[Any], theirs: NDArray[Any]) -> tuple[int, str]:
-    """How many rows are bit-equal, or are so but for one factor; and what there is to say of it."""
-    equal = (mine == theirs).all(axis=1)
+def _same_rows(mine: NDArray[Any], theirs: NDArray[Any], step: float) -> tuple[int, str]:
+    """How many rows are equal, or are so but for one factor; and what there is to say of it. Equal to the bit, or to
+    two roundings to a dtype with that relative `step`: an embedding that the model multiplies by a number of its own
+    has that number's, and the product's."""
+    wide, right = mine.astype(np.float64), theirs.astype(np.float64)
+    with np.errstate(invalid="ignore"):
+        equal = (np.abs(wide - right) <= step * np.abs(right)).all(axis=1)
     if equal.all():
         return len(equal), ""
-    wide, right = mine.astype(np.float64), theirs.astype(np.float64)
     power = (right**2).sum(axis=1)
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
         factors = (wide * right).sum(axis=1) / power

@@ -130,6 +130,16 @@ def test_an_embedding_that_is_scaled_is_said(run: PackedRun, case: Case, tmp_pat
     assert not rests.misplaced
 
 
+def test_an_embedding_is_the_token_s_within_the_rounding_of_a_factor(
+    run: PackedRun, case: Case, tmp_path: Path
+) -> None:
+    """A model that multiplies its embedding by the root of its width rounds that root and the product."""
+    edited(run, "embed", lambda x: np.nextafter(x, np.float32(np.inf)))
+    write_session(run, tmp_path / "a.session", form="test")
+    with Session.open(tmp_path / "a.session") as session:
+        assert coverage(session, case.golden).in_words().startswith("aligned 21/21 rows · ")
+
+
 def test_without_an_embedding_nothing_is_proved(run: PackedRun, case: Case, tmp_path: Path) -> None:
     for rank, passes in run.by_rank.items():
         run.by_rank[rank] = [
