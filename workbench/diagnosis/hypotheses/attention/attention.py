@@ -320,7 +320,7 @@ def _scales(tree: AttentionTree) -> Iterator[Trial]:
     scale = tree.site.facts.model.scale
 
     def by(value: float) -> Changes:
-        return {"scores": lambda s, g: np.where(np.isfinite(s), s * (value / scale), s)}
+        return {"scores": lambda s, g: _capped(tree.uncapped(s) * (value / scale), tree.cap)}
 
     for value, words in meanings(tree.site, scale):
         yield _one("scale", "number", (repr(value), words), by(value))
@@ -332,11 +332,13 @@ def _numbers(tree: AttentionTree) -> Iterator[Trial]:
     top = max(float(np.abs(one.raw).max(initial=0.0)) for one in tree.sample)
 
     def capped(cap: float) -> Changes:
-        return {"scores": lambda s, g: np.where(np.isfinite(s), cap * np.tanh(s / cap), s)}
+        return {"scores": lambda s, g: _capped(tree.uncapped(s), cap)}
 
     def scaled(by: float) -> Changes:
         return {"context": lambda c, g: c * by}
 
+    if tree.cap:
+        yield _one("scores", "applied", ("uncapped", tree.cap), capped(0.0))
     for cap in (5.0, 10.0, 20.0, 30.0, 50.0):
         yield _one("scores", "applied", ("capped", cap), capped(cap))
     if top > 0:
@@ -347,6 +349,11 @@ def _numbers(tree: AttentionTree) -> Iterator[Trial]:
     if tree.context:
         by = solved(tree, scaled, list(np.geomspace(0.02, 50, 40)))
         yield _one("context", "number", ("scaled", by), scaled(by), 1)
+
+
+def _capped(scores: Array, cap: float) -> Array:
+    """Those that are finite behind a soft cap; 0: none."""
+    return np.where(np.isfinite(scores), cap * np.tanh(scores / cap), scores) if cap else scores
 
 
 def _sinks(tree: AttentionTree) -> Iterator[Trial]:

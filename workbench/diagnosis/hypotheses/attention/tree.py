@@ -1,6 +1,7 @@
 """Attention as one tree of named points, from what was recorded to where it is judged.
 
-    keys, values = k and v for each query head;  raw = scale * q . keys;  scores = raw where allowed, else hidden
+    keys, values = k and v for each query head;  raw = scale * q . keys, capped where the model caps scores
+    scores = raw where allowed, else hidden
     probs = softmax(scores);  context = probs . values
 
 A change is a function of a point's value and of all that is given to the pass. Attention in one kernel is the same tree
@@ -122,8 +123,7 @@ class AttentionTree:
     def _given(self, i: int) -> Given:
         part, scopes = self.site.parts[i], self.site.deviation.scopes if self.site.deviation else ()
         q, k = part.inputs["q"], part.inputs["k"]
-        scale = self.site.facts.model.scale
-        raw = np.einsum("thd,khd->htk", q, formula.expand(k, q.shape[1]), optimize=True) * scale
+        raw = self._raw(q, formula.expand(k, q.shape[1]))
         shown = part.seen if part.seen.ndim == 3 else part.seen.reshape(len(q), q.shape[1], -1).swapaxes(0, 1)
         hidden = np.where((shown == 0).all(-1, keepdims=True), 0.0, 1 / len(k))
         hidden = np.where(np.isnan(shown).any(-1, keepdims=True), np.nan, hidden)
@@ -133,6 +133,24 @@ class AttentionTree:
             positions(part), key_positions(part), len(part.rows), self._prompt(i), hidden, part.seen, part.expected,
             np.asarray(scopes[i]), part.inputs.get("sinks"),
         )  # fmt: skip
+
+    def _raw(self, q: Array, keys: Array) -> Array:
+        """Of queries [T, heads, D] and keys [K, heads, D]."""
+        scaled = q.swapaxes(0, 1) @ keys.transpose(1, 2, 0) * self.site.facts.model.scale
+        return np.asarray(self.cap * np.tanh(scaled / self.cap) if self.cap else scaled)
+
+    @property
+    def cap(self) -> float:
+        """At what the model caps its scores; 0: it does not."""
+        return self.site.facts.model.score_cap
+
+    def uncapped(self, scores: Array) -> Array:
+        """What the cap made them of."""
+        if not self.cap:
+            return scores
+        most = 1 - 1e-15
+        inside = np.clip(scores / self.cap, -most, most)
+        return np.where(np.isfinite(scores), self.cap * np.arctanh(inside), scores)
 
     def _prompt(self, i: int) -> int:
         """How many tokens the passes of more than one token read of the sequence."""
@@ -178,7 +196,7 @@ class AttentionTree:
         if {"q", "k", "keys"} & changes.keys():
             q, k = at("q", one.q), at("k", one.k)
             keys = at("keys", formula.expand(k, q.shape[1]))
-            raw = q.swapaxes(0, 1) @ keys.transpose(1, 2, 0) * float(q.shape[2] ** -0.5)
+            raw = self._raw(q, keys)
         allowed = at("allowed", one.allowed.astype(np.float64)).astype(bool)
         hidden = changes["hidden"](raw, one) if "hidden" in changes else -np.inf
         scores = at("scores", np.where(allowed, raw, hidden))

@@ -158,9 +158,15 @@ def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
             return Told(
                 "scores_scale", "scores", text, {"scale": value, "ratio": value / right, "meanings": words}
             )
-        case "scores", "capped":
+        case "scores", "uncapped":
             cap = number_of(rest, 0)
+            text = f"scores do not pass through this model's soft cap: {cap:.4g} * tanh(score / {cap:.4g})"
+            return Told("scores_soft_cap", "scores", text, {"cap": cap})
+        case "scores", "capped":
+            cap, own = number_of(rest, 0), site.facts.model.score_cap
             text = f"scores pass through a soft cap that this model does not have: {cap:.4g} * tanh(score / {cap:.4g})"
+            if own:
+                text = f"scores are capped at {cap:.4g} instead of {own:.4g}"
             return Told("scores_soft_cap", "scores", text, {"cap": cap})
         case "scores", "alibi":
             text = (
