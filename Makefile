@@ -5,6 +5,8 @@
 #                 debugger tui cli e2e soak rest backends (tests/parts.py)
 # make vllm       attach to vLLM itself, faultless and with planted bugs; makes its environment once, in VLLM_VENV
 # make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
+# make real-bugs  put fixed bugs of vLLM, transformers and others back, look for each, and write docs/real-bugs.md;
+#                 ONLY=window_lost for one row, HALF=open for half of them
 # make gallery    record the bugs of the gallery again (sessions/recorded)
 # make docs       build the site from docs/ into build/site
 # make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=check SEED=7 for one try
@@ -22,7 +24,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 PARTS := $(TESTING) $(BIN)/python -m tests.parts
 
-.PHONY: demo test test-all vllm soak fuzz gallery docs lint clean
+.PHONY: demo test test-all vllm soak fuzz real-bugs gallery docs lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -42,6 +44,10 @@ soak: $(VENV)/.installed-dev
 
 fuzz: $(VENV)/.installed-dev
 	@$(TESTING) $(BIN)/python -m tests.fuzz.run $(if $(ONLY),--only $(ONLY)) $(if $(SEED),--seed $(SEED))
+
+real-bugs: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
+	@LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m tests.real_bugs.run $(if $(ONLY),--only $(ONLY)) \
+		$(if $(HALF),--half $(HALF))
 
 gallery: $(VENV)/.installed-dev
 	@$(TESTING) $(BIN)/python docs/recordings.py

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import tomllib
 from datetime import date
@@ -27,12 +28,12 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     engine: Literal["vllm", "transformers", "nano-vllm", "gguf"]
     thread: str
     fix: str
-    reported: date
-    fixed: date
     symptom: str
     put_back: str
     kind: Literal["cache", "rope", "window", "precision", "experts", "sharding", "function", "weights"]
     model: str
+    reported: date | None = None
+    fixed: date | None = None
     shows: str = ""
     emulated: str = ""
     ranks: int = 1
@@ -40,9 +41,9 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     options: dict[str, Any] = {}
 
     @property
-    def days(self) -> int:
-        """From the report to the mend."""
-        return (self.fixed - self.reported).days
+    def days(self) -> int | None:
+        """From the report to the mend, where both are known."""
+        return None if self.reported is None or self.fixed is None else (self.fixed - self.reported).days
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
@@ -70,6 +71,12 @@ def controls() -> dict[str, Control]:
     """All controls by name."""
     found = msgspec.convert(tomllib.loads((HERE / "bugs.toml").read_text())["control"], list[Control])
     return {one.name: one for one in found}
+
+
+def clean_key(row: Bug | Control) -> str:
+    """What a run without the bug has in common with others."""
+    options = json.dumps(row.options, sort_keys=True)
+    return f"{row.engine} {row.model} {row.dtype} {row.ranks} {options}"
 
 
 def drawn(names: list[str], seed: int = 31) -> list[str]:

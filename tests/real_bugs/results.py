@@ -1,4 +1,4 @@
-"""What came of the rows: results.json, written by the runs alone, and readings.toml, written by hand beside the fixes."""
+"""What came of the rows: results.json, written by the runs alone, and readings.toml, written by hand."""
 
 from __future__ import annotations
 
@@ -21,7 +21,6 @@ class Found(msgspec.Struct, kw_only=True, omit_defaults=True):
     causes: list[str] = []
     others: list[str] = []
     rests: str = ""
-    passes: int = 0
     error: str = ""
 
 
@@ -42,12 +41,14 @@ class Results(msgspec.Struct):
         kept = Results.load()
         rows, clean = kept.rows | self.rows, kept.clean | self.clean
         ordered = Results(dict(sorted(rows.items())), dict(sorted(clean.items())))
-        (HERE / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n")
+        (HERE / "results.json").write_bytes(
+            msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
+        )
 
 
 class Reading(msgspec.Struct, frozen=True):
-    """A cause read beside the fix. `named`: its mechanism, its exact effect, the place alone, something else, or nothing
-    (`missed`); `note` says why, or what the recording lacks."""
+    """A cause read beside the fix. `named`: its mechanism, its exact effect, the place alone, something else, or
+    nothing (`missed`); `note` says why, or what the recording lacks."""
 
     named: Literal["mechanism", "effect", "place", "wrong", "missed"]
     note: str = ""

@@ -1,5 +1,6 @@
-"""`make real-bugs`: puts fixed bugs back into the engines that had them, looks for each with one command, and writes the
-table of docs/real-bugs.md. `ONLY=name` runs one row, or one control; `HALF=open` or `HALF=held-out` half of the rows.
+"""`make real-bugs`: puts fixed bugs back into the engines that had them, looks for each with one command, and writes
+the table of docs/real-bugs.md. `ONLY=name` runs one row, or one control, `HALF=open` or `HALF=held-out` half of the
+rows.
 
 Each row is `lockstep attach -o … --model CHECKPOINT -- python PROGRAM CHECKPOINT RANKS` with no option more, once with
 the bug and once without.
@@ -18,16 +19,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 import lockstep
 from lockstep.engine import children
 from tests.preloaded import Forking, Server
 from tests.real_bugs import page
-from tests.real_bugs.bugs import HERE, Bug, Control, bugs, controls, held_out
-from tests.real_bugs.gguf_bugs import BUGS as IN_THE_FILE
+from tests.real_bugs.bugs import HERE, Bug, Control, bugs, clean_key, controls, held_out
 from tests.real_bugs.gguf_bugs import converted
 from tests.real_bugs.models import checkpoint
+from tests.real_bugs.programs.workload import BATCHES
 from tests.real_bugs.results import Found, Results
 
 ROOT = HERE.parents[1]
@@ -47,6 +46,8 @@ def command(row: Bug | Control, model: Path, bug: str, scratch: Path) -> tuple[l
             "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(row.ranks)),
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(HERE / "plugin"),
         }  # fmt: skip
+        if row.ranks == 1:
+            environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # half the imports
         options |= {"dtype": row.dtype}
         python, program = str(VLLM), ["run_vllm.py"]
     elif row.engine == "nano-vllm":
@@ -55,9 +56,8 @@ def command(row: Bug | Control, model: Path, bug: str, scratch: Path) -> tuple[l
     else:
         options |= {"dtype": row.dtype}
         program = ["run_transformers.py"]
-        if row.engine == "gguf" or options.pop("gguf", False):
-            subject = str(converted(model, scratch / "model.gguf", bug if bug in IN_THE_FILE else ""))
-            bug = "" if bug in IN_THE_FILE else bug
+        if options.pop("gguf", False):
+            subject = str(converted(model, scratch / "model.gguf", ""))
     environment |= {"REAL_BUG": bug, "REAL_BUG_OPTIONS": json.dumps(options)}
     words = [str(programs / program[0]), subject, str(row.ranks)]
     if row.ranks > 1 and row.engine != "vllm":
@@ -65,32 +65,53 @@ def command(row: Bug | Control, model: Path, bug: str, scratch: Path) -> tuple[l
     return [python, *words], environment
 
 
+def attached(row: Bug | Control, bug: str, model: Path, folder: Path) -> lockstep.Verdict:
+    """`lockstep attach -o SESSION --model MODEL -- CMD`."""
+    words, environment = command(row, model, bug, folder)
+    with surroundings(environment):
+        verdict = lockstep.attach(words, model=model, output=folder / "run.session").verdict
+    assert verdict is not None, "a model was given"
+    return verdict
+
+
+def read_from_a_file(bug: str, model: Path, folder: Path) -> lockstep.Verdict:
+    """`lockstep check FILE.gguf --ids … --save SESSION`, right by the file; then `lockstep check SESSION --model M`,
+    by the checkpoint that it was made of."""
+    file = converted(model, folder / "model.gguf", bug)
+    ids = [prompt for batch in BATCHES for prompt, _ in batch]
+    assert lockstep.check(file, ids=ids, steps=6, save=folder / "run.session"), (
+        "the engine reads what the file says"
+    )
+    return lockstep.check(folder / "run.session", model=model)
+
+
 def looked_for(row: Bug | Control, bug: str, models: Path) -> Found:
     """One command, and what came of it."""
     model = checkpoint(models, row.model, row.dtype)
-    with tempfile.TemporaryDirectory(prefix="real-bugs-") as folder:
-        words, environment = command(row, model, bug, Path(folder))
-        start = time.monotonic()
+    with tempfile.TemporaryDirectory(prefix="real-bugs-") as name:
+        folder, start = Path(name), time.monotonic()
         try:
-            with surroundings(environment):
-                runs = lockstep.attach(words, model=model, output=Path(folder) / "run.session")
+            if row.engine == "gguf":
+                verdict = read_from_a_file(bug, model, folder)
+            else:
+                verdict = attached(row, bug, model, folder)
         except Exception as error:  # is a row of the table too: nothing was found
-            return Found(verdict="error", seconds=time.monotonic() - start, error=f"{type(error).__name__}: {error}")
-        seconds = time.monotonic() - start
-        assert runs.verdict is not None, "a model was given"
-        event = runs.verdict.event
-        causes = [one for one in event.causes if not one.alternative]
-        first, rests = event.first_divergence, event.coverage
-        return Found(
-            verdict=event.verdict,
-            tap=first.tap if first else "",
-            places=[one.place for one in causes],
-            causes=[one.text for one in causes],
-            others=[one.text for one in event.causes if one.alternative],
-            seconds=seconds,
-            rests="" if rests is None else f"{rests.taps}/{rests.of_taps} taps, {rests.aligned}/{rests.rows} rows",
-            passes=len(runs.passes),
-        )
+            seconds = time.monotonic() - start
+            return Found(verdict="error", seconds=seconds, error=f"{type(error).__name__}: {error}")
+    event, seconds = verdict.event, time.monotonic() - start
+    causes = [one for one in event.causes if not one.alternative]
+    first, rests = event.first_divergence, event.coverage
+    return Found(
+        verdict=event.verdict,
+        tap=first.tap if first else "",
+        places=[one.place for one in causes],
+        causes=[one.text for one in causes],
+        others=[one.text for one in event.causes if one.alternative],
+        seconds=round(seconds, 1),
+        rests=""
+        if rests is None
+        else f"{rests.taps}/{rests.of_taps} taps, {rests.aligned}/{rests.rows} rows",
+    )
 
 
 @contextmanager
@@ -105,16 +126,10 @@ def surroundings(values: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def clean_key(row: Bug | Control) -> str:
-    """What a run without the bug has in common with others."""
-    options = json.dumps(row.options, sort_keys=True)
-    return f"{row.engine} {row.model} {row.dtype} {row.ranks} {options}"
-
-
 def tried(row: Bug | Control, results: Results, models: Path, again: bool) -> None:
     """Run a row, and what it lacks of the clean run beside it, and note both."""
     key = clean_key(row)
-    if key not in results.clean or again and isinstance(row, Control):
+    if key not in results.clean or (again and isinstance(row, Control)):
         results.clean[key] = looked_for(row, "", models)
     if isinstance(row, Bug) and (again or row.name not in results.rows):
         results.rows[row.name] = looked_for(row, row.name, models)
@@ -145,7 +160,9 @@ def main() -> None:
     parser.add_argument("--half", choices=["", "open", "held-out"], default="")
     parser.add_argument("--engine", default="")
     parser.add_argument("--missing", action="store_true", help="only what has no result yet")
-    parser.add_argument("--page", action="store_true", help="write the page from the results, and run nothing")
+    parser.add_argument(
+        "--page", action="store_true", help="write the page from the results, and run nothing"
+    )
     asked = parser.parse_args()
     results = Results.load()
     if not asked.page:

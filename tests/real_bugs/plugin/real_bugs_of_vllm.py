@@ -6,6 +6,7 @@ Each function is the code as it was before the fix, as short as it goes; what it
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
@@ -52,14 +53,15 @@ def olmoe_norm_of_a_shard() -> None:
     """Each rank normalises the heads that it has, with the first weights of the norm."""
     from vllm.model_executor.models.olmoe import OlmoeAttention
 
-    def of_a_shard(self: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
-        normed = [
-            rms_norm(x, x.shape[-1:], norm.weight[: x.shape[-1]], norm.variance_epsilon)
-            for x, norm in ((q, self.q_norm), (k, self.k_norm))
-        ]
-        return normed[0], normed[1]
+    def of_a_shard(norm: Any, x: Tensor) -> Tensor:
+        return rms_norm(x, x.shape[-1:], norm.weight[: x.shape[-1]], norm.variance_epsilon)
 
-    OlmoeAttention._apply_qk_norm = of_a_shard
+    def narrowed(self: Any, *args: Any, **kwargs: Any) -> None:
+        for norm in (self.q_norm, self.k_norm):
+            norm.forward = functools.partial(of_a_shard, norm)
+
+    after_init(OlmoeAttention, narrowed)
+    OlmoeAttention._apply_qk_norm = lambda self, q, k: (self.q_norm(q), self.k_norm(k))
 
 
 def routed_scale_twice() -> None:
@@ -198,7 +200,10 @@ def window_ignored_in_decode() -> None:
 
     def make_forward(forward: Any) -> Any:
         def attend(self: Any, *args: Any, **kwargs: Any) -> Any:
-            metadata, window = kwargs.get("attn_metadata", args[5] if len(args) > 5 else None), self.sliding_window
+            metadata, window = (
+                kwargs.get("attn_metadata", args[5] if len(args) > 5 else None),
+                self.sliding_window,
+            )
             if metadata is not None and metadata.max_query_len == 1:
                 self.sliding_window = -1
             out = forward(self, *args, **kwargs)
@@ -225,7 +230,9 @@ def rotary_dim_halved_by_each_layer() -> None:
     def make(get_rope: Any) -> Any:
         def of_all_layers(*args: Any, rope_parameters: dict[str, Any], **kwargs: Any) -> Any:
             factor = 0.5 ** text_config().num_hidden_layers
-            return get_rope(*args, rope_parameters=rope_parameters | {"partial_rotary_factor": factor}, **kwargs)
+            return get_rope(
+                *args, rope_parameters=rope_parameters | {"partial_rotary_factor": factor}, **kwargs
+            )
 
         return of_all_layers
 
@@ -254,7 +261,7 @@ def written_one_slot_too_far() -> None:
         def shifted(self: Any, num_reqs: int, query_start_loc: Tensor, positions: Tensor) -> None:
             positions = positions.clone()
             starts = query_start_loc[: num_reqs + 1].tolist()
-            for start, end in zip(starts, starts[1:], strict=False):
+            for start, end in itertools.pairwise(starts):
                 if end - start == 1 and positions[start] > 0:
                     positions[start] += 1
             compute(self, num_reqs, query_start_loc, positions)
@@ -327,7 +334,9 @@ def gate_and_up_cut_as_one() -> None:
                 yield name, weight
                 continue
             waiting[name] = weight
-            gate, up = (name.replace("gate_proj", kind).replace("up_proj", kind) for kind in ("gate_proj", "up_proj"))
+            gate, up = (
+                name.replace("gate_proj", kind).replace("up_proj", kind) for kind in ("gate_proj", "up_proj")
+            )
             if gate in waiting and up in waiting:
                 parts = torch.cat([waiting.pop(gate), waiting.pop(up)]).chunk(4)
                 yield gate, torch.cat(parts[::2])

@@ -81,7 +81,9 @@ def rolling_cache_rolls_early() -> None:
     """The cache of a window is rolled in the step that fills it, which still has room: the oldest key is lost."""
 
     def make(update: Any) -> Any:
-        def early(self: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any) -> tuple[Tensor, Tensor]:
+        def early(
+            self: Any, keys: Tensor, values: Tensor, *args: Any, **kwargs: Any
+        ) -> tuple[Tensor, Tensor]:
             if self.is_initialized and self.cumulative_length_int + keys.shape[-2] == self.max_cache_len:
                 self.keys.copy_(self.keys.roll(-1, dims=-2))
                 self.values.copy_(self.values.roll(-1, dims=-2))
@@ -182,7 +184,9 @@ def bias_on_every_rank() -> None:
 
 def sum_of_a_copy() -> None:
     """The ranks' sum is made in a contiguous copy, and what is returned is the original."""
-    replaced(dist, "all_reduce", lambda real: lambda tensor, *args, **kwargs: real(tensor.clone(), *args, **kwargs))
+    replaced(
+        dist, "all_reduce", lambda real: lambda tensor, *args, **kwargs: real(tensor.clone(), *args, **kwargs)
+    )
 
 
 def residual_in_the_partial() -> None:

@@ -12,15 +12,15 @@ from typing import Any
 
 import torch
 from real_bugs_of_transformers import BUGS
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, modeling_utils
 from transformers.distributed import DistributedConfig
 from transformers.integrations import accelerate
 from workload import BATCHES, options, planted
 
 
 def loaded(path: str, ranks: int) -> Any:
-    # Asked for before a model is put on a device, but on a CPU nothing of it is used.
-    accelerate.is_accelerate_available = lambda: True
+    # Asked for before a model is put on a device or read from a GGUF file, but on a CPU nothing of it is used.
+    accelerate.is_accelerate_available = modeling_utils.is_accelerate_available = lambda: True
     chosen: dict[str, Any] = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
     names = {"attention": "attn_implementation", "experts": "experts_implementation"}
     chosen |= {names[one]: value for one, value in options().items() if one in names}
@@ -56,7 +56,9 @@ def main() -> None:
         rows = torch.tensor([[0] * (longest - len(ids)) + ids for ids, _ in batch])
         mask = torch.tensor([[0] * (longest - len(ids)) + [1] * len(ids) for ids, _ in batch])
         more = {"max_new_tokens": max(count for _, count in batch), "eos_token_id": None, "pad_token_id": 0}
-        out = model.generate(rows, attention_mask=mask, do_sample=False, **more, **options().get("generate", {}))
+        out = model.generate(
+            rows, attention_mask=mask, do_sample=False, **more, **options().get("generate", {})
+        )
         print("tokens", out.tolist())
 
 
