@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 #: apply_rotary_pos_emb returns.
 Names = dict[str, dict[str, str]]
 _BOTH: Names = {
-    "embed_tokens": {"out": "embed"},
+    "embed_tokens": {"multiplied": "embed"},
     ".self_attn.q_norm": {"out": ".attn.q_norm"},
     ".self_attn.k_norm": {"out": ".attn.k_norm"},
     ".mlp.gate": {"out": ".mlp.router"},
@@ -35,7 +35,6 @@ _BOTH: Names = {
     "lm_head": {"out": "logits"},
 }
 TRANSFORMERS: Names = _BOTH | {
-    "embed_tokens": {"multiplied": "embed"},
     "lm_head": {"finished": "logits"},
     "": {"out": ".mlp_residual"},
     ".input_layernorm": {"out": ".attn_norm"},
@@ -94,7 +93,7 @@ _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out,
     "left": lambda x, owner: _first(x).chunk(2, -1)[0],
     "right": lambda x, owner: _first(x).chunk(2, -1)[1],
     "partial": lambda x, owner: x,
-    "multiplied": lambda x, owner: _first(x) * getattr(owner, "embedding_multiplier", 1),
+    "multiplied": lambda x, owner: _multiplied(_first(x), owner),
     "finished": lambda x, owner: _finished(_first(x), getattr(owner, "config", None)),
     "turned": lambda x, owner: x.transpose(1, 2),
     "rotary q": lambda x, owner: x[0].transpose(1, 2),
@@ -154,6 +153,17 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     elif "in" in before:
         found[".mlp.gate_proj"] = names[".mlp.gate_proj"] | {"in": ".attn_residual"}
     return found
+
+
+def _multiplied(x: Any, owner: Any) -> Any:
+    """The embedding as the model multiplies it outside of that: by Granite's number, in vLLM by Gemma's root."""
+    found = (
+        getattr(one, name, None)
+        for one in (owner, getattr(owner, "config", None))
+        for name in ("normalizer", "embedding_multiplier")
+    )
+    by = next((one for one in found if one is not None), None)
+    return x if by is None else x * by
 
 
 def _finished(logits: Any, config: Any) -> Any:

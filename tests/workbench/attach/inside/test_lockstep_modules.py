@@ -201,6 +201,19 @@ class Mixture(nn.Module):
         return torch.cat([self.experts[0](x[:1]), self.experts[1](x)])[1:]
 
 
+@pytest.mark.parametrize("where", ["normalizer", "embedding_multiplier"])
+def test_an_embedding_is_taken_as_the_model_multiplies_it(where: str, tmp_path: Path) -> None:
+    """vLLM's Gemma and Granite multiply outside of the module."""
+    text = nn.ModuleDict({"embed_tokens": nn.Embedding(9, 4), "layers": nn.ModuleList([nn.ModuleDict()])})
+    setattr(text, where, 3.0)
+    model, tape = nn.ModuleDict({"text": text}), Tape(tmp_path)
+    attach(model, tape, FUSED)
+    tape.step([1, 2, 3], 0)
+    out = text["embed_tokens"](torch.tensor([1, 2, 3]))
+    tape.close()
+    torch.testing.assert_close(torch.from_numpy(taps(tmp_path)["embed"]), 3 * out.detach())
+
+
 def test_unknown_modules_have_their_own_names(tmp_path: Path) -> None:
     layer = nn.ModuleDict({"mlp": Mixture()})
     vision = nn.ModuleDict({"layers": nn.ModuleList([nn.ModuleDict({"mlp": nn.Identity()})])})
