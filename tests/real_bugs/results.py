@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -36,14 +37,18 @@ class Results(msgspec.Struct):
         file = HERE / "results.json"
         return msgspec.json.decode(file.read_bytes(), type=cls) if file.is_file() else cls()
 
-    def save(self) -> None:
-        """Keep them, in the order of names. Another process may have added rows: its own stay."""
-        kept = Results.load()
-        rows, clean = kept.rows | self.rows, kept.clean | self.clean
-        ordered = Results(dict(sorted(rows.items())), dict(sorted(clean.items())))
-        (HERE / "results.json").write_bytes(
-            msgspec.json.format(msgspec.json.encode(ordered), indent=1) + b"\n"
+    @classmethod
+    def noted(
+        cls, rows: Mapping[str, Found] | None = None, clean: Mapping[str, Found] | None = None
+    ) -> Results:
+        """All that are kept, with these: another process may have added some meanwhile."""
+        kept = cls.load()
+        made = cls(
+            dict(sorted({**kept.rows, **(rows or {})}.items())),
+            dict(sorted({**kept.clean, **(clean or {})}.items())),
         )
+        (HERE / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
+        return made
 
 
 class Reading(msgspec.Struct, frozen=True):

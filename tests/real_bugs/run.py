@@ -43,7 +43,7 @@ def command(row: Bug | Control, model: Path, bug: str, scratch: Path) -> tuple[l
     if row.engine == "vllm":
         cores = sorted(os.sched_getaffinity(0))
         environment |= {
-            "VLLM_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(row.ranks)),
+            "VLLM_CPU_OMP_THREADS_BIND": "nobind" if row.ranks == 1 else "|".join(map(str, cores[: row.ranks])),
             "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(HERE / "plugin"),
         }  # fmt: skip
         if row.ranks == 1:
@@ -126,14 +126,13 @@ def surroundings(values: dict[str, str]) -> Iterator[None]:
         os.environ.update(before)
 
 
-def tried(row: Bug | Control, results: Results, models: Path, again: bool) -> None:
+def tried(row: Bug | Control, models: Path, again: bool) -> None:
     """Run a row, and what it lacks of the clean run beside it, and note both."""
-    key = clean_key(row)
+    key, results = clean_key(row), Results.load()
     if key not in results.clean or (again and isinstance(row, Control)):
-        results.clean[key] = looked_for(row, "", models)
+        results = Results.noted(clean={key: looked_for(row, "", models)})
     if isinstance(row, Bug) and (again or row.name not in results.rows):
-        results.rows[row.name] = looked_for(row, row.name, models)
-    results.save()
+        results = Results.noted(rows={row.name: looked_for(row, row.name, models)})
     found = results.rows[row.name] if isinstance(row, Bug) else results.clean[key]
     clean = results.clean[key].verdict
     print(f"{row.name}: {found.verdict} {found.tap} [without: {clean}] {found.seconds:.0f} s", flush=True)
@@ -164,7 +163,6 @@ def main() -> None:
         "--page", action="store_true", help="write the page from the results, and run nothing"
     )
     asked = parser.parse_args()
-    results = Results.load()
     if not asked.page:
         models = ROOT / "build" / "real-bugs"
         models.mkdir(parents=True, exist_ok=True)
@@ -173,9 +171,9 @@ def main() -> None:
             children.subprocess = Forking(server)  # type: ignore[assignment]  # recorders are forked
             for row in chosen(asked.only, asked.half):
                 if not asked.engine or row.engine == asked.engine:
-                    tried(row, results, models, again=not asked.missing)
+                    tried(row, models, again=not asked.missing)
             server.close()
-    page.write(results)
+    page.write(Results.load())
 
 
 if __name__ == "__main__":

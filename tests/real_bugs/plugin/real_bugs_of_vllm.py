@@ -53,15 +53,14 @@ def olmoe_norm_of_a_shard() -> None:
     """Each rank normalises the heads that it has, with the first weights of the norm."""
     from vllm.model_executor.models.olmoe import OlmoeAttention
 
-    def of_a_shard(norm: Any, x: Tensor) -> Tensor:
-        return rms_norm(x, x.shape[-1:], norm.weight[: x.shape[-1]], norm.variance_epsilon)
+    def of_a_shard(self: Any, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
+        normed = [
+            rms_norm(x, x.shape[-1:], norm.weight[: x.shape[-1]], norm.variance_epsilon)
+            for x, norm in ((q, self.q_norm), (k, self.k_norm))
+        ]
+        return normed[0], normed[1]
 
-    def narrowed(self: Any, *args: Any, **kwargs: Any) -> None:
-        for norm in (self.q_norm, self.k_norm):
-            norm.forward = functools.partial(of_a_shard, norm)
-
-    after_init(OlmoeAttention, narrowed)
-    OlmoeAttention._apply_qk_norm = lambda self, q, k: (self.q_norm(q), self.k_norm(k))
+    OlmoeAttention._apply_qk_norm = of_a_shard
 
 
 def routed_scale_twice() -> None:
