@@ -245,7 +245,7 @@ def _same_rows(mine: NDArray[Any], theirs: NDArray[Any], step: float) -> tuple[i
     has that number's, and the product's."""
     wide, right = mine.astype(np.float64), theirs.astype(np.float64)
     with np.errstate(invalid="ignore"):
-        equal = (np.abs(wide - right) <= step * np.abs(right)).all(axis=1)
+        equal = np.asarray((np.abs(wide - right) <= step * np.abs(right)).all(axis=1))
     if equal.all():
         return len(equal), ""
     power = (right**2).sum(axis=1)
