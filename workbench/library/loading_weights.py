@@ -8,16 +8,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from lockstep.engine import extras
-from lockstep.engine.checkpoint.files import read_json
-from lockstep.engine.checkpoint.resolve import open_checkpoint, resolve
-from lockstep.engine.checkpoint.safetensors import SafetensorsSource
-from lockstep.engine.checkpoint.source import Source
-from lockstep.engine.errors import CheckpointError, ConfigError
+from lockstep.engine.checkpoint.resolve import resolve
 from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions.text import clean
 from lockstep.workbench.attach.launch import attach
 from lockstep.workbench.debugger.answers import JsonObject
 from lockstep.workbench.demo.checkpoints import demo_path
+from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
 from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, WrongWeight, compare_weights
 from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
 from lockstep.workbench.exit_codes import UsageError
@@ -135,31 +132,14 @@ def weights(
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("weights hands signals on to the command: call it from the main thread")
     heard = progress or Listener()
-    source, tied = _opened(str(model))
-    with source, ScratchFolder.make("weights", cache_directory()) as scratch:
+    path = demo_path(str(model)) or resolve(str(model))
+    with LoadedFrom.open(path) as checkpoint, ScratchFolder.make("weights", cache_directory()) as scratch:
         asked = replace(tap_request(engine, None, None, "full"), capture="weights")
         attached = attach(command, scratch.path / "dump", asked, scratch.path)
         heard.note("the command was ended once its ranks had written their weights")
         ranks = read_ranks(scratch.path / "dump")
-        found = compare_weights(ranks, source, tied, heard.say)
+        found = compare_weights(ranks, checkpoint, heard.say)
         heard.clear()
     size = ranks[0].size
     missing = [] if len(ranks) == size else [f"{len(ranks)} of {size} ranks have written their weights"]
     return WeightsVerdict(found, (*missing, *attached.failures))
-
-
-def _opened(name: str) -> tuple[Source, bool]:
-    """A checkpoint, and whether its head is the embedding. Of a family that our engine does not run too."""
-    path = demo_path(name) or resolve(name)
-    try:
-        config, source = open_checkpoint(path)
-    except ConfigError:
-        directory = path if path.is_dir() else path.parent
-        if not (directory / "config.json").is_file():
-            raise
-        tied = bool(read_json(directory / "config.json").get("tie_word_embeddings", True))
-        try:
-            return SafetensorsSource(path), tied
-        except OSError as error:
-            raise CheckpointError(f"{path}: {error.strerror or error}") from error
-    return source, config.tie_embeddings

@@ -10,9 +10,8 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from lockstep.engine.checkpoint.source import Source
-from lockstep.engine.checkpoint.ties import is_frequencies
 from lockstep.engine.parallel.shards import Span
+from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
 from lockstep.workbench.diagnosis.loaded.explain import (
     Mistake,
     explain_numbers,
@@ -21,7 +20,7 @@ from lockstep.workbench.diagnosis.loaded.explain import (
     in_rows,
     rounded,
 )
-from lockstep.workbench.diagnosis.loaded.places import HeldPart, Parameters, part_of, unheld
+from lockstep.workbench.diagnosis.loaded.places import HeldPart, Parameters, key_of, part_of, unheld
 from lockstep.workbench.diagnosis.loaded.rank_weights import RankWeights
 from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowRun, RowTable
 
@@ -60,10 +59,10 @@ class LoadedWeights:
 
 
 def compare_weights(
-    ranks: Sequence[RankWeights], source: Source, tied: bool, see: Callable[[str], None] = lambda _: None
+    ranks: Sequence[RankWeights], checkpoint: LoadedFrom, see: Callable[[str], None] = lambda _: None
 ) -> LoadedWeights:
     """Hold what each rank has against the checkpoint. CheckpointError where either cannot be read."""
-    comparison = _Comparison(source, tied, len(ranks) and ranks[0].size)
+    comparison = _Comparison(checkpoint, len(ranks) and ranks[0].size)
     for rank in ranks:
         see(f"weights of rank {rank.rank}")
         comparison.add(rank)
@@ -73,9 +72,9 @@ def compare_weights(
 class _Comparison:
     """What was found so far."""
 
-    def __init__(self, source: Source, tied: bool, size: int) -> None:
-        self.source, self.size = source, size
-        self.parameters = Parameters(source, tied)
+    def __init__(self, checkpoint: LoadedFrom, size: int) -> None:
+        self.checkpoint, self.source, self.size = checkpoint, checkpoint.source, size
+        self.parameters = Parameters(checkpoint.source, checkpoint.tied)
         self.found: dict[tuple[str, Mistake], set[tuple[int, int | None, str]]] = defaultdict(set)
         self.held: dict[str, list[Span]] = defaultdict(list)
         self.dtypes: dict[tuple[str, str], int] = defaultdict(int)
@@ -88,6 +87,9 @@ class _Comparison:
         done: set[tuple[str, str]] = set()
         for name, stored in rank.names():
             info = rank.source.info(stored)
+            if (stack := self.checkpoint.stacks.get(key_of(name))) is not None:
+                self._compare_stack(rank, stored, *stack)
+                continue
             places = self.parameters.places(name, info.shape, rank.rank, rank.size)
             if places is None:
                 self._of_none(rank, name, stored)
@@ -100,6 +102,25 @@ class _Comparison:
                     self._compare(rank, stored, place)
                 done.add((place.parameter, stored))
         self.left_out |= {f"{name} ({why})" for name, why in rank.skipped.items() if name not in rank.buffers}
+
+    def _compare_stack(
+        self, rank: RankWeights, stored: str, tensor: str, parameters: tuple[str, ...]
+    ) -> None:
+        """A stack in an order of its own, whole."""
+        for parameter in parameters:
+            self.held[parameter].append(Span(0, self.parameters.shapes[parameter][0]))
+        source = self.checkpoint.stored
+        if source is None or source.info(tensor).shape != rank.source.info(stored).shape:
+            self.left_out.add(f"{_LAYER.sub('*', tensor)} (a part of a stack in an order of its own)")
+            return
+        held = _dtype(rank.dtype(stored))
+        x, whole = rank.source.read(stored), source.read(tensor)
+        y = whole.to(held).to(x.dtype)
+        self.numbers += x.numel()
+        self.dtypes[source.info(tensor).dtype, rank.dtype(stored)] += 1
+        if not torch.equal(x, y):
+            rows = x.reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
+            self._note(rank, tensor, rounded(x, y) or explain_numbers(*rows))
 
     def _of_none(self, rank: RankWeights, name: str, stored: str) -> None:
         """What the checkpoint has nothing for: scales of quantised weights must not be zero."""
@@ -249,7 +270,11 @@ class _Comparison:
 
     def _not_in_memory(self, ranks: Sequence[RankWeights]) -> Iterator[WrongWeight]:
         """Of what no rank holds, or not all: by layer together."""
-        shapes = {name: shape for name, shape in self.parameters.shapes.items() if not is_frequencies(name)}
+        shapes = {
+            name: shape
+            for name, shape in self.parameters.shapes.items()
+            if not self.checkpoint.is_unread(name)
+        }
         skipped = any(rank.skipped for rank in ranks)
         missing: dict[tuple[str, Mistake], set[tuple[int, int | None, str]]] = defaultdict(set)
         for name, gaps in unheld(shapes, self.held):

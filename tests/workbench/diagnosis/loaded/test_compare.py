@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
 from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, compare_weights
 from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
 from tests.checkpoints import tiny_checkpoint
@@ -33,13 +33,12 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def compared(checkpoint: Path, tmp_path: Path, bug: Bug | None = None, size: int = 2) -> LoadedWeights:
-    config, source = open_checkpoint(checkpoint)
     whole = whole_of(checkpoint)
-    states = [shard(whole, rank, size, config.num_kv_heads) for rank in range(size)]
+    states = [shard(whole, rank, size, 2) for rank in range(size)]
     if bug is not None:
         bug(states)
-    with source:
-        return compare_weights(read_ranks(written(tmp_path / "dump", states)), source, config.tie_embeddings)
+    with LoadedFrom.open(checkpoint) as opened:
+        return compare_weights(read_ranks(written(tmp_path / "dump", states)), opened)
 
 
 @pytest.mark.parametrize("size", [1, 2, 4])
@@ -267,3 +266,17 @@ def test_wrapped_names_are_the_checkpoints(checkpoint: Path, tmp_path: Path) -> 
                 state[new] = state.pop(name)
 
     assert compared(checkpoint, tmp_path, bug).wrong == ()
+
+
+@pytest.mark.parametrize("family", ["phi3", "gpt_oss", "qwen3_next", "deepseek_v3", "qwen3_moe"])
+def test_tensors_as_transformers_holds_them(tmp_path: Path, family: str) -> None:
+    """In whatever way the checkpoint stacks them; one of them is wrong."""
+    checkpoint = tiny_checkpoint(tmp_path, family)
+    whole = whole_of(checkpoint)
+    name = next(one for one in sorted(whole) if ".1." in one and "down_proj" in one)
+    for number, wrong in (("0", ()), ("1", ("zeros",))):
+        state = {one: tensor * (0 if wrong and one == name else 1) for one, tensor in whole.items()}
+        with LoadedFrom.open(checkpoint) as opened:
+            found = compare_weights(read_ranks(written(tmp_path / number, [state])), opened)
+        assert tuple(one.mistake.kind for one in found.wrong) == wrong
+        assert found.left_out == ()
