@@ -69,9 +69,6 @@ class LoadedFrom:
 
 def _is_odd(place: Place) -> bool:
     """Whether a parameter's rows do not follow each other in its stack."""
-    return (
-        place.transposed
-        or place.step > 1
-        or place.blocks > 1
-        or len(place.parameter_shape) != len(place.shape) - (place.matrix is not None)
-    )
+    vector = place.matrix is not None and len(place.parameter_shape) == 1
+    flattened = place.matrix is None and len(place.parameter_shape) != len(place.shape)
+    return place.transposed or place.step > 1 or place.blocks > 1 or vector or flattened
