@@ -19,9 +19,17 @@ PLACED_ONLY = {
     "residual_factor=one", "soft_cap=missing",
 }  # fmt: skip
 
-#: Faults of latents whose cause is told as that of what is read or written; and of other experts by no rule that
-#: engines have, of which there is no hypothesis.
-WITHOUT_A_NAME = {"choice=worst", "split_latent=together", "written_latent=summed", "written_latent=shard"}
+#: Faults of linear attention, whose causes are edits of its formulas without a name of the catalogue.
+OF_STATES = {
+    "beta=linear", "conv_kept=frozen", "conv_kept=one_short", "decay=linear", "decay=unbiased", "gated_norm=ungated",
+    "key_heads=tiled", "l2_norm=missing", "output_gate=missing", "short_conv=linear", "state_before=left",
+    "state_before=restarted", "state_kept=bfloat16",
+}  # fmt: skip
+#: Also: faults of latents whose cause is that of what is read or written; and of other experts by no rule that engines
+#: have, of which there is no hypothesis.
+WITHOUT_A_NAME = {
+    "choice=worst", "split_latent=together", "written_latent=summed", "written_latent=shard", *OF_STATES,
+}  # fmt: skip
 
 
 def test_every_fault_of_the_catalogue_is_the_name_of_some_cause() -> None:

@@ -354,7 +354,8 @@ def _attention_is_whole(tape: Tape, paths: dict[str, nn.Module]) -> bool:
     """Whether each rank has all heads: transformers' plans of some models with latent attention split the MLP alone."""
     config = tape.facts["config"]
     heads, dim = config.get("num_attention_heads"), config.get("v_head_dim")
-    weights: list[Any] = [part.weight for path, part in paths.items() if path.endswith(".self_attn.o_proj")]
+    outputs = [part for path, part in paths.items() if path.endswith(".self_attn.o_proj")]
+    weights: list[Any] = [part.weight for part in outputs if hasattr(part, "weight")]
     if not weights or not heads or not dim:
         return False
     return bool(getattr(weights[0], "_local_tensor", weights[0]).shape[1] == heads * dim)
