@@ -147,7 +147,7 @@ FAULTS = (
     _fault(
         "state_before", "restarted", "carried", restarted, "state", "state restarts at each pass",
         "of a prompt read in chunks the last one alone counts, and a decode step knows nothing before its token",
-        "sparkinfer#1071", step=1,
+        "gittensor-ai-lab/sparkinfer#1071", step=1,
     ),
     _fault(
         "conv_kept", "one_short", "newest", one_short, "conv_q", "convolution state one token short",

@@ -149,6 +149,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "sessions": ("verify", "saved.session"),
     "diff": ("saved.session", "saved.session"),
     "mismatch": ("saved.session", "saved.session", "--model", "."),
+    "weights": ("--model", ".", "--", sys.executable, "-P", "-c", "pass"),
     "mcp": (".",),
     "generate": (".", "--prompt", "a", "--max-tokens", "2", "--tp", "2", "--save", "generated.session"),
     "check": (".", "--ids", "1,5,9", "--steps", "1"),
@@ -163,10 +164,10 @@ LINES: dict[str, tuple[str, ...]] = {
     "attach": ("-o", "attached.session", "--", sys.executable, "-P", "-c", _ENGINE),
     "regress": ("--baseline", "saved.session", "--", sys.executable, "-P", "-c", _ENGINE),
 }
-#: Exit codes other than 0: the baseline is of another model.
-CODES = {"regress": Exit.INCONCLUSIVE}
+#: Exit codes other than 0: the baseline is of another model; the program loads none.
+CODES = {"regress": Exit.INCONCLUSIVE, "weights": Exit.CANNOT_LOAD}
 #: These start the user's own command in the user's own environment, whose empty entries are the user's word.
-CLEAN = {"attach": {"PYTHONPATH": str(ROOT)}, "regress": {"PYTHONPATH": str(ROOT)}}
+CLEAN = {name: {"PYTHONPATH": str(ROOT)} for name in ("attach", "regress", "weights")}
 #: Subcommands that run on until they are ended: each has a test of its own below.
 LASTING = ("tui", "web", "rank")
 QUICK = ("diff", "faults")

@@ -6,6 +6,7 @@ import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from lockstep.engine import extras
 from lockstep.engine.checkpoint.resolve import resolve
@@ -15,7 +16,6 @@ from lockstep.workbench.attach.launch import attach
 from lockstep.workbench.debugger.answers import JsonObject
 from lockstep.workbench.demo.checkpoints import demo_path
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
-from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, WrongWeight, compare_weights
 from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.library import html
@@ -23,6 +23,9 @@ from lockstep.workbench.library.attached import tap_request
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.paths import cache_directory
 from lockstep.workbench.views.plain_text import plural
+
+if TYPE_CHECKING:
+    from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, WrongWeight
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -129,6 +132,8 @@ def weights(
     AttachError where it cannot be started or no rank wrote anything; CheckpointError for the checkpoint.
     """
     extras.need("engine", "comparing weights")
+    from lockstep.workbench.diagnosis.loaded.compare import compare_weights  # needs torch
+
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("weights hands signals on to the command: call it from the main thread")
     heard = progress or Listener()

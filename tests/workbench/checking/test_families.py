@@ -110,6 +110,7 @@ PLANTED_IN_EXPERTS = {
     ("gpt-oss", "expert_gate_up=exchanged"): ("layers.0.mlp.experts.gate", "up_proj of each expert is used"),
     ("gpt-oss", "expert_gate_up=halves"): ("layers.0.mlp.experts.gate", "halves of the experts' stack"),
     ("gpt-oss", "expert_bias=missing"): ("layers.0.mlp.experts.down", "bias is not added"),
+    ("gpt-oss", "expert_bias=on_every_rank"): ("layers.0.mlp.experts.down", ""),
     ("gpt-oss", "choice_weights=as_they_are"): ("layers.0.mlp.topk_weights", "a softmax before the choice"),
     ("gpt-oss", "window=ignored"): ("layers.0.attn.scores", "window"),
     ("minimax-m2", "expert_gate_up=in_turn"): ("layers.0.mlp.experts.gate", "read in turn"),

@@ -78,7 +78,9 @@ OUTSIDE: Mapping[str, tuple[str, ...]] = {
 
 _BEHIND = {"post_attention_layernorm": "post_attn_norm", "post_feedforward_layernorm": "post_mlp_norm"}
 
-_BY_WIDTH: Mapping[Width, Spread] = {"heads": "columns", "kv_heads": "kv", "intermediate": "columns"}
+_BY_WIDTH: Mapping[Width, Spread] = {
+    "heads": "columns", "value_heads": "columns", "kv_heads": "kv", "intermediate": "columns",
+}  # fmt: skip
 
 
 def _spread(operation: Operation) -> Spread:
