@@ -155,7 +155,7 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
     return check(inferior, reference, folder / "run.session", rules=rules)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     ("tp", "ep"),
     [(1, 1), *(pytest.param(*ranks, marks=pytest.mark.slow) for ranks in ((2, 1), (4, 1), (2, 2), (4, 2)))],
