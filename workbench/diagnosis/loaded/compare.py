@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.loaded.explain import (
     in_rows,
     rounded,
 )
-from lockstep.workbench.diagnosis.loaded.places import HeldPart, Parameters, key_of, part_of, unheld
+from lockstep.workbench.diagnosis.loaded.places import HeldPart, Parameters, Shape, key_of, part_of, unheld
 from lockstep.workbench.diagnosis.loaded.rank_weights import RankWeights
 from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowRun, RowTable
 
@@ -113,9 +113,8 @@ class _Comparison:
         if source is None or source.info(tensor).shape != rank.source.info(stored).shape:
             self.left_out.add(f"{_LAYER.sub('*', tensor)} (a part of a stack in an order of its own)")
             return
-        held = _dtype(rank.dtype(stored))
-        x, whole = rank.source.read(stored), source.read(tensor)
-        y = whole.to(held).to(x.dtype)
+        x = rank.source.read(stored)
+        y = _as_held(source.read(tensor), rank.dtype(stored), x.dtype)
         self.numbers += x.numel()
         self.dtypes[source.info(tensor).dtype, rank.dtype(stored)] += 1
         if not torch.equal(x, y):
@@ -142,7 +141,6 @@ class _Comparison:
     def _compare(self, rank: RankWeights, stored: str, place: HeldPart) -> None:
         """Block by block; where one is wrong, all that is wrong is looked at."""
         wrong: list[int] = []
-        dtype = _dtype(rank.dtype(stored))
         self.dtypes[self.source.info(place.parameter).dtype, rank.dtype(stored)] += 1
         for start in range(0, place.taken.size, BLOCK):
             rows = Span(start, min(start + BLOCK, place.taken.size))
@@ -152,7 +150,7 @@ class _Comparison:
                 bad = (x != y).reshape(len(x), -1).any(1) if x.ndim > 1 else (x != y)
                 wrong += (bad.nonzero().flatten() + start).tolist()
         if wrong:
-            self._note(rank, place.parameter, self._explained(rank, stored, place, wrong, dtype))
+            self._note(rank, place.parameter, self._explained(rank, stored, place, wrong))
 
     def _blocks(self, rank: RankWeights, stored: str, place: HeldPart, rows: Span) -> tuple[Tensor, Tensor]:
         """Rows of a place as they are in memory and in the checkpoint, in the dtype in which they were written."""
@@ -166,12 +164,9 @@ class _Comparison:
         y = self.source.read(place.parameter, 0, there)
         if place.columns is not None:
             y = y[:, place.columns.start : place.columns.stop]
-        held = _dtype(rank.dtype(stored))
-        return x, y.to(held).to(x.dtype)
+        return x, _as_held(y, rank.dtype(stored), x.dtype)
 
-    def _explained(
-        self, rank: RankWeights, stored: str, place: HeldPart, wrong: list[int], dtype: torch.dtype
-    ) -> Mistake:
+    def _explained(self, rank: RankWeights, stored: str, place: HeldPart, wrong: list[int]) -> Mistake:
         """What the wrong rows are: somewhere else in the checkpoint, or other numbers."""
         x, y = self._blocks(rank, stored, place, Span(0, place.taken.size))
         if x.ndim == 1:
@@ -180,13 +175,14 @@ class _Comparison:
             return through
         table, columns = self._table(x.shape[1], x.dtype), place.columns or Span(0, x.shape[1])
         wanted = RowRun(Span(0, len(x)), place.parameter, place.taken.start, columns)
-        if (order := in_another_order(table.find(x, place.parameter), wanted)) is not None:
+        runs = table.find(x, place.parameter)
+        if (order := in_another_order(runs, wanted)) is not None:
             return order
         rows, scope = wrong[:_LOOKED_AT], in_rows(wrong, len(x))
         a, b = (x, y) if not scope else (x[rows], y[rows])
         found = None
         if bool(a.any()):
-            runs = table.find(a, place.parameter)
+            runs = table.find(a, place.parameter) if scope else runs
             found = explain_rows(runs, len(a), lambda run: self._named(run, place, rank))
         return (found or explain_numbers(a, b)).of_rows(scope)
 
@@ -201,7 +197,8 @@ class _Comparison:
         """A bias or a norm's weight that is another one's, another rank's, or in another order."""
         if not bool((x != x[0]).any()):
             return None
-        for name, shape in self._by_nearness(place.parameter):
+        for name in sorted(self.parameters.shapes, key=lambda one: one != place.parameter):  # its own first
+            shape = self.parameters.shapes[name]
             if len(shape) != 1 or shape[0] % len(x) or shape[0] // len(x) > self.size:
                 continue
             whole = self.source.read(name).to(x.dtype)
@@ -214,47 +211,24 @@ class _Comparison:
             return Mistake("order", "its numbers in another order")
         return None
 
-    def _by_nearness(self, parameter: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-        own = self.parameters.shapes[parameter]
-        yield parameter, own
-        yield from ((name, shape) for name, shape in self.parameters.shapes.items() if name != parameter)
-
     def _named(self, run: RowRun, place: HeldPart, rank: RankWeights) -> str:
         """A place in the checkpoint: whose part it is, or which rows of what."""
-        whole, count = self.parameters.shapes[run.parameter], run.rows.size
-        other = _relative(run.parameter, place.parameter)
-        columns = place.columns
-        cut_columns = len(whole) > 1 and run.columns != columns
-        if run.parameter == place.parameter:
-            for other_rank in range(rank.size):
-                rows = (
-                    part_of(whole[0], place.taken.size, other_rank, rank.size, padded=True)
-                    if not cut_columns
-                    else None
-                )
-                part = part_of(whole[1], run.columns.size, other_rank, rank.size) if cut_columns else None
-                if (rows is not None and rows.start == run.first and rows != place.taken) or (
-                    part == run.columns
-                ):
-                    return f"rank {other_rank}'s part"
-            return f"rows {Span(run.first, run.first + count)} of it" + (
-                f", columns {run.columns}" if cut_columns else ""
-            )
-        cut = count < whole[0]
-        return (
-            (f"rows {Span(run.first, run.first + count)} of " if cut else "")
-            + other
-            + (f", columns {run.columns}" if cut_columns else "")
-        )
+        whole = self.parameters.shapes[run.parameter]
+        cut = len(whole) > 1 and run.columns != place.columns
+        rows, columns = Span(run.first, run.first + run.rows.size), f", columns {run.columns}" if cut else ""
+        if run.parameter != place.parameter:
+            other = _relative(run.parameter, place.parameter)
+            return (f"rows {rows} of {other}" if rows.size < whole[0] else other) + columns
+        owner = _owner(run, place, whole, rank.size, by_columns=cut)
+        return f"rows {rows} of it{columns}" if owner is None else f"rank {owner}'s part"
 
     def result(self, ranks: Sequence[RankWeights]) -> LoadedWeights:
-        merged = [self._merged(name, mistake, places) for (name, mistake), places in self.found.items()]
         if len(ranks) == self.size:
-            merged += self._not_in_memory(ranks)
-        order = list(self.parameters.shapes)
+            self._note_missing(ranks)
+        merged = [self._merged(name, mistake, places) for (name, mistake), places in self.found.items()]
         return LoadedWeights(
             ranks[0].engine, len(ranks), len(self.held), self.numbers,
-            tuple(sorted(merged, key=lambda one: (one.layers[:1] or (-1,), one.parameter))) if order else (),
+            tuple(sorted(merged, key=lambda one: (one.layers[:1] or (-1,), one.parameter))),
             dict(self.dtypes), tuple(sorted(self.unknown)), tuple(sorted(self.left_out)),
         )  # fmt: skip
 
@@ -268,28 +242,39 @@ class _Comparison:
             layers,
         )
 
-    def _not_in_memory(self, ranks: Sequence[RankWeights]) -> Iterator[WrongWeight]:
-        """Of what no rank holds, or not all: by layer together."""
+    def _note_missing(self, ranks: Sequence[RankWeights]) -> None:
+        """What no rank holds, or not all of it."""
         shapes = {
             name: shape
             for name, shape in self.parameters.shapes.items()
             if not self.checkpoint.is_unread(name)
         }
         skipped = any(rank.skipped for rank in ranks)
-        missing: dict[tuple[str, Mistake], set[tuple[int, int | None, str]]] = defaultdict(set)
         for name, gaps in unheld(shapes, self.held):
             if skipped and name not in self.held:
                 self.left_out.add(f"{_LAYER.sub('*', name)} (no rank has written it)")
                 continue
             where = "" if gaps == [Span(0, shapes[name][0])] else f"rows {', '.join(map(str, gaps[:3]))}: "
-            layer = _LAYER.search(name)
-            mistake = Mistake("missing", f"{where}not in memory: no rank holds it")
-            missing[_EXPERT.sub("*", _LAYER.sub("*", name)), mistake].add(
-                (0, int(layer[0]) if layer else None, name)
-            )
-        for (name, mistake), places in missing.items():
-            one = self._merged(name, mistake, places)
-            yield WrongWeight(one.parameter, mistake, tuple(range(self.size)), one.layers)
+            for rank in ranks:
+                self._note(rank, name, Mistake("missing", f"{where}not in memory: no rank holds it"))
+
+
+def _owner(run: RowRun, place: HeldPart, whole: Shape, size: int, *, by_columns: bool) -> int | None:
+    """Which other rank's part of the parameter that is."""
+    for rank in range(size):
+        if by_columns:
+            mine = part_of(whole[1], run.columns.size, rank, size) == run.columns
+        else:
+            rows = part_of(whole[0], place.taken.size, rank, size, padded=True)
+            mine = rows is not None and rows.start == run.first and rows != place.taken
+        if mine:
+            return rank
+    return None
+
+
+def _as_held(checkpoint: Tensor, held: str, written: torch.dtype) -> Tensor:
+    """The checkpoint's numbers in the dtype in which the engine holds them, as they were written."""
+    return checkpoint.to(_dtype(held)).to(written)
 
 
 def _relative(other: str, own: str) -> str:
