@@ -9,7 +9,7 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import msgspec
@@ -60,16 +60,18 @@ def run_recorder(
     taken = None if standby is None else standby.take(jobs, threads)
     process, lifeline = taken or _start(threads, str(jobs))
     with process:
-        if progress:
-            progress(0, sum(request.steps + 1 for request in requests))
-        listener = _Listener(process, progress)
+        listener = RecorderListener(process, progress)
         try:
+            if progress:
+                progress(0, sum(request.steps + 1 for request in requests))
+            listener.start()
             code = _wait(process, timeout, waiting)
         finally:
             if process.poll() is None:  # timed out or interrupted
                 process.kill()
             lifeline.close()
-            listener.join()
+            if listener.ident is not None:
+                listener.join()
     if code != 0:
         raise listener.failure(code, before)
     return outputs
@@ -153,7 +155,7 @@ def _settings(threads: int) -> dict[str, str]:
     }
 
 
-class _Listener(threading.Thread):
+class RecorderListener(threading.Thread):
     """Reads the recorder's stderr to the end: progress, its error, and the last of anything else."""
 
     def __init__(self, process: subprocess.Popen[bytes], progress: Progress | None) -> None:
@@ -162,10 +164,17 @@ class _Listener(threading.Thread):
         self.lines, self.progress = process.stderr, progress
         self.error: RecorderFailure | None = None
         self.rest: deque[str] = deque(maxlen=5)
-        self.start()
+
+    def _read(self) -> Iterator[bytes]:
+        """Lines to the end. A signal may have interrupted whoever waits at any place, which closes the pipe."""
+        try:
+            yield from self.lines
+        except ValueError:
+            if not self.lines.closed:
+                raise
 
     def run(self) -> None:
-        for line in self.lines:
+        for line in self._read():
             try:
                 message = _MESSAGES.decode(line)
             except msgspec.DecodeError:  # a library's warning
