@@ -4,6 +4,7 @@ lockstep.check("path/of/a/model", tp=2)   # -> Verdict: the engine against a ref
 lockstep.diagnose("run.session")          # -> Verdict: what is wrong with a recording, and why
 lockstep.open("run.session")              # -> RecordedRun: tokens, statistics, tensors, pictures
 lockstep.diff("a.session", "b.session")   # -> RunDiff
+lockstep.invariant("path", axis="batch")  # -> Invariance: what depends on the batch, and whether that is rounding
 lockstep.mismatch("rollout.session", "trainer.session")   # -> Mismatch: why log-probabilities differ
 lockstep.attach(["python", "serve.py"])   # -> AttachedRuns: somebody else's engine, recorded
 lockstep.weights(["python", "serve.py"], model="path")    # -> WeightsVerdict: what it has really loaded
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from lockstep.workbench.library.attach_passes import AttachedRuns
     from lockstep.workbench.library.attached import attach
     from lockstep.workbench.library.comparing import RunDiff, diff
+    from lockstep.workbench.library.invariance import Invariance, invariant
     from lockstep.workbench.library.judging import check, diagnose
     from lockstep.workbench.library.listening import Listener
     from lockstep.workbench.library.loading_weights import WeightsVerdict, weights
@@ -42,9 +44,9 @@ if TYPE_CHECKING:
 
 __all__ = [
     "AttachError", "AttachedRuns", "DebuggerError", "DiagnosisError", "Drawing", "Engine", "EngineConfig",
-    "EngineError", "ForeignDumpError", "Listener", "Mismatch", "ModuleRecording", "RecordedRun", "RunDiff", "Sampling",
-    "SessionError", "UsageError", "Verdict", "WeightsVerdict", "__version__", "attach", "check", "diagnose", "diff",
-    "mismatch", "open", "record", "weights",
+    "EngineError", "ForeignDumpError", "Invariance", "Listener", "Mismatch", "ModuleRecording", "RecordedRun",
+    "RunDiff", "Sampling", "SessionError", "UsageError", "Verdict", "WeightsVerdict", "__version__", "attach",
+    "check", "diagnose", "diff", "invariant", "mismatch", "open", "record", "weights",
 ]  # fmt: skip
 
 #: Name -> its module, and what it is called there if that is another name.
@@ -58,6 +60,7 @@ _HOMES = {
     "EngineConfig": ("engine.config",),
     "EngineError": ("engine.errors",),
     "ForeignDumpError": ("workbench.foreign.passes",),
+    "Invariance": ("workbench.library.invariance",),
     "Listener": ("workbench.library.listening",),
     "Mismatch": ("workbench.library.mismatching",),
     "ModuleRecording": ("workbench.library.module_recording",),
@@ -73,6 +76,7 @@ _HOMES = {
     "check": ("workbench.library.judging",),
     "diagnose": ("workbench.library.judging",),
     "diff": ("workbench.library.comparing",),
+    "invariant": ("workbench.library.invariance",),
     "mismatch": ("workbench.library.mismatching",),
     "open": ("workbench.library.reading", "open_session"),
     "record": ("workbench.library.module_recording",),

@@ -140,7 +140,7 @@ def test_a_dump_is_imported(base: Environment) -> None:
 
 @pytest.mark.parametrize(
     "line",
-    ["generate demo", "check demo", "diagnose demo", "demo", "inspect demo", "run demo", "check demo --invariants",
+    ["generate demo", "check demo", "diagnose demo", "demo", "inspect demo", "run demo", "invariant demo",
      f"check {ONE}", f"diagnose {ONE} --model demo", f"replay {ONE} --verify demo", "attach --model demo -- true"],
 )  # fmt: skip
 def test_what_needs_an_engine_says_how_to_install_it(base: Environment, line: str) -> None:

@@ -154,6 +154,7 @@ LINES: dict[str, tuple[str, ...]] = {
     "generate": (".", "--prompt", "a", "--max-tokens", "2", "--tp", "2", "--save", "generated.session"),
     "check": (".", "--ids", "1,5,9", "--steps", "1"),
     "diagnose": (".", "--ids", "1,5,9", "--steps", "1"),
+    "invariant": (".", "--axis", "batch", "--ids", "1,5,9", "--steps", "1"),
     "export": ("saved.session", "--html", "o.html", "--svg", "o.svg", "--png", "o.png", "--csv", "o.csv"),
     "inspect": (".",),
     "faults": (),

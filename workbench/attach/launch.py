@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 from collections.abc import Mapping, Sequence
@@ -52,13 +53,15 @@ class AttachError(Exception):
 @dataclass(frozen=True, slots=True)
 class TapRequest:
     """What is to be recorded: of which `engine`, the taps that match `only` (none: all), no more than `steps` passes of
-    decode. `tensors` are the taps that are kept as tensors where `capture` keeps statistics."""
+    decode. `tensors` are the taps that are kept as tensors where `capture` keeps statistics. `arguments` of the engine
+    are set whatever its command says."""
 
     engine: str = "auto"  # one of ENGINES, or of a package's door
     only: tuple[str, ...] = ()
     steps: int | None = None
     capture: Capture = "full"
     tensors: tuple[str, ...] = ()
+    arguments: tuple[tuple[str, int | bool], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,6 +137,7 @@ def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict
         "LOCKSTEP_TAP_CAPTURE": asked.capture,
         "LOCKSTEP_TAP_ONLY": "\n".join((*asked.only, *ALWAYS) if asked.only else ()),
         "LOCKSTEP_TAP_TENSORS": "\n".join(asked.tensors),
+        "LOCKSTEP_TAP_ARGUMENTS": json.dumps(dict(asked.arguments)) if asked.arguments else "",
         "LOCKSTEP_TAP_STEPS": "" if asked.steps is None else str(asked.steps),
     }
     return {**base, **told}

@@ -14,17 +14,15 @@ from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.text import clean
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.cli import options
-from lockstep.workbench.cli.invariants import check_invariants
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
 from lockstep.workbench.cli.terminal import tell
-from lockstep.workbench.exit_codes import Exit, UsageError
+from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export import csv, junit
 from lockstep.workbench.export.cases import cases
 from lockstep.workbench.export.check_text import inconclusive, render, where
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.library import judging
-from lockstep.workbench.library.checked_model import ModelToCheck
 from lockstep.workbench.library.verdict import Verdict
 from lockstep.workbench.paths import session_of
 from lockstep.workbench.views.golden_event import GoldenEvent
@@ -70,14 +68,6 @@ def check(
     fault: options.Faults = None,
     device: options.Device = "cpu",
     dtype: options.DType = "auto",
-    invariants: Annotated[
-        bool,
-        typer.Option(
-            "--invariants",
-            help="Without a reference: what is true of every right engine, such as TP 1 = TP N, prefill = decode, "
-            "alone = in a batch, no token sees a later one.",
-        ),
-    ] = False,
     floor: Annotated[
         str,
         typer.Option(
@@ -134,32 +124,10 @@ def check(
 
     A recording is held against transformers on the tokens that it read; what the verdict rests on is said first.
 
-    Exit code 0: it matches. 1: it diverged, and the first wrong operation (or what is broken) is named. 3: it matches,
-    but what was to be saved could not be. 6: inconclusive, the reference overflows at this dtype, or a recording does
-    not carry a verdict.
+    Exit code 0: it matches. 1: it diverged, and the first wrong operation is named. 3: it matches, but what was to be
+    saved could not be. 6: inconclusive, the reference overflows at this dtype, or a recording does not carry a verdict.
     """
-    several = len([*(prompt or ()), *(ids or ())]) > 1
     recording = session_of(target)
-    if invariants and (
-        recording
-        or model
-        or golden
-        or save
-        or csv_file
-        or several
-        or (floor, reference) != ("auto", "transformers")
-    ):
-        raise UsageError(
-            "--invariants needs no reference and records nothing: leave out --save, --csv, --floor and --reference, "
-            "and give a model and one prompt"
-        )
-    if invariants:
-        asked = ModelToCheck.of(
-            target, texts=prompt, ids=ids, chat=chat, prompt_tokens=prompt_tokens, steps=steps, faults=fault, tp=tp,
-            ep=ep, device=device, dtype=dtype, load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk,
-            timeout=timeout, start_timeout=start_timeout, listen=listen,
-        )  # fmt: skip
-        raise typer.Exit(check_invariants(asked, junit_file, as_json))
     with ScratchFolder.make("check") as scratch:
         with Status() as status:
             found = judging.check(

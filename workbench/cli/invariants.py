@@ -1,4 +1,4 @@
-"""`lockstep check --invariants`: the table of what holds, and where to look for what does not."""
+"""`lockstep invariant` without an axis: the table of what holds, and where to look for what does not."""
 
 from __future__ import annotations
 
@@ -66,4 +66,4 @@ def _junit(asked: ModelToCheck, found: Sequence[Invariant]) -> str:
         junit.JUnitCase("invariants", "invariants", one.name, _RESULTS[one.result], one.told, one.means)
         for one in found
     ]
-    return junit.junit(f"lockstep check {asked.opened.name} --tp {asked.config.tp} --invariants", cases)
+    return junit.junit(f"lockstep invariant {asked.opened.name} --tp {asked.config.tp}", cases)

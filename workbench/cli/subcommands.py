@@ -21,6 +21,10 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "lockstep.workbench.cli.diagnose",
         "Name what is wrong with a model, or with a recording, and why.",
     ),
+    "invariant": (
+        "lockstep.workbench.cli.invariant",
+        "Run a model in ways that must not matter, and compare every tap.",
+    ),
     "tap": (
         "lockstep.workbench.cli.tap",
         "The file that records an engine of your own: where it is, and --write it there.",

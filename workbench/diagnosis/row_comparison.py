@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.taps.flow import inputs_of, is_known
+from lockstep.engine.taps.flow import inputs_of, is_known, remembers
 from lockstep.engine.taps.names import count_layers, layer_of, local_name
 from lockstep.sessions.dtypes import rounded
 from lockstep.sessions.metrics import Metrics, coarser, metrics
@@ -34,9 +34,9 @@ _REMEMBERED = ("attn.k_rope", "attn.k_norm", "attn.k_proj", "attn.v_proj")
 @dataclass(frozen=True, slots=True)
 class TapRows:
     """One tap over all rows that both have. `differing` of its `rows` are not equal, the first at `first`; in `own` of
-    those everything that it is computed from is, the first at `first_own`. `equal_bits` is the share of elements that
-    are equal bit for bit; `kl` the mean KL(second || first) of the distributions (of logits). Metrics
-    are None where hashes or statistics alone were recorded (`kind`)."""
+    those, which are `own_rows`, everything that it is computed from is, the first at `first_own`. `equal_bits` is the
+    share of elements that are equal bit for bit; `kl` the mean KL(second || first) of the distributions (of logits).
+    Metrics are None where hashes or statistics alone were recorded (`kind`)."""
 
     tap: str
     kind: Kind
@@ -50,6 +50,7 @@ class TapRows:
     pcc: float | None = None
     nmse: float | None = None
     kl: float | None = None
+    own_rows: tuple[Place, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +96,10 @@ class _Unequal:
         known = len(inputs) >= _TERMS.get(local_name(tap), 1)
         found = set().union(*(self.taps[name] for name in inputs)) if known else set(self.before)
         if local_name(tap) in _REMEMBERS or not known:
-            found |= self._after_unequal(tap, places)
+            prefix = "" if layer_of(tap) is None else f"layers.{layer_of(tap)}."
+            found |= self._after_unequal([prefix + name for name in _REMEMBERED], places)
+        elif remembers(tap):  # a convolution and a state: all rows before
+            found |= self._after_unequal(inputs, places)
         return found
 
     def _inputs(self, tap: str) -> tuple[str, ...]:
@@ -105,12 +109,11 @@ class _Unequal:
         prefix = f"layers.{layer_of(tap)}."
         return (*inputs_of(tap, self.layers, self.taps), *(prefix + name for name in fused))
 
-    def _after_unequal(self, tap: str, places: Sequence[Place]) -> set[Place]:
-        """Rows after one whose keys or values differ."""
-        prefix = "" if layer_of(tap) is None else f"layers.{layer_of(tap)}."
+    def _after_unequal(self, names: Sequence[str], places: Sequence[Place]) -> set[Place]:
+        """Rows after one at which one of these taps differs."""
         first: dict[int, int] = {}
-        for name in _REMEMBERED:
-            for seq, position in self.taps.get(prefix + name, ()):
+        for name in names:
+            for seq, position in self.taps.get(name, ()):
                 first[seq] = min(position, first.get(seq, position))
         return {(seq, position) for seq, position in places if position >= first.get(seq, position + 1)}
 
@@ -201,7 +204,8 @@ def _compared(
     inherited = unequal.inherited(tap, rows.places)
     own = [place for place in wrong if place not in inherited]
     first, first_own = (min(found, key=lambda p: (p[1], p[0]), default=None) for found in (wrong, own))
-    one = TapRows(tap, kind, len(rows.places), len(wrong), first, len(own), first_own)
+    count = len(rows.places)
+    one = TapRows(tap, kind, count, len(wrong), first, len(own), first_own, own_rows=tuple(own))
     if kind == "tensor":
         one = _measured(
             one, np.concatenate(rows.left), np.concatenate(rows.right), np.concatenate(equal), dtype

@@ -34,16 +34,18 @@ class ComputedRow:
 
 
 class RowSide:
-    """One branch of a session, by (sequence, position). Where a position was computed twice the last one counts."""
+    """One branch of a session, by (sequence, position). Where a position was computed twice the last one counts.
+    `counted`: tokens stand where they come in the order in which they were read, whatever the engine says."""
 
-    def __init__(self, session: Session, branch: int = 0) -> None:
+    def __init__(self, session: Session, branch: int = 0, *, counted: bool = False) -> None:
         self.session, self.branch = session, branch
         self.sequences: dict[int, dict[int, ComputedRow]] = {}
         for step in session.steps(branch):
             for one in session.step(step, branch).sequences:
                 mine = self.sequences.setdefault(one.seq, {})
                 count = len(one.ids)
-                for index, (token, position) in enumerate(zip(one.ids, one.positions, strict=False)):
+                positions = range(len(mine), len(mine) + count) if counted else one.positions
+                for index, (token, position) in enumerate(zip(one.ids, positions, strict=False)):
                     mine[position] = ComputedRow(token, step, index, count)
         self._captured = session.captured_taps(branch)
 

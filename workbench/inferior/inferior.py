@@ -112,9 +112,9 @@ class Inferior:
         self.capture = capture
         self.client.call(capture.resolve(self.specs))
 
-    def add(self, ids: list[int], sampling: Sampling | None = None) -> int:
-        """A new sequence; returns its number."""
-        seq = max(self.sequences, default=-1) + 1
+    def add(self, ids: list[int], sampling: Sampling | None = None, seq: int | None = None) -> int:
+        """A new sequence; returns its number, the next one unless it is given."""
+        seq = max(self.sequences, default=-1) + 1 if seq is None else seq
         chosen = sampling or Sampling()
         self.client.call(AddSequence(seq, ids, chosen))
         self.sequences[seq] = SequenceState(list(ids), len(ids), chosen)

@@ -11,6 +11,7 @@ from pathlib import Path
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.config.thresholds import thresholds
 from lockstep.engine.parallel import shards
+from lockstep.workbench.checking.axes.model_axes import ModelAxes
 from lockstep.workbench.checking.forced_run import check as run_check
 from lockstep.workbench.checking.forced_run import check_fits, record_reference
 from lockstep.workbench.checking.invariants.suite import Suite
@@ -119,6 +120,11 @@ class ModelToCheck:
         """Runs of the first prompt that must agree with each other."""
         opened, told = self.opened, listener.say
         return Suite(opened.path, opened.config, self.config, self.faults, self.prompts[0], self.steps, told)
+
+    def axes(self, folder: Path, listener: Listener) -> ModelAxes:
+        """Variants of its run, whose sessions go to `folder`."""
+        opened, config, told = self.opened, self.config, listener.say
+        return ModelAxes(opened, config, self.faults, self.prompts, self.steps, folder, told)
 
     def in_words(self) -> str:
         """ "demo, tp=2, float32: 12 prompt tokens, 8 decode steps"."""

@@ -23,7 +23,7 @@ def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize(
     ("line", "extra"),
     [
-        ("generate demo --prompt a", "engine"), ("check demo", "engine"), ("check demo --invariants", "engine"),
+        ("generate demo --prompt a", "engine"), ("check demo", "engine"), ("invariant demo", "engine"),
         ("diagnose demo", "engine"), ("demo", "engine"), ("run demo --ex next", "engine"), ("inspect demo", "engine"),
         ("inspect demo --no-statistics demo-q8_0", "engine"), (f"replay {RECORDED} --verify demo", "engine"),
         ("attach --model demo -- true", "engine"), (f"check {RECORDED}", "engine"), ("web", "web"), ("mcp", "mcp"),

@@ -171,16 +171,7 @@ def test_a_missing_sum_over_ranks_is_one_that_a_single_rank_has_not(
 
 @pytest.mark.slow
 def test_no_invariant_of_a_right_model_is_broken(strangers: Strangers, capsys: Any) -> None:
-    words = [
-        "check",
-        str(strangers.right.checkpoint),
-        "--ids",
-        "5,6,7,8",
-        "--steps",
-        "2",
-        "--invariants",
-        "--json",
-    ]
+    words = ["invariant", str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "2", "--json"]
     assert run(words) == 0, capsys.readouterr().out
     found = {one["name"]: one["result"] for one in json.loads(capsys.readouterr().out)["invariants"]}
     assert found["alone = in a batch"] == "holds"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import importlib.metadata
+import json
 import os
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
@@ -45,6 +46,11 @@ def weights_alone() -> bool:
 def as_started() -> bool:
     """Whether the engine runs as its user starts it, with nothing changed in it."""
     return ids_alone() or weights_alone()
+
+
+def arguments_asked() -> dict[str, Any]:
+    """Arguments that the engine is to run with, whatever its user says: one variant of the run."""
+    return dict(json.loads(os.environ.get("LOCKSTEP_TAP_ARGUMENTS") or "{}"))
 
 
 def version(package: str) -> str:

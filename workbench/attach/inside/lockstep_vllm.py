@@ -13,7 +13,7 @@ from typing import Any
 
 from . import lockstep_report
 from .lockstep_modules import FUSED, attach
-from .lockstep_recorder import as_started, guarded, open_tape, weights_alone
+from .lockstep_recorder import arguments_asked, as_started, guarded, open_tape, weights_alone
 from .lockstep_tap import Tape
 
 #: Set in every engine: compiled code runs no hooks, and what the prefix cache holds is not computed.
@@ -26,7 +26,7 @@ def vllm_arguments(module: Any) -> None:
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for name, value in ({} if as_started() else ARGUMENTS).items():
+        for name, value in ({} if as_started() else {**ARGUMENTS, **arguments_asked()}).items():
             if getattr(self, name, value) != value:
                 setattr(self, name, value)
                 lockstep_report.changed(f"vLLM runs with {name}={value}")

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.api import Engine, Pass
+from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import LAYER
 from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.taps.names import local_name
@@ -66,6 +67,19 @@ class Run:
             first = read - len(held)  # a tap of the last row alone has that of the last token
             found.update({first + i: row.ravel() for i, row in enumerate(held)})
         return found
+
+
+def crowd(prompt: Sequence[int], room: int) -> list[list[int]]:
+    """Requests for one batch that are unlike in length: the prompt, one that goes on after it, in at most `room`
+    tokens, and its beginning."""
+    longer, shorter = [*prompt, *reversed(prompt)], prompt[: max(1, len(prompt) // 3)]
+    return [list(prompt), longer[:room], list(shorter)]
+
+
+def changes_with_passes(model: ModelConfig) -> str:
+    """Why runs of other passes need not agree; "" where they must."""
+    by_length = any(model.of_layer(layer).rope_scaling.by_length for layer in range(model.num_layers))
+    return "rotary frequencies follow the length of the sequence: passes matter" if by_length else ""
 
 
 def run(

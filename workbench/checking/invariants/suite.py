@@ -1,4 +1,4 @@
-"""`check --invariants`: what is true of every right engine, tried on this one without any reference.
+"""`lockstep invariant`: what is true of every right engine, tried on this one without any reference.
 
 Runs of the same tokens that differ in one respect must agree (metamorphic relations, Chen et al. 1998): which of them
 do not says where to look before anything is fitted.
@@ -28,7 +28,15 @@ from lockstep.engine.run.estimates import (
 from lockstep.engine.taps.names import model_taps
 from lockstep.workbench.checking.invariants.invariant import Invariant
 from lockstep.workbench.checking.invariants.properties import PROPERTIES, finite, loaded
-from lockstep.workbench.checking.invariants.runs import Run, first_apart, other_bits, run, tolerance
+from lockstep.workbench.checking.invariants.runs import (
+    Run,
+    changes_with_passes,
+    crowd,
+    first_apart,
+    other_bits,
+    run,
+    tolerance,
+)
 from lockstep.workbench.inferior.inferior import RANK_PROGRAM
 
 #: Tokens of the long prompt, where the model's context has room for it.
@@ -113,10 +121,7 @@ class Suite:
 
     @property
     def _changing(self) -> str:
-        """Why runs of other passes need not agree."""
-        layers = range(self.model.num_layers)
-        by_length = any(self.model.of_layer(layer).rope_scaling.by_length for layer in layers)
-        return "rotary frequencies follow the length of the sequence: passes matter" if by_length else ""
+        return changes_with_passes(self.model)
 
     def _same_engine(self, engine: Engine, base: Run) -> None:
         self._relation(
@@ -138,12 +143,11 @@ class Suite:
             "the prompt is a single token" if len(self.prompt) < 2 else "",
             below=len(self.prompt) - 1,
         )
-        longer, shorter = [*self.prompt, *reversed(self.prompt)], self.prompt[: max(1, len(self.prompt) // 3)]
-        crowd = [list(self.prompt), longer[: self._room], list(shorter)]
+        batch = crowd(self.prompt, self._room)
         self._agree(
             "alone = in a batch",
             "batching: slots or block tables of one sequence used for another, padding, a mask over packed rows",
-            lambda: (base, run(engine, self.rules, crowd, self.steps, base.emitted)),
+            lambda: (base, run(engine, self.rules, batch, self.steps, base.emitted)),
         )
 
     def _highest(self, engine: Engine) -> Run | None:

@@ -1,0 +1,182 @@
+"""Two variants of one run held against each other: what is rounding, and what is a bug.
+
+Bits first: the operations that give other bits on equal ones depend on the axis, and by how much says that they round.
+Then each operation of either run is judged on its own inputs, as diagnosis does: rounding that has gathered over the
+layers, or an expert that flipped by it, accuses nobody, and a bug is found behind rounding that came before it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+import numpy as np
+
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions.metrics import coarser
+from lockstep.workbench.checking.axes.axis import AxisBug, AxisName, AxisResult, AxisRounding, AxisVerdict
+from lockstep.workbench.checking.axes.row_judge import RowJudge
+from lockstep.workbench.diagnosis.operations.facts import UNIT
+from lockstep.workbench.diagnosis.row_comparison import Place, RowComparison, TapRows, compare_rows
+from lockstep.workbench.diagnosis.row_sides import RowSide, paired
+from lockstep.workbench.views.moved import ROUNDING
+from lockstep.workbench.views.verdicts import WRONG_ABOVE
+
+#: The judges of the two runs, where there is a checkpoint.
+Judges = tuple[RowJudge, RowJudge]
+
+
+@dataclass(frozen=True, slots=True)
+class Variants:
+    """The run that a variant is held against (`base`) and the variant, with what judges them. Places are the base's."""
+
+    base: RowSide
+    variant: RowSide
+    judges: Judges | None = None
+    _pairs: list[tuple[int, int, list[int]]] = field(default_factory=list)
+
+    @property
+    def pairs(self) -> list[tuple[int, int, list[int]]]:
+        """(sequence of the base, of the variant, the positions that both computed)."""
+        if not self._pairs:
+            self._pairs.extend(paired(self.base, self.variant))
+        return self._pairs
+
+    @property
+    def dtype(self) -> str:
+        return coarser(*(side.session.meta.config.dtype or "float32" for side in (self.base, self.variant)))
+
+    def compare(self, axis: AxisName, told: str) -> AxisResult:
+        """Hold the two against each other; `told` says which they are."""
+        bits = compare_rows(self.base, self.variant)
+        if not bits.rows or not bits.taps:
+            why = "the two read no tokens in common" if not bits.rows else "no tap was recorded in both"
+            return AxisResult(axis, told, "inconclusive", why=why)
+        far = compare_rows(
+            self.base, self.variant, WRONG_ABOVE * ROUNDING.get(self.dtype, ROUNDING["float32"])
+        )
+        bugs = tuple(self._bugs(far)) if bits.differing or self.judges else ()
+        rounding = tuple(self._rounding(bits, {one.tap for one in bugs}))
+        why = _doubt(bits)
+        verdict: AxisVerdict = "bug" if bugs else "rounding" if bits.differing else "equal"
+        if verdict != "bug" and why:
+            verdict = "inconclusive"
+        elif verdict == "rounding" and not rounding:
+            why = "other bits, each of which came in with an operation's inputs"
+        return AxisResult(axis, told, verdict, bits.rows, len(bits.taps), bugs, rounding, why)
+
+    def _bugs(self, far: RowComparison) -> Iterator[AxisBug]:
+        """Operations that are wrong in one run and not in the other, or differently in each."""
+        beyond = {one.tap: one.own_rows for one in far.taps}
+        there = set(self.variant.session.captured_taps(self.variant.branch))
+        for tap in (one.name for one in self.base.session.taps if one.name in there):
+            places, side = self._wrong(tap, beyond.get(tap, ()))
+            if places:
+                yield self._bug(tap, sorted(places, key=lambda p: (p[1], p[0])), side)
+
+    def _wrong(
+        self, tap: str, beyond: Sequence[Place]
+    ) -> tuple[set[Place], Literal["variant", "base", "both", "unknown"]]:
+        """Where one of the runs is wrong and the other is not; of rows `beyond` rounding where either is, or, where
+        that cannot be judged, all."""
+        judged = self._judged(tap)
+        if judged is None:
+            return set(beyond), "unknown"
+        base, variant = judged
+        found = (base ^ variant) | {place for place in beyond if place in base | variant}
+        if found & base and found & variant:
+            return found, "both"
+        return found, "base" if found & base else "variant"
+
+    def _judged(self, tap: str) -> tuple[set[Place], set[Place]] | None:
+        """The wrong rows of each that both computed."""
+        if self.judges is None:
+            return None
+        base, variant = (judge.wrong(tap) for judge in self.judges)
+        if base is None or variant is None:
+            return None
+        matched = {(seq, at): (other, at) for seq, other, positions in self.pairs for at in positions}
+        return (
+            {place for place in matched if place in base},
+            {place for place, other in matched.items() if other in variant},
+        )
+
+    def _bug(
+        self, tap: str, places: list[Place], side: Literal["variant", "base", "both", "unknown"]
+    ) -> AxisBug:
+        positions = tuple(sorted({at for _, at in places}))
+        requests = tuple(sorted({seq for seq, _ in places}))
+        return AxisBug(
+            tap, places[0], requests, positions, self._error(tap, places[:1]), side, self._blocks(places)
+        )
+
+    def _error(self, tap: str, places: Sequence[Place]) -> float | None:
+        """The largest difference of these rows, relative to the larger of the row's norm and the usual one."""
+        rows = list(self._rows(tap, places))
+        norms = [float(np.linalg.norm(x)) for x, _ in rows]
+        usual = float(np.sqrt(np.mean(np.square(norms)))) if norms else 0.0
+        scale = [max(norm, usual) or 1.0 for norm in norms]
+        apart = [float(np.linalg.norm(x - y)) / by for (x, y), by in zip(rows, scale, strict=True)]
+        return max(apart, default=None)
+
+    def _rows(self, tap: str, places: Sequence[Place]) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+        """Both tensors' rows at these places, in float64; what is not finite in either is left out."""
+        if "tensor" not in self.base.kinds(tap) & self.variant.kinds(tap):
+            return
+        wanted = set(places)
+        for seq, other, positions in self.pairs:
+            chosen = [at for at in positions if (seq, at) in wanted]
+            mine = self.base.rows(tap, "tensor", seq, chosen) if chosen else {}
+            theirs = self.variant.rows(tap, "tensor", other, chosen) if chosen else {}
+            for at in chosen:
+                if at in mine and at in theirs and mine[at].size == theirs[at].size:
+                    x, y = (side[at].astype(np.float64).ravel() for side in (mine, theirs))
+                    finite = np.isfinite(x) & np.isfinite(y)
+                    yield x[finite], y[finite]
+
+    def _blocks(self, places: Sequence[Place]) -> tuple[int, ...]:
+        """The variant's cache blocks in which these rows lie."""
+        size = self.variant.session.meta.config.block_size or 0
+        others = {seq: other for seq, other, _ in self.pairs}
+        found = {}
+        for seq, at in places if size else ():
+            row = self.variant.sequences[others[seq]][at]
+            told = self.variant.session.step(row.step, self.variant.branch).sequences
+            table = next(one.block_table for one in told if one.seq == others[seq])
+            if at // size < len(table):
+                found[int(table[at // size])] = None
+        return tuple(found)
+
+    def _rounding(self, bits: RowComparison, bugs: set[str]) -> Iterator[AxisRounding]:
+        """Operations that give other bits on equal ones, those of one kind in all layers together."""
+        kinds: dict[str, list[TapRows]] = {}
+        for one in bits.taps:
+            if one.own and one.tap not in bugs:
+                kinds.setdefault(local_name(one.tap), []).append(one)
+        unit = UNIT.get(self.dtype, UNIT["float32"])
+        for operation, found in kinds.items():
+            sizes = [size for one in found if (size := self._error(one.tap, one.own_rows)) is not None]
+            layers = tuple(layer for one in found if (layer := layer_of(one.tap)) is not None)
+            first = found[0].first_own
+            assert first is not None, "an operation that differs by itself does so somewhere"
+            yield AxisRounding(
+                operation,
+                layers,
+                sum(one.own for one in found),
+                sum(one.rows for one in found),
+                first,
+                max(sizes) / unit if sizes else None,
+            )
+
+
+def _doubt(bits: RowComparison) -> str:
+    """Why nothing can be said of two runs in which no bug was found; "" where it can."""
+    if bits.parted:
+        seq, at = bits.parted[0]
+        return f"request {seq} goes on with another token at position {at}: what follows is not compared"
+    return (
+        "statistics alone were recorded: that they are equal proves nothing"
+        if bits.by_statistics_alone
+        else ""
+    )

@@ -1,0 +1,44 @@
+"""Which rows of a recording are wrong on their own inputs: the noise floor that diagnosis has for every operation."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from lockstep.engine.taps.flow import is_known
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.site import Unjudged
+from lockstep.workbench.diagnosis.operations.sites import sites_of
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.diagnosis.row_comparison import Place
+
+
+@dataclass(frozen=True, slots=True)
+class RowJudge:
+    """One recording, by the checkpoint's weights. Each operation is looked at when it is asked for."""
+
+    taps: RecordedTaps
+    facts: Facts
+    _known: dict[str, frozenset[Place] | None] = field(default_factory=dict)
+
+    @classmethod
+    def of(cls, session: Session, facts: Facts) -> RowJudge:
+        """Of the first branch."""
+        return cls(RecordedTaps(Recording(session)), facts)
+
+    def wrong(self, tap: str) -> frozenset[Place] | None:
+        """The rows (sequence, position as counted) at which the operation is wrong on some rank; None where it cannot
+        be judged on all of them."""
+        if tap not in self._known:
+            self._known[tap] = self._judged(tap) if self.taps.has(tap) and is_known(tap) else None
+        return self._known[tap]
+
+    def _judged(self, tap: str) -> frozenset[Place] | None:
+        found: set[Place] = set()
+        for site in sites_of(tap, self.taps, self.facts):
+            if isinstance(site, Unjudged):
+                return None
+            if site.deviation is not None:
+                found |= {(row.seq, row.position) for row in site.deviation.rows}
+        return frozenset(found)

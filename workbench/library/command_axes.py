@@ -1,0 +1,137 @@
+"""Another engine along the axes: its own command run again and again, with one argument of the engine changed.
+
+The command is the user's and stays as it is. What a variant is, is asked of the engine where it takes its arguments
+(`LOCKSTEP_TAP_ARGUMENTS`), and told as what was changed for the recording.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from lockstep.engine.config import DTYPES
+from lockstep.sessions import Session
+from lockstep.sessions.text import clean
+from lockstep.workbench.attach.launch import AttachError, TapRequest, attach, how_it_ended
+from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
+from lockstep.workbench.checking.axes.comparison import Variants
+from lockstep.workbench.checking.axes.row_judge import RowJudge
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.row_sides import RowSide
+from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.library.imported import import_attached
+from lockstep.workbench.library.listening import Listener
+from lockstep.workbench.models.opening import OpenedModel
+from lockstep.workbench.settings import session_limits
+
+Arguments = Mapping[str, int | bool]
+
+
+@dataclass(frozen=True, slots=True)
+class EngineVariant:
+    """What an engine is asked for along one axis, and that in words."""
+
+    told: str
+    arguments: Arguments
+
+
+#: vLLM's arguments (`vllm.engine.arg_utils.EngineArgs`), by axis.
+_VLLM: Mapping[AxisName, tuple[EngineVariant, ...]] = {
+    "batch": (EngineVariant("one request at a time = as started", {"max_num_seqs": 1}),),
+    "chunk": (
+        EngineVariant(
+            "prompts in chunks of 4 = as started",
+            {
+                "enable_chunked_prefill": True,
+                "long_prefill_token_threshold": 4,
+                "long_prefill_token_threshold_adaptive": False,
+            },
+        ),
+    ),
+    "prefix": (EngineVariant("with the prefix cache = without it", {"enable_prefix_caching": True}),),
+    "tp": tuple(EngineVariant(f"tp {tp} = as started", {"tensor_parallel_size": tp}) for tp in (1, 2, 4)),
+    "ep": (EngineVariant("experts among the ranks = as started", {"enable_expert_parallel": True}),),
+}
+_ENGINES: Mapping[str, Mapping[AxisName, tuple[EngineVariant, ...]]] = {"vllm": _VLLM}
+
+
+@dataclass(slots=True)
+class CommandAxes:
+    """A command whose runs are recorded in `folder`; `opened` is its checkpoint, by which operations are judged."""
+
+    command: Sequence[str]
+    asked: TapRequest
+    folder: Path
+    opened: OpenedModel | None
+    listener: Listener
+    _count: int = 0
+
+    def run(self, axes: Sequence[AxisName]) -> tuple[str, list[AxisResult]]:
+        """What ran in words, and each variant. AttachError and ForeignDumpError where the command as it is cannot be
+        recorded."""
+        base = self._record({}, "as it is")
+        with Session.open(base, session_limits()) as session:
+            engine, ranks, cached = session.meta.source, session.ranks, _rows(session)
+        known = _ENGINES.get(engine.split(" ")[0].lower(), {})
+        found = []
+        for axis in axes:
+            variants = [
+                one for one in known.get(axis, ()) if one.arguments.get("tensor_parallel_size") != ranks
+            ]
+            if axis == "ep" and ranks == 1:
+                variants = []
+            if not variants:
+                found.append(AxisResult(axis, axis, "not tried", why=_why_not(engine, axis, ranks)))
+            found += [self._along(axis, one, base, cached) for one in variants]
+        return f"{clean(engine, limit=80)}, tp={ranks}: {cached} rows", found
+
+    def _along(self, axis: AxisName, variant: EngineVariant, base: Path, rows: int) -> AxisResult:
+        try:
+            path = self._record(variant.arguments, f"{axis}: {variant.told}")
+        except (AttachError, ForeignDumpError) as error:
+            return AxisResult(axis, variant.told, "not tried", why=str(error))
+        limits = session_limits()
+        with Session.open(base, limits) as first, Session.open(path, limits) as second, first.walk(second):
+            if axis == "prefix" and _rows(second) == rows:
+                why = "no request found its beginning in the cache: send some that share a prefix of whole blocks"
+                return AxisResult(axis, variant.told, "not tried", why=why)
+            sides = RowSide(first), RowSide(second)
+            return Variants(*sides, self._judges(first, second)).compare(axis, variant.told)
+
+    def _judges(self, first: Session, second: Session) -> tuple[RowJudge, RowJudge] | None:
+        dtype = first.meta.config.dtype
+        if self.opened is None or dtype not in DTYPES:
+            return None
+        facts = Facts.of(self.opened.path, dtype)
+        return RowJudge.of(first, facts), RowJudge.of(second, facts)
+
+    def _record(self, arguments: Arguments, told: str) -> Path:
+        """The session of one run."""
+        self._count += 1
+        place = self.folder / str(self._count)
+        place.mkdir()
+        self.listener.note(f"run {self._count} of the command: {told}")
+        request = replace(self.asked, arguments=tuple(arguments.items()))
+        attached = attach(self.command, place / "dump", request, place)
+        if attached.stopped:
+            raise AttachError(f"the command was ended by {attached.stopped}")
+        target = place / "run.session"
+        import_attached(attached, target, self.opened, self.listener)
+        if ended := how_it_ended(attached.code):
+            self.listener.note(f"the command {ended}; what it did until then is compared")
+        return target
+
+
+def _rows(session: Session) -> int:
+    """How many rows were computed."""
+    return sum(len(one.ids) for step in session.steps() for one in session.step(step).sequences)
+
+
+def _why_not(engine: str, axis: AxisName, ranks: int) -> str:
+    """Why an engine has no variant along an axis."""
+    if axis == "ep" and ranks == 1:
+        return "there is one rank"
+    if axis in ("order", "preempt"):
+        return "which requests come when is the command's own: it cannot be asked of the engine"
+    return f"{clean(engine, limit=80) or 'this engine'} cannot be asked for a variant of it: it is the command's own"
