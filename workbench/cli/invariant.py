@@ -103,5 +103,4 @@ def invariant_command(
 
 def code_of(found: Invariance) -> Exit:
     """What the process says of a verdict."""
-    codes = {"bug": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
-    return codes.get(found.verdict, Exit.OK)
+    return Exit.OK if found else Exit.DIVERGED if found.bugs else Exit.INCONCLUSIVE

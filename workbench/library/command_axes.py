@@ -116,6 +116,8 @@ class CommandAxes:
         attached = attach(self.command, place / "dump", request, place)
         if attached.stopped:
             raise AttachError(f"the command was ended by {attached.stopped}")
+        if arguments and not any(name in text for name in arguments for text in attached.changed):
+            raise AttachError("the command runs so already, or its engine has no such argument")
         target = place / "run.session"
         import_attached(attached, target, self.opened, self.listener)
         if ended := how_it_ended(attached.code):

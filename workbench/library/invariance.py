@@ -32,14 +32,15 @@ _LISTED = 8
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Invariance:
-    """What `invariant` found of `subject`. True where no axis shows a bug and none could not be told."""
+    """What `invariant` found of `subject`. True where something was tried, no axis shows a bug and none could not be
+    told."""
 
     subject: str
     results: tuple[AxisResult, ...]
     notes: tuple[str, ...] = ()
 
     def __bool__(self) -> bool:
-        return self.verdict not in ("bug", "inconclusive")
+        return self.verdict in ("equal", "rounding")
 
     @property
     def verdict(self) -> AxisVerdict:

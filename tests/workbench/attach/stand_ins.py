@@ -57,6 +57,7 @@ class ToyModel(nn.Module):
 class EngineArgs:
     enforce_eager: bool = False
     enable_prefix_caching: bool | None = None
+    max_num_seqs: int = 256
 
     def create_engine_config(self) -> dict[str, object]:
         return dataclasses.asdict(self)

@@ -57,11 +57,25 @@ def vllm(monkeypatch: pytest.MonkeyPatch, worker: stand_ins.WorkerV1) -> stand_i
 def test_vllm_runs_eager_and_without_prefix_cache(dump: Path) -> None:
     args = type("EngineArgs", (stand_ins.EngineArgs,), {})
     lockstep_vllm.vllm_arguments(SimpleNamespace(EngineArgs=args))
-    assert args().create_engine_config() == {"enforce_eager": True, "enable_prefix_caching": False}
+    changed = {"enforce_eager": True, "enable_prefix_caching": False}
+    assert args().create_engine_config() == {**changed, "max_num_seqs": 256}
     args(enforce_eager=True, enable_prefix_caching=False).create_engine_config()
     assert remarks(dump) == [
         ("changed", "vLLM runs with enforce_eager=True"),
         ("changed", "vLLM runs with enable_prefix_caching=False"),
+    ]
+
+
+def test_vllm_is_asked_for_a_variant_of_the_run(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = {"max_num_seqs": 1, "enable_prefix_caching": True, "of_a_later_release": 3}
+    monkeypatch.setenv("LOCKSTEP_TAP_ARGUMENTS", json.dumps(wanted))
+    args = type("EngineArgs", (stand_ins.EngineArgs,), {})
+    lockstep_vllm.vllm_arguments(SimpleNamespace(EngineArgs=args))
+    told = args(enforce_eager=True).create_engine_config()
+    assert (told["max_num_seqs"], told["enable_prefix_caching"]) == (1, True)
+    assert remarks(dump) == [
+        ("changed", "vLLM runs with enable_prefix_caching=True"),
+        ("changed", "vLLM runs with max_num_seqs=1"),
     ]
 
 

@@ -13,7 +13,8 @@ from typing import Literal
 
 import numpy as np
 
-from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.engine.graph.operation import OF_POSITIONS
+from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.sessions.metrics import coarser
 from lockstep.workbench.checking.axes.axis import AxisBug, AxisName, AxisResult, AxisRounding, AxisVerdict
 from lockstep.workbench.checking.axes.row_judge import RowJudge
@@ -108,7 +109,7 @@ class Variants:
         positions = tuple(sorted({at for _, at in places}))
         requests = tuple(sorted({seq for seq, _ in places}))
         return AxisBug(
-            tap, places[0], requests, positions, self._error(tap, places[:1]), side, self._blocks(places)
+            tap, places[0], requests, positions, self._error(tap, places[:1]), side, self._blocks(tap, places)
         )
 
     def _error(self, tap: str, places: Sequence[Place]) -> float | None:
@@ -135,11 +136,13 @@ class Variants:
                     finite = np.isfinite(x) & np.isfinite(y)
                     yield x[finite], y[finite]
 
-    def _blocks(self, places: Sequence[Place]) -> tuple[int, ...]:
-        """The variant's cache blocks in which these rows lie."""
-        size = self.variant.session.meta.config.block_size or 0
+    def _blocks(self, tap: str, places: Sequence[Place]) -> tuple[int, ...]:
+        """Of what is cached: the variant's blocks in which these rows lie."""
+        operation = operation_at(tap)
+        cached = operation is not None and operation.form in OF_POSITIONS
+        size = (self.variant.session.meta.config.block_size or 0) if cached else 0
         others = {seq: other for seq, other, _ in self.pairs}
-        found = {}
+        found: dict[int, None] = {}
         for seq, at in places if size else ():
             row = self.variant.sequences[others[seq]][at]
             told = self.variant.session.step(row.step, self.variant.branch).sequences

@@ -39,7 +39,7 @@ PLANTED: list[tuple[str, dict[str, str], int, AxisName, str]] = [
     ("qwen3_next", {"state_before": "left"}, 1, "order", "layers.0.attn.state"),
     ("qwen3_5_text", {"state_before": "left"}, 1, "prefix", "layers.0.attn.state"),
     ("qwen3_next", {"state_before": "restarted"}, 1, "chunk", "layers.0.attn.state"),
-    ("qwen3_5_text", {"state_before": "restarted"}, 1, "preempt", "layers.0.attn.delta"),
+    ("qwen3_5_text", {"state_before": "restarted"}, 1, "preempt", "layers.0.attn.state"),
     ("qwen3_next", {"conv_kept": "one_short"}, 1, "chunk", "layers.0.attn.conv_q"),
     ("qwen3_5_text", {"conv_kept": "frozen"}, 1, "preempt", "layers.0.attn.conv_q"),
     ("qwen2", {"positions": "stuck"}, 1, "chunk", "layers.0.attn.q_rope"),
