@@ -10,6 +10,8 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     other_experts,
     other_matrix,
 )
+from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
+from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_within
 from lockstep.workbench.diagnosis.hypotheses.products.block_terms import block_terms
 from lockstep.workbench.diagnosis.hypotheses.products.logits import processed
 from lockstep.workbench.diagnosis.hypotheses.products.products import (
@@ -38,6 +40,7 @@ from lockstep.workbench.diagnosis.hypotheses.rowwise import (
     row_maps,
 )
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank
+from lockstep.workbench.diagnosis.operations.mixture import MIXTURE
 from lockstep.workbench.diagnosis.variants.activation_cuts import wrapped_index
 from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
     coarse_probabilities,
@@ -88,6 +91,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "choice": (routing_edits,),
     "choice_weights": (routing_edits,),
     "combine": (routing_edits,),
+    MIXTURE: (mixture_edits, other_experts_within),
     "experts": (other_matrix, other_experts, biases_of_experts),
     "layer": (skipped,),
     **dict.fromkeys(STATEFUL, (recurrent_edits,)),

@@ -16,13 +16,14 @@ from lockstep.workbench.diagnosis.hypotheses.routing import ROUTED
 from lockstep.workbench.diagnosis.hypotheses.rowwise import CLAMP_NUMBERS, EDITED, known_edits
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, Variant, fit, preference
 from lockstep.workbench.diagnosis.operations.attention import FUSED
+from lockstep.workbench.diagnosis.operations.mixture import MIXTURE
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
 
 #: The leaves that edits are tried with.
 _AT_HAND = frozenset({"x", "y", "gate", "up", "weight", "eps", "whole", *CLAMP_NUMBERS})
 #: Operations whose banks know every form that models have of them.
-_ANY_FORM = (*ROUTED, "rope", "softmax", "weights")
+_ANY_FORM = (*ROUTED, MIXTURE, "rope", "softmax", "weights")
 
 
 @dataclass(slots=True)

@@ -23,13 +23,17 @@ if TYPE_CHECKING:
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
 #: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by how much wider
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
-#: apply_rotary_pos_emb returns.
+#: apply_rotary_pos_emb returns; "chosen", "weights", the experts and their weights that go into a module of experts;
+#: "routed", "routed weights", those that vLLM's router returns, "expert sum", what its runner hands to the all-reduce.
 Names = dict[str, dict[str, str]]
 _BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
     ".self_attn.q_norm": {"out": ".attn.q_norm"},
     ".self_attn.k_norm": {"out": ".attn.k_norm"},
     ".mlp.gate": {"out": ".mlp.router"},
+    ".mlp.router": {"out": ".mlp.router"},
+    ".mlp": {"out": ".mlp.combine"},  # where it has experts
+    ".mlp.shared_expert_gate": {"out": ".mlp.shared_gate"},
     ".post_self_attn_layernorm": {"out": ".post_attn_norm"},
     ".post_mlp_layernorm": {"out": ".post_mlp_norm"},
     "lm_head": {"out": "logits"},
@@ -60,6 +64,8 @@ TRANSFORMERS: Names = _BOTH | {
     ".mlp.act_fn": {},
     ".mlp.activation_fn": {},
     ".mlp.down_proj": {"in": ".mlp.act", "out": ".mlp.down"},
+    ".mlp.experts": {"chosen": ".mlp.topk_ids", "weights": ".mlp.topk_weights"},
+    ".mlp.experts.act_fn": {},
     "norm": {"out": "final_norm"},
     "rotary_emb": {},
 }
@@ -73,6 +79,11 @@ FUSED: Names = _BOTH | {
     ".mlp.gate_up_proj": {"left": ".mlp.gate", "right": ".mlp.up"},
     ".mlp.act_fn": {"out": ".mlp.act"},
     ".mlp.down_proj": {"partial": ".mlp.down.partial", "out": ".mlp.down"},
+    ".mlp.experts": {
+        "routed": ".mlp.topk_ids",
+        "routed weights": ".mlp.topk_weights",
+        "expert sum": ".mlp.combine.partial",
+    },
     "norm": {"sum": "<.mlp_residual", "out": "final_norm"},
     "logits_processor": {"out": "logits"},
 }
@@ -81,6 +92,11 @@ _BEHIND: Names = {
     ".post_attention_layernorm": {"out": ".post_attn_norm"},
     ".post_feedforward_layernorm": {"out": ".post_mlp_norm"},
 }
+#: Two spellings of the expert that every token goes to, whose parts are those of an MLP.
+_SHARED = ("shared_expert", "shared_experts")
+_OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "down_proj")}
+#: Mixtral's and MiniMax' name of the block, and that of others.
+_MIXTRAL = (".block_sparse_moe", ".mlp")
 _SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "context", "gate", "up", "act")
 _KV = ("k_proj", "k_norm", "k_rope", "v_proj")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
@@ -93,6 +109,11 @@ _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out,
     "left": lambda x, owner: _first(x).chunk(2, -1)[0],
     "right": lambda x, owner: _first(x).chunk(2, -1)[1],
     "partial": lambda x, owner: x,
+    "chosen": lambda x, owner: _in_order(x[1], x[2])[0],
+    "weights": lambda x, owner: _in_order(x[1], x[2])[1],
+    "routed": lambda x, owner: _in_order(x[1], x[0])[0],
+    "routed weights": lambda x, owner: _in_order(x[1], x[0])[1] * _scale_of_sum(owner),
+    "expert sum": lambda x, owner: x,
     "multiplied": lambda x, owner: _multiplied(_first(x), owner),
     "finished": lambda x, owner: _finished(_first(x), getattr(owner, "config", None)),
     "turned": lambda x, owner: x.transpose(1, 2),
@@ -117,6 +138,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         names = FUSED if any(hasattr(part, "q_size") for part in paths.values()) else TRANSFORMERS
     prefix = _decoder(paths)
     places = {path: _place(path, prefix) for path in paths}
+    mixtures = {layer for layer, local in places.values() if local == ".mlp.experts"}
     names = _fitting(names, {local for _, local in places.values()})
     layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
@@ -130,9 +152,13 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         layer, local = places[path]
         if layer is not None and not local:
             _hook(tape, part.register_forward_pre_hook(_entering(tape, layer)))
+        if local == ".mlp" and layer not in mixtures:
+            continue
         leaf = {} if any(True for _ in part.children()) else {"out": f"{local}[out]"}
         for take, tap in names.get(local, leaf).items():
             layout = "" if tap.endswith("]") else layouts.get(tap.rpartition(".")[2], "replicate")
+            if tap.startswith(".mlp.shared."):
+                take, layout = _of_shared(take, tap, part, tape)
             home = layers if layer is None else layer if count == 1 else None
             see = _See(tape, take, tap, home, layout, paths[path.rpartition(".")[0]])
             _register(part, see)
@@ -140,6 +166,15 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
 
 def _fitting(names: Names, parts: set[str]) -> Names:
     """The map for a model with these parts in its layers: Gemma's and OLMo's norms bear Llama's names elsewhere."""
+    shared = {
+        path: {
+            take: tap.replace(".mlp.", ".mlp.shared.")
+            for take, tap in names[path].items()
+            if take != "partial"
+        }
+        for path in _OF_MLP & names.keys()
+    }
+    names = names | {f".mlp.{one}{path[4:]}": taps for path, taps in shared.items() for one in _SHARED}
     if ".self_attn.kv_b_proj" in parts and ".self_attn" in names:  # which rotates a part of each head alone
         names = names | {".self_attn": {}}
     if ".post_feedforward_layernorm" not in parts:
@@ -153,6 +188,36 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     elif "in" in before:
         found[".mlp.gate_proj"] = names[".mlp.gate_proj"] | {"in": ".attn_residual"}
     return found
+
+
+def _of_shared(take: str, tap: str, part: nn.Module, tape: Tape) -> tuple[str, str]:
+    """What to take of a part of the shared expert, and its layout: some engines leave it whole on every rank."""
+    size, last = tape.facts["size"], tap.endswith(".down")
+    if size > 1 and not _is_cut(part):
+        return take, "replicate"
+    if not last:
+        return take, "shard(1)"
+    whole = size == 1 or hasattr(part, "reduce_results")  # vLLM's, which are summed with the others' sum
+    return ("out" if whole else "partial"), "partial"
+
+
+def _is_cut(part: nn.Module) -> bool:
+    """Whether a rank has only its part of the weight; of what has none, as activations, of its input's."""
+    placements = getattr(getattr(part, "weight", None), "placements", None)
+    if placements is not None:
+        return any(one.is_shard() for one in placements)
+    return getattr(part, "tp_size", 2) > 1
+
+
+def _in_order(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
+    """Experts [N, S] in the order of their numbers, and their weights alike."""
+    order = ids.argsort(-1)
+    return ids.gather(-1, order), weights.gather(-1, order)
+
+
+def _scale_of_sum(owner: Any) -> float:
+    """What vLLM multiplies the experts' sum by, outside of their weights."""
+    return float(getattr(getattr(owner, "experts", None), "routed_scaling_factor", 1.0))
 
 
 def _multiplied(x: Any, owner: Any) -> Any:
@@ -281,12 +346,16 @@ class _See:
 
 def _register(part: nn.Module, see: _See) -> None:
     tape, take = see.tape, see.take
-    if take == "in":
+    if take in ("in", "chosen", "weights"):
         _hook(tape, part.register_forward_pre_hook(lambda _, args: see(args)))
     elif take.startswith("rotary"):
         home = sys.modules[type(part).__module__]
         if hasattr(home, "apply_rotary_pos_emb"):
             _replace(tape, home, "apply_rotary_pos_emb", see, lambda args: tape.layer == see.layer)
+    elif take in _METHODS:
+        (owner, name), before = _METHODS[take](part), take == "expert sum"
+        if hasattr(owner, name):
+            _replace(tape, owner, name, see, lambda args: True, before)
     elif take != "partial":
         _hook(tape, part.register_forward_hook(lambda _, args, out: see(out)))
     elif hasattr(getattr(part, "quant_method", None), "apply"):
@@ -296,6 +365,14 @@ def _register(part: nn.Module, see: _See) -> None:
         _hook(tape, part.register_forward_pre_hook(lambda _, args: inside.append(True)))
         _hook(tape, part.register_forward_hook(lambda _, args, out: inside.clear(), always_call=True))
         _replace(tape, torch.distributed, "all_reduce", see, lambda args: bool(inside), before=True)
+
+
+#: What methods of vLLM's runner of experts show.
+_METHODS: dict[str, Callable[[Any], tuple[Any, str]]] = {
+    "routed": lambda part: (getattr(part, "router", None), "select_experts"),
+    "routed weights": lambda part: (getattr(part, "router", None), "select_experts"),
+    "expert sum": lambda part: (part, "_maybe_reduce_final_output"),
+}
 
 
 def _hook(tape: Tape, handle: Any) -> None:
@@ -337,7 +414,7 @@ def _decoder(paths: dict[str, nn.Module]) -> str:
 def _place(path: str, prefix: str) -> tuple[int | None, str]:
     """ "model.layers.3.mlp.up_proj" -> 3, ".mlp.up_proj"; outside the layers None and the name, bare if it is near."""
     if path.startswith(prefix) and (m := re.fullmatch(r"layers\.(\d+)(\..+)?", path[len(prefix) :])):
-        return int(m[1]), m[2] or ""
+        return int(m[1]), (m[2] or "").replace(*_MIXTRAL)
     above, _, leaf = path.rpartition(".")
     return None, leaf if prefix.startswith(f"{above}." if above else "") else path
 

@@ -63,10 +63,13 @@ def other_experts(site: Site) -> Iterator[Variant]:
         return
     through = {one: found for one, other in known.items() if (found := _product(site, other)) is not None}
     predicted = np.where(np.isin(ids, list(known))[..., None], 0.0, site.expected) + _made(site, through)
-    yield Variant(
-        _name(known, experts.count), "experts", _in_words(known, experts.count),
-        {"experts": {str(one): other for one, other in known.items()}}, predicted,
-    )  # fmt: skip
+    yield moved_experts(known, experts.count, predicted)
+
+
+def moved_experts(moved: Mapping[int, int], count: int, predicted: Array) -> Variant:
+    """Rows of experts that went through others of so many, -1: through none."""
+    fitted = {"experts": {str(one): other for one, other in moved.items()}}
+    return Variant(_name(moved, count), "experts", _in_words(moved, count), fitted, predicted)
 
 
 def other_matrix(site: Site) -> Iterator[Variant]:

@@ -16,6 +16,7 @@ from lockstep.engine.graph import LAYER, LAYER_OUTPUT
 from lockstep.engine.graph.formula import FORMULAS, Node, formula_of
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, mixture_formula
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -35,6 +36,8 @@ WITH_KEY, OWN_PART = (
 def formula_at(site: Site) -> Node:
     """What the operation of a site computes, as its model has it: without a bias that it has not."""
     declared = site.declared
+    if site.operation == MIXTURE:
+        return mixture_formula(site.facts.model, site.inputs)
     if declared is None or (
         site.operation == "linear" and declared.kind == "reduce"
     ):  # no partials were recorded

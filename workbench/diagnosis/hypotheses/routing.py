@@ -36,7 +36,7 @@ def routing_edits(site: Site) -> Iterator[Variant]:
     formula, others = formula_at(site), _others(site)
     tokens: dict[str, Callable[[], Any]] = {role: partial(np.asarray, x) for role, x in site.inputs.items()}
     trial = RowTrial(site, formula, Lazy(tokens), Lazy(others))
-    edits = (one for one in _edits(formula, others) if not (site.operation == "choice" and one.free))
+    edits = (one for one in routing_choices(formula, others) if not (site.operation == "choice" and one.free))
     for solved in single(trial, edits)[:_TOLD]:
         tree, words = together(solved.edits, formula), told(site, solved.edits)
         noise = None if site.operation == "choice" else trial.noise_of(tree)
@@ -57,7 +57,7 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def _edits(formula: Node, others: Mapping[str, object]) -> Iterator[Edit]:
+def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edit]:
     """What routers get wrong, and every single edit of the formula."""
     for path, node in nodes(formula):
         match node.name:
@@ -69,6 +69,9 @@ def _edits(formula: Node, others: Mapping[str, object]) -> Iterator[Edit]:
                 yield Edit(path, "applied", ("shares",))
             case "weighed_sum":
                 yield Edit(path, "function", ("unweighted_sum",))
+                yield Edit((*path, 1), "applied", ("shares",))
+                if "routed_factor" in others:
+                    yield Edit((*path, 1), "applied", ("multiply", "routed_factor"))
     if any(node.name == "routed_factor" for _, node in nodes(formula)):
         yield Edit((), "applied", ("multiply", "routed_factor"))
     choices = Choices(numbers=_NUMBERS, orders=False)

@@ -30,8 +30,15 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("choice_weights", "multiply", "left_out", 0.0): ("weights_unscaled", "routed_scaling_factor is not applied"),
     ("choice_weights", "multiply", "applied", "multiply"):
         ("weights_scaled_twice", "routed_scaling_factor is applied twice"),
+    ("experts", "added_to_rows", "left_out", 0.0): ("expert_bias_missing", "the experts' bias is not added"),
     ("combine", "weighed_sum", "function", "unweighted_sum"):
         ("combine_unweighted", "experts' outputs are added up without their weights"),
+    ("combine", "weights", "applied", "shares"):
+        ("weights_renormalised_at_sum", "weights are renormalised once more where the experts' outputs are added up"),
+    ("combine", "weights", "applied", "multiply"): (
+        "weights_scaled_twice",
+        "routed_scaling_factor is applied twice: to the weights, and where the experts' outputs are added up",
+    ),
     ("combine", "add", "left_out", 0.0): ("shared_expert_missing", "the shared expert is not added"),
     ("combine", "add", "left_out", 1.0):
         ("routed_experts_missing", "the routed experts are not added, the shared one alone is"),

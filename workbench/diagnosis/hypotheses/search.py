@@ -30,14 +30,14 @@ _SAME, _SAME_IN_NOISE = 1e-9, 0.05
 def single(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
     """All edits that explain something of the sample, what leaves least first."""
     found = [one for one in _screened(tried, edits) if one.left <= PARTLY]
-    return _distinct(tried, found)
+    return distinct(tried, found)
 
 
 def pairs(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
     """Two edits at once that leave less than half of what either does: one of those that leave least by themselves, and
     any other."""
     alone = sorted(_screened(tried, edits), key=lambda one: one.left)
-    firsts = _distinct(tried, [one for one in alone if one.left < _HELPFUL])[:FIRST]
+    firsts = distinct(tried, [one for one in alone if one.left < _HELPFUL])[:FIRST]
     found = []
     for i, one in enumerate(firsts):
         for other in alone:
@@ -48,7 +48,7 @@ def pairs(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
             both = _solved(tried, (*one.open, *other.open), numbers, _PROMISING * alone_left)
             if both is not None and both.left <= _BETTER * alone_left:
                 found.append(both)
-    return _distinct(tried, found)
+    return distinct(tried, found)
 
 
 def _screened(tried: Tried, edits: Iterable[Edit]) -> Iterator[Solved]:
@@ -67,7 +67,7 @@ def _solved(
         return None
 
 
-def _distinct(tried: Tried, found: Sequence[Solved]) -> list[Solved]:
+def distinct(tried: Tried, found: Sequence[Solved]) -> list[Solved]:
     """What leaves least first; of those that predict the same numbers the shortest, of these the nearest, else the
     first."""
     same = max(_SAME * tried.error, _SAME_IN_NOISE * tried.noise)

@@ -56,9 +56,18 @@ def settled_choice(o: Operands, seen: Array, expected: Array) -> tuple[Array, Ar
     return seen, expected
 
 
-def _scores(o: Operands, row: int) -> Array:
-    """By what the experts of a token are chosen, [E]."""
-    given = {**numbers_of(o.facts.model), "logits": o.inputs["logits"][row], "correction": _correction(o)}
+def near_ties(o: Operands, noise: Array) -> NDArray[np.bool_]:
+    """The rows in which rounding, and the `noise` of the logits, decides which experts are chosen."""
+    experts, scores = o.facts.model.experts, _scores(o, slice(None))
+    assert experts is not None, "there is a choice"
+    slack = _ROUNDINGS * UNIT["float32"] * np.abs(scores).max(-1, keepdims=True) + noise
+    best = -np.sort(-scores, -1)[:, experts.top_k - 1 : experts.top_k + 1]
+    return np.asarray((best[:, :1] - best[:, -1:] <= 2 * slack).any(-1))
+
+
+def _scores(o: Operands, rows: int | slice) -> Array:
+    """By what the experts of tokens are chosen, [E] each."""
+    given = {**numbers_of(o.facts.model), "logits": o.inputs["logits"][rows], "correction": _correction(o)}
     return np.asarray(evaluate(o.formula("choice").args[0], given))
 
 

@@ -11,6 +11,7 @@ from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.sessions.layouts import shard_groups
 from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, inside
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.site import Site
 
@@ -42,6 +43,12 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
         return {role: f"model.layers.{layer_of(tap)}.{name}" for role, name in shards.DECAY.items()}
     if operation in ("conv", "gated_norm"):
         return {"weight": f"{module}.weight"}
+    if operation == MIXTURE:
+        return {
+            f"{one.tap}.{role}": name
+            for one in inside(facts.model, ())
+            for role, name in weight_names(near(one.tap, layer_of(tap), 0), one.kind, facts).items()
+        }
     if operation not in ("linear", "reduce", "norm", "experts"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)

@@ -4,9 +4,10 @@
         if isinstance(site, Unjudged): ...
 
 `Site.operation` says which: embedding, norm, linear, rope, keys, values, cache, scores, softmax, context, reduce,
-residual, activation, head; and of engines that record nothing in between, weights (probabilities from q and k) and
-attention (contexts from q, k and v). Row-wise operations have one part, whose rows are all tokens of all steps and
-sequences one below the other; those of attention and its cache have a part for each pass of each sequence.
+residual, activation, head; and of engines that record nothing in between, weights (probabilities from q and k),
+attention (contexts from q, k and v) and mixture (the sum of experts from what goes into them). Row-wise operations have
+one part, whose rows are all tokens of all steps and sequences one below the other; those of attention and its cache
+have a part for each pass of each sequence.
 """
 
 from __future__ import annotations
@@ -44,7 +45,8 @@ class Site:
     `span` is the part of the whole tensor's split dimension that the rank holds (of heads where it has heads, else of
     columns), `columns` the part of the in features that it multiplies; None where nothing is split. `passes` index
     `taps.passes`. `weights` are checkpoint names by role: weight, bias. `only` names the variants that explained the
-    same operation in another layer, where those alone are asked for.
+    same operation in another layer, where those alone are asked for. `held` are the experts that the rank has, None:
+    all.
     """
 
     tap: str
@@ -59,6 +61,7 @@ class Site:
     span: slice | None = None
     columns: slice | None = None
     only: frozenset[str] = frozenset()
+    held: range | None = None
 
     @property
     def declared(self) -> Operation | None:

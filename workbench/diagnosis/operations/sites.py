@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import Operation, operation_of
+from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import is_first_of_group
 from lockstep.engine.taps.flow import is_known, near
 from lockstep.engine.taps.names import layer_of, local_name
@@ -35,6 +37,7 @@ from lockstep.workbench.diagnosis.operations.experts import (
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
 from lockstep.workbench.diagnosis.operations.gathered import gathered_logits
 from lockstep.workbench.diagnosis.operations.layers import missing_layers
+from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, ROOTS, mixture, undecided
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -48,6 +51,7 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "choice_weights": choice_weights,
     "experts": experts,
     "combine": combine,
+    MIXTURE: mixture,
     **GATES,
 }
 
@@ -84,6 +88,7 @@ class _RankOperation:
     missing: str
     span: slice | None
     columns: slice | None
+    held: range | None
 
     def identity(self) -> tuple[object, ...]:
         """Equal for ranks that do the same on the same bits."""
@@ -93,6 +98,27 @@ class _RankOperation:
         return (self.taps.lead(self.tap, self.rank), *leads, *spans)
 
     def site(self, ranks: tuple[int, ...]) -> Site | Unjudged:
+        if self.operation == MIXTURE and local_name(self.tap) == ROOTS[0] and len(self.taps.ranks) > 1:
+            tried = [one._site(ranks) for one in self._placements()]
+            return min(
+                tried, key=lambda one: one.deviation.ratio if isinstance(one, Site) and one.deviation else 0.0
+            )
+        return self._site(ranks)
+
+    def _placements(self) -> Iterator[_RankOperation]:
+        """Every way in which the experts may lie on the ranks, which nothing of one kernel tells."""
+        model, count = self.facts.model, len(self.taps.ranks)
+        for groups in (one for one in range(1, count + 1) if count % one == 0):
+            try:
+                held = shards.held_experts(model, count, self.rank, groups)
+            except ConfigError:
+                continue
+            size = count // groups
+            part = shards.cropped(shards.size_of("expert", model), size, self.rank % size)
+            span = slice(part.start, part.stop) if size > 1 else None
+            yield replace(self, span=span, held=range(held.start, held.stop) if groups > 1 else None)
+
+    def _site(self, ranks: tuple[int, ...]) -> Site | Unjudged:
         if self.missing:
             return Unjudged(self.tap, self.rank, self.missing)
         try:
@@ -107,7 +133,7 @@ class _RankOperation:
             return Unjudged(self.tap, self.rank, f"shapes that do not fit together: {error}")
         return Site(
             self.tap, self.operation, self.rank, ranks, tuple(parts), self.facts, self.taps, tuple(passes),
-            self.weights, self.span, self.columns,
+            self.weights, self.span, self.columns, held=self.held,
         )  # fmt: skip
 
     @property
@@ -115,7 +141,7 @@ class _RankOperation:
         """The model's operation at the tap; None of a model that is not known."""
         found = None if self.facts.model_free else operation_of(self.facts.model, local_name(self.tap))
         if (
-            found is not None and found.kind == "reduce" and self.operation == "combine"
+            found is not None and found.kind == "reduce" and self.operation in ("combine", MIXTURE)
         ):  # no terms were recorded
             return operation_of(self.facts.model, found.inputs["partial"])
         return found
@@ -147,12 +173,13 @@ class _RankOperation:
             rows = [self.taps.passes[i].rows[-1] for i in passes]
             inputs["x"] = inputs["x"][at]
         operands = Operands(
-            self.facts, tuple(rows), inputs, self.weights, self.span, self.columns, self.declared,
-            held_experts(self.tap, self.rank, self.taps, self.facts),
+            self.facts, tuple(rows), inputs, self.weights, self.span, self.columns, self.declared, self.held,
         )  # fmt: skip
         expected, noise = ROW_WISE[self.operation](operands)
         if self.operation == "choice":
             seen, expected = settled_choice(operands, seen, expected)
+        if self.operation == MIXTURE and seen.shape == expected.shape:
+            expected = np.where(undecided(operands)[:, None], seen, expected)
         if self.tap == "logits" and self.span is None:
             others = [replace(operands, inputs={"x": x[at]}) for x in self._of_other_ranks(passes)]
             expected = gathered_logits(expected, [ROW_WISE[self.operation](one)[0] for one in others], seen)
@@ -341,4 +368,5 @@ def _operation(tap: str, rank: int, taps: RecordedTaps, facts: Facts) -> _RankOp
         missing = "that takes the model's checkpoint"
     span, columns = rank_spans(tap, operation, rank, taps, facts)
     facts = facts.of_tap(tap)
-    return _RankOperation(tap, operation, rank, taps, facts, sources, missing, span, columns)
+    held = held_experts(tap, rank, taps, facts)
+    return _RankOperation(tap, operation, rank, taps, facts, sources, missing, span, columns, held)

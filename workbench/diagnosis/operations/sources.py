@@ -18,6 +18,7 @@ from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised, turned
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
+from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, ROOTS, read_by
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.recurrent import RECURRENT
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
@@ -88,6 +89,8 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
     if declared is None:
         raise UnknownTap(f"{tap} is no tap of a decoder")
     operation, wanted = declared.kind, _taken(declared, facts)
+    if kind in ROOTS and not facts.model_free and _is_fused(kind, layer, taps):
+        return _mixture(kind, layer, taps, facts)
     if operation == "reduce" and not taps.captured(
         f"{tap}.partial"
     ):  # an engine that shows no partial products
@@ -108,6 +111,24 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
         if all(role in instead[0] and taps.captured(instead[0][role].tap) for role in wanted):
             return fused, *instead
     return operation, *found
+
+
+def _is_fused(kind: str, layer: int | None, taps: RecordedTaps) -> bool:
+    """Whether what experts give was not recorded, so that their sum is judged from what went in: at the rank's own
+    term, where there is one."""
+    if taps.captured(near("mlp.experts.down", layer, 0)):
+        return False
+    return kind == ROOTS[0] or not taps.captured(near(ROOTS[0], layer, 0))
+
+
+def _mixture(
+    kind: str, layer: int | None, taps: RecordedTaps, facts: Facts
+) -> tuple[str, dict[str, OperationInput], str]:
+    read = read_by(facts.model, lambda tap: taps.captured(near(tap, layer, 0)))
+    gathered = kind != ROOTS[0] and len(taps.ranks) > 1
+    sources = {tap: OperationInput((near(tap, layer, 0),), gathered) for tap in read}
+    missing = next((one.tap for one in sources.values() if not taps.has(one.tap)), None)
+    return MIXTURE, sources, "" if missing is None else f"{missing} was not recorded"
 
 
 def _unsummed(

@@ -72,6 +72,27 @@ def test_every_tap_of_transformers(model: Any, golden: dict[str, np.ndarray], tm
     assert {name for one in read for name in one.requests or ()} == {"1.0"}
 
 
+@pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "gpt_oss", "minimax_m2"])
+def test_every_tap_of_experts_but_their_rows(family: str, tmp_path: Path) -> None:
+    """Choice and weights in the order of the experts' numbers, the shared expert, the sum."""
+    model = load_golden(tiny_checkpoint(tmp_path, family), "float32", "cpu")
+    seen: dict[str, np.ndarray] = {}
+    with torch.no_grad(), tapped(model, lambda tap, x: seen.update({tap: x.detach().clone().numpy()})):
+        model(torch.tensor([IDS]))
+    tape = Tape(tmp_path / "dump", config=model.config)
+    attach(model, tape)
+    follow(model, tape)
+    with torch.no_grad():
+        model(torch.tensor([IDS]))
+    tape.close()
+    found, wanted = taps(tmp_path / "dump"), {tap: x for tap, x in seen.items() if ".mlp." in tap}
+    inside = {tap for tap in wanted if ".mlp.experts." in tap}
+    assert {tap for tap in found if ".mlp." in tap} == wanted.keys() - inside
+    assert inside
+    for tap in wanted.keys() - inside:
+        np.testing.assert_array_equal(found[tap].reshape(wanted[tap].shape), wanted[tap], err_msg=tap)
+
+
 def test_a_batch_names_a_request_a_row_and_its_padding(model: Any, tmp_path: Path) -> None:
     tape = Tape(tmp_path, only=["embed", "logits"])
     attach(model, tape)
@@ -229,6 +250,7 @@ def test_unknown_modules_have_their_own_names(tmp_path: Path) -> None:
         "embed",
         "layers.0.mlp.router",
         "layers.0.mlp.experts.1[out]",
+        "layers.0.mlp.combine",
         "vision.layers.0.mlp[out]",
     ]
     assert "1 outputs" in LockstepDump.open(tmp_path).facts.notes[0]

@@ -1,0 +1,144 @@
+"""Experts in one kernel, recorded in transformers as attach does: right ones are not accused, wrong ones are named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from transformers import AutoModelForCausalLM
+
+from lockstep.sessions import Session
+from lockstep.workbench.attach.inside.lockstep_modules import attach, follow
+from lockstep.workbench.attach.inside.lockstep_tap import Tape
+from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
+from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.foreign.importing import import_run
+from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from tests.checkpoints import tiny_variant
+
+IDS = [3, 30, 17, 99, 4, 64, 5, 12, 77, 20, 31, 8]
+FAMILIES = (
+    "qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "glm4-moe", "gpt-oss", "minimax-m2", "deepseek-v2", "deepseek-v3",
+)  # fmt: skip
+Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
+#: What replaces a call of a layer's experts: of the right one, the module, hidden rows, ids and weights.
+Kernel = Callable[[Experts, Any, Tensor, Tensor, Tensor], Tensor]
+
+
+def explained(
+    path: Path, scratch: Path, dtype: str, change: Callable[[Any], None] = lambda mlp: None
+) -> Explanation:
+    """What is found of a model all of whose mixtures were changed."""
+    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
+    for layer in model.model.layers:
+        if hasattr(layer.mlp, "experts"):
+            change(layer.mlp)
+    tape = Tape(scratch / "dump", config=model.config, model=str(path))
+    attach(model, tape)
+    follow(model, tape)
+    with torch.no_grad():
+        model.generate(torch.tensor([IDS]), max_new_tokens=3, do_sample=False)
+    tape.close()
+    import_run(LockstepDump.open(scratch / "dump"), scratch / "run.session", form="lockstep")
+    with Session.open(scratch / "run.session") as session:
+        return diagnose(session, Facts.of(path, dtype))
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_right_experts_are_judged_and_not_accused(name: str, dtype: str, tmp_path: Path) -> None:
+    found = explained(tiny_variant(tmp_path, name), tmp_path, dtype)
+    assert (found.causes, found.wrong, found.notes) == ((), (), ())
+    assert not any(one.tap.endswith(".mlp.combine") for one in found.unjudged)
+
+
+def _kernel(change: Kernel) -> Callable[[Any], None]:
+    def put(mlp: Any) -> None:
+        mlp.experts.forward = partial(change, mlp.experts.forward, mlp.experts)
+
+    return put
+
+
+def _shared(times: float) -> Callable[[Any], None]:
+    def put(mlp: Any) -> None:
+        shared = mlp.shared_experts if hasattr(mlp, "shared_experts") else mlp.shared_expert
+        shared.register_forward_hook(lambda _, args, out: times * out)
+
+    return put
+
+
+def _exchanged(mlp: Any) -> None:
+    stack = mlp.experts.gate_up_proj
+    stack.data = torch.cat(stack.data.chunk(2, 1)[::-1], 1)
+
+
+def _in_turn(mlp: Any) -> None:
+    stack = mlp.experts.gate_up_proj
+    stack.data = torch.cat([stack.data[:, ::2], stack.data[:, 1::2]], 1)
+
+
+def _activation(mlp: Any) -> None:
+    mlp.experts.act_fn = nn.GELU()
+
+
+def _without_bias(mlp: Any) -> None:
+    mlp.experts.down_proj_bias.data.zero_()
+
+
+def _flag(name: str, value: object) -> Callable[[Any], None]:
+    return lambda mlp: setattr(mlp.gate, name, value)
+
+
+def _doubled(mlp: Any) -> None:
+    mlp.register_forward_hook(lambda _, args, out: 2 * out)
+
+
+#: Bug -> model, what is changed, where it shows, and the name of the cause.
+BUGS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
+    "scaled twice": (
+        "glm4-moe", _kernel(lambda f, m, x, ids, w: f(x, ids, 2.5 * w)), "combine", "weights_scaled_twice",
+    ),
+    "renormalised in the kernel": (
+        "olmoe", _kernel(lambda f, m, x, ids, w: f(x, ids, w / w.sum(-1, keepdim=True))), "combine",
+        "weights_renormalised_at_sum",
+    ),
+    "without weights": (
+        "qwen3-moe", _kernel(lambda f, m, x, ids, w: f(x, ids, torch.ones_like(w))), "combine", "combine_unweighted",
+    ),
+    "a lost expert": (
+        "qwen3-moe", _kernel(lambda f, m, x, ids, w: f(x, ids, w.masked_fill(ids == 3, 0))), "combine", "experts_lost",
+    ),
+    "backwards": ("mixtral", _kernel(lambda f, m, x, ids, w: f(x, 7 - ids, w)), "combine", "experts_reversed"),
+    "counted from 1": (
+        "qwen2-moe", _kernel(lambda f, m, x, ids, w: f(x, (ids + 1) % 8, w)), "combine", "experts_counted_from_1",
+    ),
+    "gate and up": ("qwen3-moe", _exchanged, "combine", "activation_exchanged"),
+    "a stack in turn": ("qwen3-moe", _in_turn, "combine", "activation_split"),
+    "another activation": ("qwen3-moe", _activation, "combine", "activation_function"),
+    "no shared expert": ("qwen2-moe", _shared(0), "combine", "shared_expert_missing"),
+    "the shared expert twice": ("glm4-moe", _shared(2), "combine", "shared_expert_scaled"),
+    "the sum twice": ("mixtral", _doubled, "combine", "combine_applied"),
+    "not renormalised": ("qwen3-moe", _flag("norm_topk_prob", False), "topk_weights", "weights_not_renormalised"),
+    "renormalised": ("olmoe", _flag("norm_topk_prob", True), "topk_weights", "weights_renormalised"),
+    "not scaled": ("glm4-moe", _flag("routed_scaling_factor", 1.0), "topk_weights", "weights_unscaled"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_wrong_experts_are_named(bug: str, tmp_path: Path) -> None:
+    model, change, tap, name = BUGS[bug]
+    found = explained(tiny_variant(tmp_path, model), tmp_path, "float32", change)
+    first = found.causes[0]
+    assert (first.tap.split(".mlp.")[1], first.name) == (tap, name)
+    assert all(one.alternative for one in found.causes[1:])
+
+
+def test_a_bias_of_the_experts_that_is_left_out_is_named(tmp_path: Path) -> None:
+    """gpt-oss, whose biases are zeros unless they are set."""
+    found = explained(tiny_variant(tmp_path, "gpt-oss"), tmp_path, "float32", _without_bias)
+    assert [one.name for one in found.causes] == ["expert_bias_missing"]
