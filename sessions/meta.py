@@ -149,9 +149,23 @@ class WeightShare(Struct, frozen=True, array_like=True):
 ROW_STATISTICS, ROW_HASHES, PASS_STATISTICS = ".row_statistics", ".row_hashes", ".pass_statistics"
 
 
+#: Taps in which a recording of another engine keeps where the rows of its cache lie: tables of integers, those of all
+#: passes since the step before (`workbench.views.provenance`).
+CACHE_ROWS, CACHE_READS = "cache.rows", "cache.reads"
+
+
 def is_companion(tap: str) -> bool:
-    """Whether a tap holds what is known of another's rows, and is no operation of the model."""
-    return tap.endswith((ROW_STATISTICS, ROW_HASHES, PASS_STATISTICS))
+    """Whether a tap holds what is known of others' rows, and is no operation of the model."""
+    return tap in (CACHE_ROWS, CACHE_READS) or tap.endswith((ROW_STATISTICS, ROW_HASHES, PASS_STATISTICS))
+
+
+class CacheMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """The paged cache of some `layers` that share a block table: `block_size` rows a block; of a sliding `window` only
+    the last rows are read."""
+
+    layers: tuple[Annotated[int, Meta(ge=0, lt=MAX_LAYERS)], ...] = ()
+    block_size: Annotated[int, Meta(ge=1, le=1 << 16)]
+    window: Size | None = None
 
 
 class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
@@ -161,7 +175,8 @@ class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     `dropped` counts the others by why. `ranks` wrote passes, the others of the session wrote none; `cut` are passes
     of a rank that others did not finish. `inferred` are layouts that no dump told, by tap (`*` for the number of a
     layer). `requests_inferred`: whose rows are whose was told by positions alone. `statistics_only`: the dump holds no
-    tensor. `lost` says what of the dump could not be used.
+    tensor. `lost` says what of the dump could not be used. `caches` are the groups of layers of which the session
+    tells where the rows of their cache lie (CACHE_ROWS, CACHE_READS).
     """
 
     format: str = ""
@@ -175,6 +190,7 @@ class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     requests_inferred: bool = False
     statistics_only: bool = False
     lost: tuple[str, ...] = ()
+    caches: tuple[CacheMeta, ...] = ()
 
 
 class SessionMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):

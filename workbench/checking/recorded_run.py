@@ -26,6 +26,7 @@ from lockstep.workbench.checking.reach import not_reached
 from lockstep.workbench.checking.verdicts import summary
 from lockstep.workbench.demo.checkpoints import demo_path
 from lockstep.workbench.diagnosis.by_statistics import MovedTap, first_moved
+from lockstep.workbench.diagnosis.cache_causes import with_cache_causes
 from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
 from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings
@@ -107,7 +108,10 @@ def diagnose_recording(
                 )
                 if moved is not None and not _before(session, judgement.first_divergence, moved):
                     judgement = supported(judgement, rests, moved.in_words())
-        judgement = replace(judgement, notes=(*judgement.notes, *not_reached(session, facts.model, branch)))
+        causes, told = with_cache_causes(causes, found.wrong, judgement.first_divergence, session, branch)
+        judgement = replace(
+            judgement, notes=(*judgement.notes, *told, *not_reached(session, facts.model, branch))
+        )
         if lost := _not_recorded(session, branch):
             judgement = replace(judgement, notes=(*judgement.notes, lost))
     name = "" if golden is None else golden.name

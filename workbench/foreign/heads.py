@@ -17,6 +17,7 @@ from lockstep.sessions import layouts
 from lockstep.sessions.dtypes import widen
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
+from lockstep.workbench.foreign.accesses import CacheAccesses
 from lockstep.workbench.foreign.passes import (
     ForeignDumpError,
     ForeignPass,
@@ -35,7 +36,7 @@ class PassHead:
 
     `tops` are the tokens of the largest logits, one for each row whose logits were seen; `top_rows` those rows, None
     where the dump does not tell. `blank`: every row of every tensor is the same, or all is zero, as in a pass that
-    warms an engine up.
+    warms an engine up. `cache`: where the first rank's rows lie.
     """
 
     ids: tuple[int, ...]
@@ -44,6 +45,7 @@ class PassHead:
     tops: tuple[int, ...]
     top_rows: tuple[int, ...] | None
     blank: bool
+    cache: CacheAccesses | None = None
 
     @property
     def runs(self) -> int:
@@ -139,6 +141,7 @@ def _head(found: RankPasses) -> PassHead:
         first.requests,
         *_tops(found),
         dummy and all(_is_blank(tensor) for one in found.values() for tensor in one.tensors),
+        first.cache,
     )
 
 

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from lockstep.engine.config.engine import MOST_RANKS
 from lockstep.engine.text import printable
 from lockstep.sessions.meta import ModelMeta
+from lockstep.workbench.foreign.accesses import CacheAccesses
 
 #: What is told while a run is imported: how many passes of how many.
 Counted = Callable[[int, int], None]
@@ -55,7 +56,7 @@ class ForeignPass:
     """One forward pass on one rank: the token `ids` that went in, flattened over all requests, at `positions`.
 
     `requests` name the request of each row, "" for padding; None where the dump does not tell. Tensors are in the order
-    in which they were seen; the same tap may come more than once.
+    in which they were seen; the same tap may come more than once. `cache`: where the rows lie, where that is told.
     """
 
     rank: int
@@ -64,6 +65,7 @@ class ForeignPass:
     positions: tuple[int, ...]
     requests: tuple[str, ...] | None
     tensors: Sequence[ForeignTensor]
+    cache: CacheAccesses | None = None
 
 
 @dataclass(frozen=True, slots=True)

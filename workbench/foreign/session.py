@@ -20,6 +20,7 @@ from lockstep.sessions.meta import (
     SequenceMeta,
     SessionMeta,
 )
+from lockstep.workbench.foreign.cache import CacheTables, cache_taps
 from lockstep.workbench.foreign.heads import MergedPasses, common_passes, merged_passes
 from lockstep.workbench.foreign.measuring import likeliest, statistics
 from lockstep.workbench.foreign.passes import Counted, ForeignDumpError, ForeignFacts, ForeignRun, TokenText
@@ -74,6 +75,8 @@ def write_session(
     merged = merged_passes(run, survey.look)
     plan = planned(merged.heads, facts.model.eos_ids)
     taps, inferred = survey.session_taps(merged.expected)
+    told = next((one.cache for one in merged.heads if one.cache is not None), None)
+    taps += [] if told is None else cache_taps(len(taps))
     facts = replace(facts, notes=run.facts.notes)  # what a reader met while it read
     if len(taps) * merged.expected > MOST_TENSORS:
         raise ForeignDumpError(
@@ -92,7 +95,9 @@ def write_session(
         inferred=inferred,
         requests_inferred=plan.inferred,
         statistics_only=survey.statistics_only,
+        caches=() if told is None else tuple(group.meta for group in told.groups),
     )
+    cache = CacheTables({one.name: seq for seq, one in enumerate(plan.sequences)}, foreign.caches)
     tensors = PlacedTensors(plan, facts.model, survey.called)
     with SessionWriter.create(
         path, taps=taps, ranks=merged.expected, meta=msgspec.structs.replace(meta, foreign=foreign)
@@ -100,9 +105,11 @@ def write_session(
         last, known = _last_passes(plan), set[int]()
         for number, found in enumerate(common_passes(run, merged)):
             tensors.add(number, found)
+            cache.add(number, found)
             while writer.next_step(0) < len(last) and last[writer.next_step(0)] <= number:
                 step = writer.next_step(0)
-                record = _step(step, plan, taps, merged.expected, tensors.take(step))
+                held = [*tensors.take(step), *cache.take()]
+                record = _step(step, plan, taps, merged.expected, held)
                 known.update(*((*one.ids, *one.topk_ids) for one in record.sequences))
                 writer.step(0, record)
             progress(number + 1, len(merged.heads))

@@ -156,6 +156,12 @@ class Tape:
         except Exception as error:
             self.stop(name, error)
 
+    def cache(self, told: dict[str, Any] | None) -> None:
+        """Note where the rows of the pass lie in a paged cache, and which are read (docs/tap-format.md); None: not
+        known."""
+        if self.line is not None and told is not None:
+            self.line["cache"] = told
+
     def _measured(self, key: str | None = None, x: Tensor | None = None) -> None:
         """Have `x` measured with others of its width, which takes a few kernels; without any, measure what waits."""
         if key is not None and x is not None:

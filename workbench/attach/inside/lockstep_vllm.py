@@ -13,8 +13,9 @@ from typing import Any
 
 from . import lockstep_report
 from .lockstep_modules import FUSED, attach
-from .lockstep_recorder import arguments_asked, as_started, guarded, open_tape, weights_alone
+from .lockstep_recorder import arguments_asked, as_started, guarded, ids_alone, open_tape, weights_alone
 from .lockstep_tap import Tape
+from .lockstep_vllm_cache import cache_accesses
 
 #: Set in every engine: compiled code runs no hooks, and what the prefix cache holds is not computed.
 ARGUMENTS = {"enforce_eager": True, "enable_prefix_caching": False}
@@ -113,8 +114,11 @@ class VllmWorker:
         ids = kwargs.get("input_ids", args[0] if args else None)
         if ids is None:  # embeddings go in, of images for instance
             ids = self.runner.input_ids.gpu[:count] if self.batch is None else self.batch.input_ids[:count]
-        requests = [name for name, rows in self._spans() for _ in range(rows)]
+        spans = list(self._spans())
+        requests = [name for name, rows in spans for _ in range(rows)]
         self.tape.step(ids, positions, requests + [""] * (count - len(requests)))
+        if hasattr(self.runner, "attn_groups") and not ids_alone():
+            self.tape.cache(guarded("the cache of vLLM", cache_accesses)(self.runner, self.output, spans))
 
     def _spans(self) -> Iterable[tuple[str, int]]:
         """Each request with its number of rows, in the order of the batch."""

@@ -223,9 +223,12 @@ def _pass(home: Path, where: str, rank: int, line: TapeLine, capture: str) -> Fo
             raise ForeignDumpError(
                 f"{where}: {len(values)} {what} for {len(line.ids)} ids: damaged; record it again"
             )
+    if line.cache is not None and (wrong := line.cache.contradiction(len(line.ids))):
+        raise ForeignDumpError(f"{where}: its cache {wrong}: damaged; record it again")
     return ForeignPass(
         rank=rank,
         index=line.index,
+        cache=line.cache,
         ids=tuple(line.ids),
         positions=tuple(line.positions),
         requests=None if line.requests is None else tuple(line.requests),

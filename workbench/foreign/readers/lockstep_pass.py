@@ -21,6 +21,7 @@ from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.layouts import parse
 from lockstep.sessions.meta import Count
 from lockstep.sessions.records import STATISTICS
+from lockstep.workbench.foreign.accesses import CacheAccesses
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
 from lockstep.workbench.foreign.readers.files import opened, within
 
@@ -49,6 +50,7 @@ class TapeLine(Struct, kw_only=True):
     taps: list[TapeTap]
     skipped: Count = 0
     raised: str = ""
+    cache: CacheAccesses | None = None
 
 
 class PassTensors(Sequence[ForeignTensor]):
