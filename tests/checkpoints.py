@@ -8,6 +8,7 @@ without a trace is random and away from its default: biases are not zero, norm w
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +314,23 @@ def tiny_checkpoint(
     path = directory / f"tiny-{family}"
     model = tiny_model(family, seed=seed, **overrides).to(dtype)
     model.save_pretrained(path, max_shard_size=max_shard_size)
+    return path
+
+
+def mxfp4_checkpoint(directory: Path, *, seed: int = 0, **overrides: Any) -> Path:
+    """A gpt-oss whose experts are in MXFP4 blocks, all codes and many scales, as the published ones have them."""
+    path = tiny_checkpoint(directory, "gpt_oss", seed=seed, dtype=torch.bfloat16, **overrides)
+    tensors, generator = load_file(path / "model.safetensors"), torch.Generator().manual_seed(seed)
+    for name in [name for name in tensors if name.endswith("_proj") and ".experts." in name]:
+        experts, columns, rows = tensors.pop(name).shape
+        size = (experts, rows, columns // 32)
+        blocks = torch.randint(256, (*size, 16), dtype=torch.uint8, generator=generator)
+        tensors[f"{name}_blocks"] = blocks
+        tensors[f"{name}_scales"] = torch.randint(119, 125, size, dtype=torch.uint8, generator=generator)
+    save_file(tensors, path / "model.safetensors", {"format": "pt"})
+    config = json.loads((path / "config.json").read_text())
+    config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": ["lm_head"]}
+    (path / "config.json").write_text(json.dumps(config))
     return path
 
 

@@ -63,15 +63,21 @@ class SafetensorsSource(FileSource):
     ) -> torch.Tensor:
         """Some rows and columns (None: all) of a matrix, or of the one with the number `matrix` of a stack. Without it
         a tensor [rows, 1, columns] is taken for a matrix."""
-        info = self.readable(name, 0 if matrix is None else 1, rows)
-        columns = columns or Span(0, info.shape[-1])
-        self.readable(name, len(info.shape) - 1, columns)
-        index = [slice(rows.start, rows.stop), slice(columns.start, columns.stop)]
+        shape = self.info(name).shape
+        columns = columns or Span(0, shape[-1])
+        part = [rows, columns]
         if matrix is not None:
-            index.insert(0, slice(matrix, matrix + 1))
-        elif len(info.shape) == 3:
-            index.insert(1, slice(0, 1))
-        return self._read(name, info, index).reshape(rows.size, columns.size)
+            part.insert(0, Span(matrix, matrix + 1))
+        elif len(shape) == 3:
+            part.insert(1, Span(0, 1))
+        return self.read_part(name, part).reshape(rows.size, columns.size)
+
+    def read_part(self, name: str, part: Sequence[Span]) -> torch.Tensor:
+        """Of every dimension of a tensor a span."""
+        info = self.info(name)
+        for dim, span in enumerate(part):
+            self.readable(name, dim, span)
+        return self._read(name, info, [slice(span.start, span.stop) for span in part])
 
     def _read(self, name: str, info: TensorInfo, index: Sequence[slice]) -> torch.Tensor:
         try:
@@ -104,7 +110,7 @@ def _copy(name: str, info: TensorInfo, index: Sequence[slice]) -> torch.Tensor:
         with safe_open(info.file, framework="pt") as file:
             whole: torch.Tensor = file.get_tensor(name).clone()
         return whole[tuple(index)].clone() if index else whole
-    along = 1 if len(index) == 3 else 0
+    along = 1 if len(index) > 2 else 0
     first, last = index[along].start, index[along].stop
     row_bytes = info.nbytes // info.shape[0] // (info.shape[1] if along else 1)
     rows = max(1, PIECE_BYTES // max(1, row_bytes))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar
 
+from lockstep.engine.checkpoint.mxfp4 import BLOCKS
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import operation_of
@@ -67,13 +68,14 @@ class Place(NamedTuple):
         return found or [Span(self.rows.start, self.rows.start)]
 
 
-def stored_in(model: ModelConfig) -> dict[str, Place]:
-    """Parameter -> where it lies in a checkpoint that stacks it; of those that may be stacked."""
+def stored_in(model: ModelConfig, *, packed: bool = False) -> dict[str, Place]:
+    """Parameter -> where it lies in a checkpoint that stacks it; of those that may be stacked. `packed`: where experts
+    are in MXFP4 blocks, in the values of these."""
     found: dict[str, Place] = {}
     for i in range(model.num_layers):
         shapes = shards.layer_parameters(model, i)
         own = model.of_layer(i)
-        places = dict(_rows_of(model, shapes)) | dict(_experts_of(own)) | _heads_of(own)
+        places = dict(_rows_of(model, shapes)) | dict(_experts_of(own, packed)) | _heads_of(own)
         for part, place in places.items():
             found[f"model.layers.{i}.{part}"] = place._replace(tensor=f"model.layers.{i}.{place.tensor}")
     return found
@@ -128,7 +130,7 @@ def _by_heads(whole: str, parts: Mapping[str, int], heads: int, hidden: int) -> 
     return found
 
 
-def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
+def _experts_of(model: ModelConfig, packed: bool) -> Iterator[tuple[str, Place]]:
     """Of a layer's experts as transformers has them, and of a router that it calls otherwise than the checkpoint."""
     if (has := model.experts) is None:
         return
@@ -139,7 +141,7 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
     hidden, width = model.hidden_size, has.width
     if model.family == "gpt_oss":
         for e in range(has.count):
-            yield from _interleaved(e, (gate.format(e), up.format(e), down.format(e)), has, hidden)
+            yield from _interleaved(e, (gate.format(e), up.format(e), down.format(e)), has, hidden, packed)
         return
     both, single = (has.count, 2 * width, hidden), (has.count, hidden, width)
     for e in range(has.count):
@@ -153,20 +155,27 @@ def _experts_of(model: ModelConfig) -> Iterator[tuple[str, Place]]:
 
 
 def _interleaved(
-    e: int, modules: tuple[str, str, str], has: ExpertsConfig, hidden: int
+    e: int, modules: tuple[str, str, str], has: ExpertsConfig, hidden: int, packed: bool
 ) -> Iterator[tuple[str, Place]]:
-    """Of an expert of gpt-oss: matrices transposed, gate and up in turn."""
+    """Of an expert of gpt-oss: gate and up in turn; matrices transposed, but for the values of MXFP4 blocks."""
     stack, both, (gate, up, down) = "mlp.experts", 2 * has.width, modules
+    kind = BLOCKS if packed else ""
+
+    def matrices(name: str, rows: int, columns: int) -> tuple[str, tuple[int, ...]]:
+        return f"{stack}.{name}{kind}", (has.count, rows, columns) if packed else (has.count, columns, rows)
+
+    tensor, shape = matrices("gate_up_proj", both, hidden)
     for module, first in ((gate, 0), (up, 1)):
         rows = Span(first, both)
-        shape = (has.count, hidden, both)
-        yield f"{module}.weight", Place(f"{stack}.gate_up_proj", rows, shape, e, 2, True)
+        yield f"{module}.weight", Place(tensor, rows, shape, e, 2, not packed)
         yield f"{module}.bias", Place(f"{stack}.gate_up_proj_bias", rows, (has.count, both), e, 2)
-    rows, shape = Span(0, hidden), (has.count, has.width, hidden)
-    yield f"{down}.weight", Place(f"{stack}.down_proj", rows, shape, e, transposed=True)
+    rows, (tensor, shape) = Span(0, hidden), matrices("down_proj", hidden, has.width)
+    yield f"{down}.weight", Place(tensor, rows, shape, e, transposed=not packed)
     yield f"{down}.bias", Place(f"{stack}.down_proj_bias", rows, (has.count, hidden), e)
 
 
 def whole_stacks(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
     """As `stored_in`, of the stacks that are there in their shape; `shapes` by the names of tensors."""
-    return {name: one for name, one in stored_in(model).items() if shapes.get(one.tensor) == one.shape}
+    packed = any(name.endswith(BLOCKS) for name in shapes)
+    found = stored_in(model, packed=packed).items()
+    return {name: one for name, one in found if shapes.get(one.tensor) == one.shape}

@@ -21,13 +21,8 @@ ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_p
 
 def refuse_unsupported(fields: Fields) -> None:
     """Features that would silently change the numbers."""
-    if (quantised := fields.object("quantization_config")) is not None:
-        if quantised.data.get("quant_method") == "mxfp4":
-            raise fields.error(
-                "quantization_config",
-                "experts in MXFP4 blocks are not supported; write them as bfloat16 first (transformers' "
-                "Mxfp4Config(dequantize=True))",
-            )
+    quantised = fields.object("quantization_config")
+    if quantised is not None and not _is_read(quantised, fields):
         raise fields.error(
             "quantization_config", "quantised weights are not supported; use the original ones"
         )
@@ -35,6 +30,11 @@ def refuse_unsupported(fields: Fields) -> None:
         raise fields.error("per_layer_config", "layers of different sizes are not supported")
     if fields.data.get("use_bidirectional_attention"):
         raise fields.error("use_bidirectional_attention", "tokens that see later ones are not supported")
+
+
+def _is_read(quantised: Fields, fields: Fields) -> bool:
+    """Whether the loader dequantises: the experts of gpt-oss (`engine.checkpoint.mxfp4`)."""
+    return quantised.data.get("quant_method") == "mxfp4" and fields.data.get("model_type") == "gpt_oss"
 
 
 def activation(fields: Fields, rules: FamilyRules) -> Activation:

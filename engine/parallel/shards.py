@@ -294,7 +294,11 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
             found |= dict(_of_each(one, "weight", matrix, model))
         if one.bias and getattr(model, one.bias):
             found |= dict(_of_each(one, "bias", _Parameter((rows,), split, one.width), model))
-    return found
+    # Expert by expert: of some checkpoints gate and up are read together.
+    of_experts = [(one.expert, name) for name, one in found.items() if one.expert is not None]
+    in_turn = iter(name for _, name in sorted(of_experts, key=lambda pair: pair[0]))
+    names = [name if one.expert is None else next(in_turn) for name, one in found.items()]
+    return {name: found[name] for name in names}
 
 
 def _of_heads(operation: Operation, model: ModelConfig) -> dict[str, _Parameter]:

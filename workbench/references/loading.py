@@ -9,7 +9,7 @@ from typing import Any, cast
 import torch
 import transformers
 from packaging.version import Version
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, Mxfp4Config
 from transformers.utils import logging
 
 from lockstep.engine.config import FAMILIES
@@ -71,9 +71,11 @@ def import_family(path: Path) -> None:
 
 
 def _load_directory(directory: Path, dtype: torch.dtype) -> Any:
-    options = {"local_files_only": True, "trust_remote_code": False}
+    options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
     config = AutoConfig.from_pretrained(directory, **options)
     _check_family(directory, config.model_type)
+    if hasattr(config, "quantization_config"):  # whose blocks are MXFP4: our config reader refuses others
+        options["quantization_config"] = Mxfp4Config(dequantize=True)
     loaded: Any = AutoModelForCausalLM.from_pretrained(
         directory,
         config=config,

@@ -45,12 +45,13 @@ class LoadedFrom:
         if not isinstance(source, UnstackedSource):
             return cls(source, model.tie_embeddings, model)
         there, stacks = source.names(), dict[str, tuple[str, tuple[str, ...]]]()
+        stored = SafetensorsSource(path)
+        as_stored = stored.names()
         for name, place in stored_in(model).items():
-            if name in there and _is_odd(place):
+            if name in there and place.tensor in as_stored and _is_odd(place):
                 _, others = stacks.get(key_of(place.tensor), ("", ()))
                 stacks[key_of(place.tensor)] = place.tensor, (*others, name)
-        stored = SafetensorsSource(path) if stacks else None
-        return cls(source, model.tie_embeddings, model, stored, stacks)
+        return cls(source, model.tie_embeddings, model, stored if stacks else None, stacks)
 
     def is_unread(self, name: str) -> bool:
         """Whether no engine has to load the tensor."""

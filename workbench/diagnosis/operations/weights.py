@@ -1,4 +1,5 @@
-"""A checkpoint's weights as numpy reads them: of safetensors read without torch, of GGUF dequantised."""
+"""A checkpoint's weights as numpy reads them: of safetensors read without torch, of GGUF and of MXFP4
+blocks dequantised."""
 
 from __future__ import annotations
 
@@ -32,7 +33,8 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
     with source:
         if gguf_file(path):
             return partial(_dequantised, path)
-        files = {name: source.info(name).file for name in source.names()}
+        infos = {name: source.info(name) for name in source.names()}
+    files = {name: info.file for name, info in infos.items()}
     headers = {file: read_header(file) for file in set(files.values())}
     stored = {name: file for file, header in headers.items() for name in header.entries}
     stored |= {name: file for name, file in files.items() if name in stored}  # others are parts of a stack
@@ -44,6 +46,8 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
     def read(name: str) -> NDArray[Any] | None:
         if name == "lm_head.weight" and name not in files and model.tie_embeddings:
             name = "model.embed_tokens.weight"
+        if name in infos and infos[name].encoding:
+            return _dequantised(path, name)
         place = stacked.get(name)
         if place is not None and shape_of(place.tensor) != place.shape:
             place = None
@@ -63,7 +67,7 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
 
 
 def _dequantised(path: Path, name: str) -> NDArray[Any] | None:
-    """A weight of a GGUF file, in the layout of Hugging Face."""
+    """A weight that is stored in blocks, in the layout of Hugging Face."""
     model, source = open_checkpoint(path)
     with source:
         if name == "lm_head.weight" and model.tie_embeddings:

@@ -10,16 +10,16 @@ import pytest
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.parallel import shards
 from lockstep.workbench.diagnosis.operations.weights import checkpoint_weights
-from tests.checkpoints import EVERY_VARIANT, tiny_variant
+from tests.checkpoints import EVERY_VARIANT, mxfp4_checkpoint, tiny_variant
 
 
-@pytest.mark.parametrize("name", EVERY_VARIANT)
+@pytest.mark.parametrize("name", [*EVERY_VARIANT, "mxfp4"])
 def test_every_parameter_is_read_as_the_engine_reads_it(name: str, tmp_path: Path) -> None:
-    path = tiny_variant(tmp_path, name)
+    path = mxfp4_checkpoint(tmp_path) if name == "mxfp4" else tiny_variant(tmp_path, name)
     model, source = open_checkpoint(path)
     read = checkpoint_weights(path)
     for parameter in shards.parameters(model):
         found = read(parameter)
         assert found is not None, parameter
-        np.testing.assert_array_equal(found, source.read(parameter).numpy())
+        np.testing.assert_array_equal(found, source.read(parameter).float().numpy())
     assert read("model.layers.0.no_such.weight") is None
