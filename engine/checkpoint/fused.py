@@ -121,7 +121,7 @@ class UnstackedSource:
     def _read_slab(self, place: Place, rows: Span, columns: Span) -> Piece:
         """Rows of one matrix of a stack that is in blocks or transposed."""
         if place.tensor in self._packed:
-            return PackedRows.read(self._source, place.tensor, place.matrix or 0, rows, columns)
+            return PackedRows.read(self._source.read_part, place.tensor, place.matrix or 0, rows, columns)
         return self._source.read_matrix(place.tensor, columns, rows, place.matrix).T
 
     def digest(self) -> str:

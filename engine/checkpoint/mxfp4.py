@@ -7,12 +7,11 @@ byte, the first in the low four bits, and `NAME_scales` [experts, rows, columns 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
-from lockstep.engine.checkpoint.safetensors import SafetensorsSource
 from lockstep.engine.checkpoint.source import TensorInfo
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel.shards import Span
@@ -22,6 +21,9 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+    #: Of every dimension of a tensor a span.
+    ReadPart = Callable[[str, Sequence[Span]], torch.Tensor]
 
 ENCODING = "MXFP4"
 BLOCKS, SCALES = "_blocks", "_scales"
@@ -80,12 +82,12 @@ class PackedRows:
     columns: Span
 
     @classmethod
-    def read(cls, source: SafetensorsSource, name: str, matrix: int, rows: Span, columns: Span) -> PackedRows:
+    def read(cls, read_part: ReadPart, name: str, matrix: int, rows: Span, columns: Span) -> PackedRows:
         """Of the expert `matrix`; only the groups that hold the columns are read."""
         first, stop = columns.start // GROUP, -(-columns.stop // GROUP)
         taken = (Span(matrix, matrix + 1), rows, Span(first, stop))
-        blocks = source.read_part(name, (*taken, Span(0, GROUP_BYTES)))
-        scales = source.read_part(name.removesuffix(BLOCKS) + SCALES, taken)
+        blocks = read_part(name, (*taken, Span(0, GROUP_BYTES)))
+        scales = read_part(name.removesuffix(BLOCKS) + SCALES, taken)
         own = Span(columns.start - first * GROUP, columns.stop - first * GROUP)
         return cls(blocks[0], scales[0], own)
 

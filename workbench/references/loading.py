@@ -9,8 +9,9 @@ from typing import Any, cast
 import torch
 import transformers
 from packaging.version import Version
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM, Mxfp4Config
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
 from transformers.utils import logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from lockstep.engine.config import FAMILIES
 from lockstep.engine.text import printable
