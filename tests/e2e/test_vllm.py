@@ -88,6 +88,25 @@ def test_vllm_is_right(tp: int, tmp_path: Path) -> None:
         assert tokens(alone.stdout) == text
 
 
+@pytest.mark.parametrize("bug", ["", "chunks_from_zero"])
+def test_vllm_along_axes(bug: str) -> None:
+    """The bug shows where a prompt comes in chunks, and nowhere else."""
+    command = ["invariant", "--axis", "batch,chunk,order", "--model", "demo", "--json", "--", *program(1)]
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.workbench.cli", *command],
+        env=environment(1, bug), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == (1 if bug else 0), done.stdout[-2000:] + done.stderr[-4000:]
+    found = {one["axis"]: one for one in json.loads(done.stdout.splitlines()[-1])["axes"]}
+    assert found["batch"]["verdict"] in ("equal", "rounding")
+    assert (found["batch"]["rows"], found["order"]["verdict"]) == (27, "not tried")
+    if bug:
+        assert found["chunk"]["bugs"][0]["tap"] == "layers.0.attn.q_rope"
+        assert found["chunk"]["bugs"][0]["first"] == [1, 4]
+    else:
+        assert found["chunk"]["verdict"] in ("equal", "rounding")
+
+
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("bug", ["", "biases_dropped"])
 def test_what_vllm_has_loaded(bug: str, tp: int) -> None:

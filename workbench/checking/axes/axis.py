@@ -48,8 +48,8 @@ class AxisBug:
     """An operation that is wrong in one of the two runs: at `positions` of `requests`, the first at `first`
     (request, position), where the row is off by `error` of its norm (None: not to be compared). `side` is the run in
     which it does not give what its inputs give, as the checkpoint tells; "unknown" where no checkpoint can tell, and
-    the row differs by more than rounding though its inputs do not. `blocks` are the variant's blocks of rows
-    that are cached, where they are known."""
+    the row differs by more than rounding though its inputs do not. `blocks` are the variant's blocks that
+    these rows read of a cache, where they are known."""
 
     tap: str
     first: Place

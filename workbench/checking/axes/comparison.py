@@ -13,11 +13,11 @@ from typing import Literal
 
 import numpy as np
 
-from lockstep.engine.graph.operation import OF_POSITIONS
-from lockstep.engine.taps.names import layer_of, local_name, operation_at
+from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.sessions.metrics import coarser
+from lockstep.sessions.text import clean
 from lockstep.workbench.checking.axes.axis import AxisBug, AxisName, AxisResult, AxisRounding, AxisVerdict
-from lockstep.workbench.checking.axes.row_judge import RowJudge
+from lockstep.workbench.checking.axes.row_judge import RowJudge, is_cache
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.row_comparison import Place, RowComparison, TapRows, compare_rows
 from lockstep.workbench.diagnosis.row_sides import RowSide, paired
@@ -59,7 +59,7 @@ class Variants:
         )
         bugs = tuple(self._bugs(far)) if bits.differing or self.judges else ()
         rounding = tuple(self._rounding(bits, {one.tap for one in bugs}))
-        why = _doubt(bits)
+        why = _doubt(bits) or _unexplained(bits, far)
         verdict: AxisVerdict = "bug" if bugs else "rounding" if bits.differing else "equal"
         if verdict != "bug" and why:
             verdict = "inconclusive"
@@ -137,18 +137,15 @@ class Variants:
                     yield x[finite], y[finite]
 
     def _blocks(self, tap: str, places: Sequence[Place]) -> tuple[int, ...]:
-        """Of what is cached: the variant's blocks in which these rows lie."""
-        operation = operation_at(tap)
-        cached = operation is not None and operation.form in OF_POSITIONS
-        size = (self.variant.session.meta.config.block_size or 0) if cached else 0
+        """Of a cache: the variant's blocks that these rows read."""
+        size = (self.variant.session.meta.config.block_size or 0) if is_cache(tap) else 0
         others = {seq: other for seq, other, _ in self.pairs}
         found: dict[int, None] = {}
         for seq, at in places if size else ():
             row = self.variant.sequences[others[seq]][at]
             told = self.variant.session.step(row.step, self.variant.branch).sequences
             table = next(one.block_table for one in told if one.seq == others[seq])
-            if at // size < len(table):
-                found[int(table[at // size])] = None
+            found.update(dict.fromkeys(map(int, table[: at // size + 1])))
         return tuple(found)
 
     def _rounding(self, bits: RowComparison, bugs: set[str]) -> Iterator[AxisRounding]:
@@ -171,6 +168,19 @@ class Variants:
                 first,
                 max(sizes) / unit if sizes else None,
             )
+
+
+def _unexplained(bits: RowComparison, far: RowComparison) -> str:
+    """What differs by more than rounding on equal bits, where no operation is wrong; "" where nothing does."""
+    equal_inputs = {one.tap: set(one.own_rows) for one in bits.taps}
+    for one in far.taps:
+        if places := sorted(equal_inputs[one.tap] & {*one.own_rows}):
+            seq, at = places[0]
+            return (
+                f"{clean(one.tap, limit=80)} differs by more than rounding at request {seq}, position {at}, though its "
+                "inputs have equal bits and it gives what they give: what it reads beside them was not compared"
+            )
+    return ""
 
 
 def _doubt(bits: RowComparison) -> str:

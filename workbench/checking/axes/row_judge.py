@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.taps.flow import is_known
+from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import Session
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
@@ -28,8 +30,8 @@ class RowJudge:
         return cls(RecordedTaps(Recording(session)), facts)
 
     def wrong(self, tap: str) -> frozenset[Place] | None:
-        """The rows (sequence, position as counted) at which the operation is wrong on some rank; None where it cannot
-        be judged on all of them."""
+        """The rows (sequence, position as counted) at which the operation is wrong on some rank, of a cache those that
+        read it; None where it cannot be judged on all of them."""
         if tap not in self._known:
             self._known[tap] = self._judged(tap) if self.taps.has(tap) and is_known(tap) else None
         return self._known[tap]
@@ -39,6 +41,18 @@ class RowJudge:
         for site in sites_of(tap, self.taps, self.facts):
             if isinstance(site, Unjudged):
                 return None
-            if site.deviation is not None:
-                found |= {(row.seq, row.position) for row in site.deviation.rows}
+            if site.deviation is None:
+                continue
+            if is_cache(tap):
+                wrong = site.wrong_passes
+                rows = [row for one in self.taps.passes if (one.step, one.seq) in wrong for row in one.rows]
+            else:
+                rows = list(site.deviation.rows)
+            found |= {(row.seq, row.position) for row in rows}
         return frozenset(found)
+
+
+def is_cache(tap: str) -> bool:
+    """Whether the tap holds a row for each position that is attended to."""
+    operation = operation_at(tap)
+    return operation is not None and operation.form in OF_POSITIONS

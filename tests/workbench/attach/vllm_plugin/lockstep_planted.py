@@ -95,7 +95,34 @@ def residual_twice() -> None:
     qwen2.Qwen2DecoderLayer.__init__ = built
 
 
+def chunks_from_zero() -> None:
+    """Each chunk of a prompt counts its positions from 0 on; what comes in one pass is right."""
+    from vllm.model_executor.models import qwen2
+
+    forward = qwen2.Qwen2Attention.forward
+
+    @functools.wraps(forward)
+    def counted(self: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
+        told = positions.tolist()
+        starts = [i for i, at in enumerate(told) if not i or at != told[i - 1] + 1]
+        positions = positions.clone()
+        for start, stop in zip(starts, [*starts[1:], len(told)], strict=True):
+            if stop > start + 1:
+                positions[start:stop] -= told[start]
+        result: Tensor = forward(self, positions, hidden_states)
+        return result
+
+    qwen2.Qwen2Attention.forward = counted
+
+
 BUGS: dict[str, Callable[[], None]] = {
     one.__name__: one
-    for one in (biases_dropped, rope_theta, all_reduce_missing, kv_heads_exchanged, residual_twice)
+    for one in (
+        biases_dropped,
+        rope_theta,
+        all_reduce_missing,
+        kv_heads_exchanged,
+        residual_twice,
+        chunks_from_zero,
+    )
 }

@@ -1,0 +1,85 @@
+"""Another engine's command along axes: which arguments are asked for, and what becomes of its runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from lockstep.sessions.keeping import keeping
+from lockstep.workbench.attach.launch import AttachError, TapRequest
+from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
+from lockstep.workbench.library import command_axes
+from lockstep.workbench.library.command_axes import CommandAxes
+from lockstep.workbench.library.listening import Listener
+from lockstep.workbench.models.opening import open_model
+from tests.workbench.diagnosis.synthetic import Case, Spoil, synthetic, tiny_case
+
+
+@pytest.fixture(scope="module")
+def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
+    found = tiny_case(tmp_path_factory.mktemp("case"))
+    with keeping(found.golden, found.floor):
+        yield found
+
+
+@dataclass
+class Runs:
+    """Stands in for the runs of a command: what each was asked for, and what is wrong in it."""
+
+    case: Case
+    folder: Path
+    spoilt: Callable[[Mapping[str, object]], dict[str, Spoil]] = lambda arguments: {}
+    asked: list[dict[str, object]] = field(default_factory=list)
+
+    def record(self, _: CommandAxes, arguments: Mapping[str, object], told: str) -> Path:
+        assert told
+        if arguments.get("tensor_parallel_size") == 4:
+            raise AttachError("no rank wrote a pass")
+        self.asked.append(dict(arguments))
+        path = self.folder / f"{len(self.asked)}.session"
+        synthetic(path, self.case.floor, spoil=self.spoilt(arguments)).close()
+        return path
+
+
+def along(
+    runs: Runs, monkeypatch: pytest.MonkeyPatch, *axes: AxisName, judged: bool = True
+) -> list[AxisResult]:
+    monkeypatch.setattr(
+        CommandAxes, "_record", lambda self, arguments, told: runs.record(self, arguments, told)
+    )
+    monkeypatch.setattr(command_axes, "_ENGINES", {"transformers": command_axes._VLLM})
+    opened = open_model(str(runs.case.model_dir)) if judged else None
+    subject, found = CommandAxes(["serve"], TapRequest(), runs.folder, opened, Listener()).run(axes)
+    assert subject.endswith("tp=1: 21 rows")
+    return found
+
+
+def in_chunks(arguments: Mapping[str, object]) -> dict[str, Spoil]:
+    """Values are doubled where prompts come in chunks."""
+    return {"layers.1.attn.v_proj": lambda x, at: 2 * x} if "enable_chunked_prefill" in arguments else {}
+
+
+@pytest.mark.parametrize("judged", [True, False])
+def test_a_bug_of_chunks_is_found_on_that_axis(
+    judged: bool, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(case, tmp_path, in_chunks)
+    batch, chunk = along(runs, monkeypatch, "batch", "chunk", judged=judged)
+    assert runs.asked[:2] == [{}, {"max_num_seqs": 1}]
+    assert runs.asked[2]["long_prefill_token_threshold"] == 4
+    assert batch.verdict == "equal"
+    assert (chunk.verdict, chunk.bugs[0].tap, chunk.bugs[0].first) == ("bug", "layers.1.attn.v_proj", (0, 0))
+
+
+def test_what_cannot_be_tried_says_why(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = Runs(case, tmp_path)
+    found = along(runs, monkeypatch, "order", "prefix", "tp", "ep")
+    told = {one.variant: (one.verdict, one.why) for one in found}
+    assert told["order"][1].startswith("which requests come when is the command's own")
+    assert told["with the prefix cache = without it"][1].startswith("no request found its beginning")
+    assert told["tp 4 = as started"] == ("not tried", "no rank wrote a pass")
+    assert told["ep"] == ("not tried", "there is one rank")
+    assert [one.get("tensor_parallel_size") for one in runs.asked] == [None, None, 2]
