@@ -161,7 +161,7 @@ def cut(
     """
     layout = parse(layout) if isinstance(layout, str) else layout
     if layout.kind == "partial":
-        raise LayoutError("a sum does not tell its summands: a partial tensor cannot be cut")
+        raise LayoutError("a sum does not determine its summands: a partial tensor cannot be cut")
     if layout.kind == "replicate":
         return dict.fromkeys(range(ranks), array)
     groups = shard_groups(layout, ranks)

@@ -173,10 +173,10 @@ class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 
     `mode` is how the engine ran ("eager", "compiled", "" not told). `rows` of the dump's passes are in the session,
     `dropped` counts the others by why. `ranks` wrote passes, the others of the session wrote none; `cut` are passes
-    of a rank that others did not finish. `inferred` are layouts that no dump told, by tap (`*` for the number of a
-    layer). `requests_inferred`: whose rows are whose was told by positions alone. `statistics_only`: the dump holds no
-    tensor. `lost` says what of the dump could not be used. `caches` are the groups of layers of which the session
-    tells where the rows of their cache lie (CACHE_ROWS, CACHE_READS).
+    of a rank that others did not finish. `inferred` are layouts that no dump has, by tap (`*` for the number of a
+    layer). `requests_inferred`: whose rows are whose follows from positions alone. `statistics_only`: the dump holds no
+    tensor. `lost` names what of the dump could not be used. `caches` are the groups of layers of which the session
+    records where the rows of their cache lie (CACHE_ROWS, CACHE_READS).
     """
 
     format: str = ""

@@ -103,4 +103,4 @@ class RemoteRank:
         """What can be said of how it ended."""
         self.relay.join(1.0)  # the board's connection breaks for the same reason, perhaps a moment later
         why = f" ({self._broken})" if self._broken else ""
-        return f"its connection from {self.where} broke{why}; torchrun's output there tells more"
+        return f"its connection from {self.where} broke{why}; torchrun's output there shows more"

@@ -28,10 +28,11 @@ then a second batch. The models are random, of three or four layers. vLLM is 0.3
 nano-vllm the fork that the [tests](attach.md) run. "Emulated" is the same mistake where the fix is in a kernel or in
 an engine that does not run here.
 
-What counts was fixed beforehand. **Mechanism**: the cause that was told is what the fix mends. **Effect**: the exact
-numbers that it has ("theta is 36600.9"). **Place**: the operation is right, of the cause too little or none is told.
-**Wrong**: what is told leads elsewhere. Half of the rows were set aside by lot (tests/real_bugs/held_out.txt) before
-any was run. Each was read beside its fix by hand (tests/real_bugs/readings.toml).
+What counts was fixed beforehand. **Mechanism**: the reported cause is what the fix mends. **Effect**: the exact
+numbers that it has ("theta is 36600.9"). **Place**: the operation is right, too little or nothing of the cause is
+reported. **Wrong**: what is reported leads elsewhere. Half of the rows were set aside by lot
+(tests/real_bugs/held_out.txt) before any was run. Each was read beside its fix by hand
+(tests/real_bugs/readings.toml).
 
 `make real-bugs` runs everything again, `make real-bugs ONLY=window_lost` one row.
 
@@ -97,7 +98,7 @@ def _figures(ran: Iterable[Bug], results: Results, told: dict[str, Reading]) -> 
 
 def _table(ran: Iterable[Bug], results: Results, told: dict[str, Reading], *, held: bool) -> str:
     lines = [
-        "| bug | of | ranks | shows | verdict | what was told first | named | without it | s |\n",
+        "| bug | of | ranks | shows | verdict | reported first | named | without it | s |\n",
         "| --- | --- | ---: | --- | --- | --- | --- | --- | ---: |\n",
     ]
     for one in ran:

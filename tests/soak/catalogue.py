@@ -6,7 +6,7 @@ from lockstep.workbench.references.llamacpp import library
 from tests.soak import attaching, folders, mixups, models, processes, recordings, screens
 from tests.soak.trial import Trial
 
-WHOLE = "every step that was told of is recorded, with the tokens of an undisturbed run"
+WHOLE = "every reported step is recorded, with the tokens of an undisturbed run"
 HARMLESS = "a result or one of our errors, and nothing that a terminal obeys"
 
 
@@ -21,7 +21,7 @@ def prepare() -> None:
 _LLAMACPP = (
     Trial(
         "recorder-llama", "the same with llama.cpp's recorder, where the extra is installed",
-        "it is told; nothing half-made is in the cache", processes.kill_llamacpp, 30,
+        "it is reported; nothing half-made is in the cache", processes.kill_llamacpp, 30,
     ),
 )  # fmt: skip
 
@@ -40,13 +40,13 @@ TRIALS = (
     ),
     Trial(
         "recorder", "SIGKILL to the recorder of a golden reference, or to whoever asked for it",
-        "it is told; nothing half-made is in the cache", processes.kill_recorder, 30,
+        "it is reported; nothing half-made is in the cache", processes.kill_recorder, 30,
     ),
     *(_LLAMACPP if library.is_installed() else ()),
     Trial(
         "golden", "SIGKILL to the recorder, the host or the screens in a real terminal, while the screens wait for a "
         "golden reference (before its passes or among them) or, 1 of 4, for an export",
-        "the screens say so and go on, or end and leave nothing; nothing half-made is in the cache or beside the "
+        "the screens report it and go on, or end and leave nothing; nothing half-made is in the cache or beside the "
         f"export; {WHOLE}", screens.kill_at_golden, 30, seconds=300,
     ),
     Trial(
@@ -69,11 +69,11 @@ TRIALS = (
     ),
     Trial(
         "truncated", "a session's file cut short, or (1 of 4) its log",
-        "told; a shorter log shows an earlier moment, bit for bit", recordings.truncate, 200,
+        "reported; a shorter log shows an earlier moment, bit for bit", recordings.truncate, 200,
     ),
     Trial(
         "flipped", "one bit turned over in a session's file, or (3 of 10) in its log",
-        "what is shown is equal, or refused with its place; `verify` tells", recordings.flip_bit, 500,
+        "what is shown is equal, or refused with its place; `verify` reports it", recordings.flip_bit, 500,
     ),
     Trial(
         "two-writers", "a second process records to the file of a first; (1 of 2) the first is killed then",
@@ -99,7 +99,7 @@ TRIALS = (
     ),
     Trial(
         "full-disk", "a disk that is full, at ten points",
-        "it is told; all committed steps are there; recording goes on once there is room", recordings.fill_disk, 10,
+        "it is reported; all committed steps are there; recording goes on once there is room", recordings.fill_disk, 10,
     ),
     Trial(
         "full-dump", "a disk that is full while `attach` records an engine and makes its session, at ten points",
@@ -127,7 +127,7 @@ TRIALS = (
     ),
     Trial(
         "flood", "an attached engine that taps without end: names, passes, tensors, threads",
-        "it is told and the engine goes on; disk within its limit; what was recorded before is kept",
+        "it is reported and the engine goes on; disk within its limit; what was recorded before is kept",
         attaching.attach_flood, len(attaching.FLOODS), quick=1,
     ),
     Trial(
@@ -151,7 +151,7 @@ TRIALS = (
     ),
     Trial(
         "live", "4,000 steps of two ranks, read while they are recorded",
-        f"a step is there once it is told of; {WHOLE}", processes.live_steps, 1, seconds=400,
+        f"a step is there once it is reported; {WHOLE}", processes.live_steps, 1, seconds=400,
     ),
     Trial(
         "machines", "two groups of torchrun in network namespaces join a host: undisturbed, cut off in mid-step (3 "

@@ -25,7 +25,7 @@ _HEAD = """# Reliability: what was tried, and what was lost
 
 `make soak` makes this table, in about an hour on two cores; `make test` has about a tenth of it. A try has
 *survived* where nothing that was committed is lost or wrong, nothing hangs, no process and no temporary file is left
-behind, and what is said names the cause. Anything else is *lost*. Tries are numbered from 0 and chance comes from the
+behind, and the message names the cause. Anything else is *lost*. Tries are numbered from 0 and chance comes from the
 number alone: `make soak ONLY=rank SEED=7` runs one again, `make soak ONLY=rank` renews a row. After 90 minutes no try
 is begun any more: "17 of 30" are 17 that were made of 30 that were planned.
 

@@ -39,7 +39,7 @@ def first_look(found: CheckResult, layers: int) -> CloserLook:
     if found.moved is not None:
         return _around(found.moved.in_words(), found.moved.tap, layers)
     if event.verdict == "diverged":
-        return CloserLook("the logits are wrong, and no statistics tell from where on", ("*",))
+        return CloserLook("the logits are wrong, and no statistics show from where on", ("*",))
     return CloserLook("the logits are right, and no row's statistics leave the reference")
 
 

@@ -49,7 +49,7 @@ def attach_to(
         bool,
         typer.Option(
             "--compare-text",
-            help="Run CMD without the tap first, as it starts, and say whether its tokens are the recorded ones.",
+            help="Run CMD without the tap first, as it starts, and report whether its tokens are the recorded ones.",
         ),
     ] = False,
     only: Only = None,

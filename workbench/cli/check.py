@@ -87,7 +87,7 @@ def check(
             "--replay-routing",
             metavar="ids|weights",
             help="Of experts: run once more with the reference's experts (ids), or these and their weights, forced "
-            "onto the engine, and say how much of the difference goes.",
+            "onto the engine, and report how much of the difference goes.",
             show_default=False,
         ),
     ] = None,

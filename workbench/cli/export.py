@@ -55,7 +55,7 @@ def export(
         Path | None, typer.Option("--csv", metavar="FILE", help="Statistics by step, tap and rank.")
     ] = None,
     json_file: Annotated[
-        Path | None, typer.Option("--json", metavar="FILE", help="What the page tells, as JSON.")
+        Path | None, typer.Option("--json", metavar="FILE", help="What the page shows, as JSON.")
     ] = None,
     junit_file: Annotated[
         Path | None, typer.Option("--junit", metavar="FILE", help="The verdicts, a test a tap.")
@@ -131,7 +131,7 @@ def _check_targets(targets: dict[str, Path | None], session: Path) -> None:
     chosen = {option: path for option, path in targets.items() if path is not None}
     if not chosen:
         raise UsageError(
-            f"say what to write: {', '.join(f'{option} FILE' for option in targets)}, --to NAME=FILE"
+            f"name what to write: {', '.join(f'{option} FILE' for option in targets)}, --to NAME=FILE"
         )
     if len(set(chosen.values())) < len(chosen):
         raise UsageError(f"{' and '.join(chosen)} name the same file: give each its own")

@@ -21,7 +21,9 @@ _LEVELS = {"step": "acts from the next step", "build": "empties the cache", "loa
 def faults(
     model: Annotated[
         str | None,
-        typer.Option("--model", metavar="MODEL", help="Say which can act on this model.", show_default=False),
+        typer.Option(
+            "--model", metavar="MODEL", help="Show which can act on this model.", show_default=False
+        ),
     ] = None,
     tp: Annotated[int, typer.Option("--tp", metavar="N", min=1, help="… at this tensor parallelism.")] = 1,
     as_json: Annotated[bool, typer.Option("--json", help="One JSON array on stdout.")] = False,

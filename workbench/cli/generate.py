@@ -71,7 +71,7 @@ def generate(
         typer.Option(
             "--compare",
             metavar="transformers|llama.cpp",
-            help="Then say where its text would part from this one.",
+            help="Then report where its text would part from this one.",
             show_default=False,
         ),
     ] = "",
@@ -85,7 +85,7 @@ def generate(
     Tokens go to stdout as they come, speed to stderr. Exit code 1: the text parts from that of --compare.
     """
     if capture and not save:
-        raise UsageError("--capture says what --save records: give --save FILE.session")
+        raise UsageError("--capture selects what --save records: give --save FILE.session")
     reference = reference_of(compare, "--compare") if compare else None
     opened = open_to_run(model)
     if reference is not None:

@@ -65,7 +65,7 @@ app = typer.Typer(cls=_Commands, rich_markup_mode="rich")
 @app.callback(invoke_without_command=True, context_settings={"help_option_names": ["-h", "--help"]})
 def root(
     context: typer.Context,
-    version: Annotated[bool, typer.Option("--version", help="Say which version this is.")] = False,
+    version: Annotated[bool, typer.Option("--version", help="Print the version.")] = False,
     debug: Annotated[
         bool, typer.Option("--debug", help="Show tracebacks (anywhere on the command line).")
     ] = False,

@@ -150,7 +150,7 @@ def explanation(event: GoldenEvent) -> Iterator[tuple[str, str]]:
             if label in told:
                 yield label, clean(told[label])
     if (more := len(event.causes) - MOST_CAUSES) > 0:
-        yield "", f"and {more} more: `lockstep diagnose` tells all of them"
+        yield "", f"and {more} more: `lockstep diagnose` shows all of them"
     if not event.causes:
         yield "cause", NO_CAUSE
     if event.ledger:

@@ -178,6 +178,6 @@ def named_rows(heads: Sequence[PassHead], eos: Sequence[int]) -> list[tuple[str,
 def _unsettled(number: int, position: int, count: int) -> ForeignDumpError:
     return ForeignDumpError(
         f"pass {number}: a row at position {position} may go on with any of {count} requests, and neither their logits "
-        "nor the order tells which. Have the engine's dump name the request of each row (`tape.step(ids, positions, "
+        "nor the order shows which. Have the engine's dump name the request of each row (`tape.step(ids, positions, "
         "requests)`), or record one request at a time"
     )

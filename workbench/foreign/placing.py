@@ -84,9 +84,9 @@ class PlacedTensors:
         count = len(array) if array.ndim and array.size else 0
         rows = (part.rows or placed_rows(one.positions, names, count)) if count else None
         if rows is None or len(rows) != count or not all(0 <= row < len(names) for row in rows):
-            return self._lose(tap, f"which rows of a pass its {count} are is not told")
+            return self._lose(tap, f"which rows of a pass its {count} are is not recorded")
         if local_name(tap) in ATTENTION and len({name for name in names if name}) > 1:
-            return self._lose(tap, "of a pass of several requests, whose keys are whose is not told")
+            return self._lose(tap, "of a pass of several requests, whose keys are whose is not recorded")
         array = shaped(tap, self._without_padding(tap, array), self.model)
         for (seq, step), (source, target) in self._groups(tap, rows, places).items():
             self._fill((tap, rank, seq), step, array[source], target, part.dtype)

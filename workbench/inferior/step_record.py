@@ -94,7 +94,7 @@ def _arrays(
 def _sequence(index: int, reports: Sequence[StepReport]) -> SequenceStep:
     told = reports[0].sequences[index]
     choice = told.choice
-    assert choice is not None, "rank 0 tells what it chose from"
+    assert choice is not None, "rank 0 reports what it chose from"
     return SequenceStep(
         seq=told.seq,
         ids=told.ids,

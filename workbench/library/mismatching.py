@@ -60,7 +60,7 @@ class Mismatch:
         """The verdict in one line."""
         if self.answer is not None:
             return f"differs at {self.answer.name}: {self.answer.text}"
-        return "equal" if self else "no level differs, as far as the recordings tell"
+        return "equal" if self else "no level differs, as far as the recordings show"
 
     def to_json(self) -> JsonObject:
         """Plain values: what `--json` prints."""

@@ -108,7 +108,7 @@ class AgentTools:
         attn LAYER HEAD, lens, check (verdicts a layer), info ranks|kv|blocks|weights|toggles|breakpoints|taps [GLOB],
         help [COMMAND]. TAP is a name such as layers.0.attn.q_proj: `info taps` lists them."""
         debugger = self._runs.find(run)
-        _allowed(what, ("looking",), also=("check", "help"))
+        _allowed(what, ("inspection",), also=("check", "help"))
         result = debugger.execute(what)
         return _answered(debugger, result.to_text(), result)
 

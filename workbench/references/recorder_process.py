@@ -193,4 +193,4 @@ class RecorderListener(threading.Thread):
             return ReferenceFailure(f"the golden recorder was {before.killed()}", _KILLED)
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
         said = printable(" | ".join(self.rest), 400) or "nothing"
-        return ReferenceFailure(f"the golden recorder {how}; it last said: {said}")
+        return ReferenceFailure(f"the golden recorder {how}; its last output: {said}")

@@ -42,7 +42,7 @@ class ComparedCandidate:
 @dataclass(frozen=True, slots=True)
 class ComparedLogits:
     """Both choices. `divergence` is the Kullback–Leibler divergence D(ours‖theirs) in nats as far as the recorded
-    candidates tell: the true one is no less. NaN where a side's figures are NaN; None where a side does not tell, or
+    candidates show: the true one is no less. NaN where a side's figures are NaN; None where a side does not tell, or
     other tokens went in. `overlap`: how many tokens are candidates on both sides."""
 
     step: int

@@ -84,7 +84,7 @@ class ComparedStep:
         beyond = self.count("beyond")
         if self.first is None:
             bits = self.count("bits")
-            rest = f"; {bits} differ in bits, and no statistic tells how" if bits else ""
+            rest = f"; {bits} differ in bits, and no statistic shows how" if bits else ""
             return f"none of {compared} operations differs beyond rounding{rest}"
         name = next(row.name for row in self.rows if row.tap == self.first)
         return f"{beyond} of {compared} operations differ beyond rounding, the first: {name}"
@@ -167,7 +167,7 @@ def _difference(one: TapDiff, moved: MovedStatistic | None, rounding: float) -> 
             return "beyond", clean(one.note, limit=200)
         if moved is not None and moved.share > rounding:
             return "beyond", ""
-        return "bits", "same statistics, other bits: only the tensors tell how"
+        return "bits", "same statistics, other bits: only the tensors show how"
     rank = f"rank {one.rank} alone" if one.rank is not None else ""
     shapes = "" if one.metrics.shapes is None else "shapes {} and {}".format(*one.metrics.shapes)
     note = clean("; ".join(filter(None, (rank, shapes, one.note))), limit=200)

@@ -83,9 +83,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         if self.inferred:
             told = [f"{tap} {layout}" for tap, layout in self.inferred.items()]
             more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-            lines.append(f"layouts inferred, not told: {', '.join(told[:_SHOWN])}{more}")
+            lines.append(f"layouts inferred, not recorded: {', '.join(told[:_SHOWN])}{more}")
         if self.requests_inferred:
-            lines.append("which rows are whose was told by positions: the dump names no requests")
+            lines.append("which rows are whose was determined by positions: the dump names no requests")
         return lines
 
 

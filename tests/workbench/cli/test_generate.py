@@ -83,7 +83,7 @@ def test_what_cannot_be_done_is_said_before_a_rank_starts(
         "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12\n"
     )
     for words, code, said in [
-        ([str(model), "--ids", "1", "--capture", "full"], 2, "--capture says what --save records"),
+        ([str(model), "--ids", "1", "--capture", "full"], 2, "--capture selects what --save records"),
         ([str(model), "--ids", "1", "--chat"], 2, "--ids are tokens already"),
         (
             [str(model), "--ids", "1", "--save", "/proc/a.session"],

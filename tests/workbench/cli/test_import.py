@@ -42,7 +42,7 @@ def test_a_dump_becomes_a_session_with_what_it_rests_on(tmp_path: Path, capsys: 
     target = tmp_path / "run.session"
     out, err = imported(capsys, "lockstep", dump(tmp_path / "dump", ranks=2), "-o", target)
     assert out == "6 rows · 1 of 21 taps × 1 layer · 2/2 ranks · recorded eager\n"
-    assert "layouts inferred, not told: router.weights replicate" in err
+    assert "layouts inferred, not recorded: router.weights replicate" in err
     with Session.open(target) as session:
         assert [list(step.sequences[0].ids) for step in map(session.step, session.steps())] == IDS
         assert session.tap("layers.0.attn.q_proj").layout == "shard(1)"

@@ -89,7 +89,7 @@ def test_a_replay_says_how_it_is_judged_and_what_was_not_compared(
     assert "nothing to put beside this branch: `lockstep check run.session --model MODEL` records a" in told
     events = {
         "match": "nothing to explain: every operation that was judged is right on its own inputs",
-        "inconclusive": "inconclusive: nothing that is wrong was found, and that all is right cannot be told",
+        "inconclusive": "inconclusive: nothing that is wrong was found, and that all is right cannot be shown",
     }
     for verdict, said in events.items():
         event = msgspec.convert({"verdict": verdict, "reference": ""}, GoldenEvent)

@@ -100,7 +100,7 @@ async def test_layers_and_operations_are_stepped_on_both_sides(bench: Bench) -> 
         assert _row(pilot, "no operation before this one in step 0")
         assert screen.where.step == 0
         await press(pilot, "b")
-        assert _row(pilot, "b does nothing here: ? tells the keys")
+        assert _row(pilot, "b does nothing here: ? shows the keys")
 
 
 async def test_logits_side_by_side(bench: Bench) -> None:

@@ -68,7 +68,7 @@ class Diagnosis(Result):
         notes = [f"note: {note}" for note in self.notes]
         right = {
             "match": f"nothing to explain: {_MATCHES if self.reference else _RIGHT}",
-            "inconclusive": "inconclusive: nothing that is wrong was found, and that all is right cannot be told",
+            "inconclusive": "inconclusive: nothing that is wrong was found, and that all is right cannot be shown",
         }
         if self.verdict in right:
             return "\n".join([right[self.verdict], *notes])

@@ -22,7 +22,7 @@ from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.sequences import of_all
 
 
-@command("where", "bt", "backtrace", group="looking", help="where the debugger stands")
+@command("where", "bt", "backtrace", group="inspection", help="where the debugger stands")
 def where(debugger: Debugger) -> Result:
     """Position, tokens, faults."""
     at, timeline = debugger.position, debugger.timeline
@@ -61,7 +61,7 @@ def where(debugger: Debugger) -> Result:
     "frame", "fr", arguments=(
         Argument("what", "text", form="TAP [rank R]", help="default: the present tap, every rank"),
     ),
-    group="looking", help="an operation's statistics on every rank",
+    group="inspection", help="an operation's statistics on every rank",
 )  # fmt: skip
 def frame(debugger: Debugger, what: str | None) -> Result:
     """Statistics of one tap, a row a rank."""
@@ -77,7 +77,7 @@ def frame(debugger: Debugger, what: str | None) -> Result:
 
 
 @command(
-    "topk", arguments=(Argument("what", "text", form="COUNT] [seq S", help="default: 5"),), group="looking",
+    "topk", arguments=(Argument("what", "text", form="COUNT] [seq S", help="default: 5"),), group="inspection",
     help="the likeliest next tokens of this step",
 )  # fmt: skip
 def topk(debugger: Debugger, what: str | None) -> Result:
@@ -105,7 +105,7 @@ def _count(text: str, default: int) -> int:
         Argument("layer", "int", required=True), Argument("head", "int", required=True),
         Argument("what", "text", form="COUNT] [seq S", help="how many positions; default: 8"),
     ),
-    group="looking", help="what a head attends to: row sum, entropy, the strongest positions",
+    group="inspection", help="what a head attends to: row sum, entropy, the strongest positions",
 )  # fmt: skip
 def attn(debugger: Debugger, layer: int, head: int, what: str | None) -> Result:
     """The last token's row of attention probabilities of one (global) head."""
@@ -145,8 +145,9 @@ def _position_tokens(debugger: Debugger, seq: int, count: int) -> list[str]:
 
 
 @command(
-    "display", arguments=(Argument("line", "text", help="a looking command, e.g. `print logits[0, :4]`; none: list"),),
-    group="looking", help="carry out a looking command after every stop",
+    "display",
+    arguments=(Argument("line", "text", help="an inspection command, e.g. `print logits[0, :4]`; none: list"),),
+    group="inspection", help="carry out an inspection command after every stop",
 )  # fmt: skip
 def display(debugger: Debugger, line: str | None) -> Result:
     """Add a display."""
@@ -155,15 +156,15 @@ def display(debugger: Debugger, line: str | None) -> Result:
         rows = [[number, text] for number, text in enumerate(shown, 1)]
         return TableResult("", ["number", "display"], rows, empty="nothing is displayed")
     spec, _ = parse_line(line)
-    if spec.group != "looking" or spec.name == "display":
-        raise CommandError(f"display repeats a looking command; {spec.name} is none")
+    if spec.group != "inspection" or spec.name == "display":
+        raise CommandError(f"display repeats an inspection command; {spec.name} is none")
     result = debugger.execute(line)  # what cannot be shown is not displayed
     shown.append(line)
     return result
 
 
 @command(
-    "undisplay", arguments=(Argument("number", "int", help="none: all"),), group="looking",
+    "undisplay", arguments=(Argument("number", "int", help="none: all"),), group="inspection",
     help="stop displaying",
 )  # fmt: skip
 def undisplay(debugger: Debugger, number: int | None) -> Result:

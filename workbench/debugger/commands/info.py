@@ -190,7 +190,7 @@ _LISTS: dict[str, Callable[[Debugger, str], TableResult]] = {"weights": weights,
         Argument("subject", "word", required=True, choices=(*_SUBJECTS, *_LISTS)),
         Argument("glob", "word", help="of weights and taps: which of them"),
     ),
-    group="looking", key=Key("B", "list the breakpoints", line="info breakpoints"),
+    group="inspection", key=Key("B", "list the breakpoints", line="info breakpoints"),
     help="ranks, kv, blocks, toggles, breakpoints, checkpoints, weights, taps",
     details="`info weights *.layers.0.self_attn.*.bias`",
 )  # fmt: skip

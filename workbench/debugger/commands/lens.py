@@ -29,7 +29,7 @@ TOP = 10
 
 
 @command(
-    "lens", arguments=(Argument("count", "int", default=1, help="how many candidates of a layer"),), group="looking",
+    "lens", arguments=(Argument("count", "int", default=1, help="how many candidates of a layer"),), group="inspection",
     help="the logit lens: what each layer would choose if the final norm and the head came next",
     details="Takes the residual of the sequence's last position after each layer of this step. It is kept in the"
     " session; a replay shows what was kept. Once `golden` has run, the reference's own rows stand beside.",

@@ -29,7 +29,7 @@ _PER_RANK = ("print", "x", "frame")
     "print", "p", arguments=(
         Argument("what", "text", required=True, form=_REFERENCE, help="a tensor, a part of it, or an expression"),
     ),
-    group="looking", help="a tensor or a part of it, or the value of an expression",
+    group="inspection", help="a tensor or a part of it, or the value of an expression",
     details="`print layers.0.attn.q_proj[0, :8]` shows the tensor as one rank alone would have had it; `… rank 1`"
     " what that rank holds; `… seq 1` another prompt's; `… step 3 branch main` what passed elsewhere;"
     " `print nan(layers.0.attn.scores) + 1` a value. A live run computes again what was not captured; a replay says"
@@ -64,7 +64,7 @@ def tensor_value(
 
 @command(
     "x", arguments=(Argument("what", "text", required=True, form=_REFERENCE, help="a tensor or a part of it"),),
-    group="looking", help="the first elements of a tensor, with their bits",
+    group="inspection", help="the first elements of a tensor, with their bits",
 )  # fmt: skip
 def examine(debugger: Debugger, what: str) -> Result:
     """Numbers and bits, a row an element."""
@@ -96,7 +96,7 @@ def examine(debugger: Debugger, what: str) -> Result:
     "rank", arguments=(
         Argument("rest", "text", required=True, form="apply all COMMAND", help="or `apply 0,1 COMMAND`"),
     ),
-    group="looking", help="carry out print, x or frame for every rank",
+    group="inspection", help="carry out print, x or frame for every rank",
 )  # fmt: skip
 def rank_apply(debugger: Debugger, rest: str) -> Result:
     """One answer a rank."""

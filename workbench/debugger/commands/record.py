@@ -14,7 +14,7 @@ from lockstep.workbench.settings import session_limits
 
 @command(
     "record", arguments=(Argument("file", "file"),), group="session", engine=True,
-    help="record on in another file, with all that was recorded so far; without FILE: say where it is recorded",
+    help="record on in another file, with all that was recorded so far; without FILE: show where it is recorded",
     details="For a disk that is full, or a file that was deleted or replaced: the new file has every step that the old"
     " one had, also where that is gone, and the steps that could not be recorded meanwhile (without tensors; the"
     " statistics of the last 256).",

@@ -16,7 +16,7 @@ from lockstep.workbench.views.sequences import Sequences
 
 @command(
     "sequence", "seq", arguments=(Argument("number", "int", help="none: list them"),),
-    group="looking", changes=True,
+    group="inspection", changes=True,
     help="choose one sequence of a batch of prompts: every command and pane means it",
     details="A batch has a sequence for each `--prompt`, numbered from 0. `print`, `x`, `topk`, `attn` and `lens` also"
     " take `seq N` at their end, for another one just once. Statistics are of the whole batch. A breakpoint's `token`,"

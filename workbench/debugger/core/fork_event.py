@@ -40,7 +40,7 @@ class ForkEvent(Struct, frozen=True):
         try:
             return msgspec.convert(data if isinstance(data, dict) else {}, cls, str_keys=True)
         except (msgspec.ValidationError, RecursionError) as error:
-            raise broken(where, f"a fork is not told like this: {error}") from error
+            raise broken(where, f"a fork is not described like this: {error}") from error
 
     def to_json(self) -> object:
         """For the journal."""

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 #: What an argument is: decides how it is read, and what completion offers. "text" takes the rest of the line.
 Kind = Literal["int", "word", "tap", "location", "fault", "branch", "breakpoint", "file", "text", "flag"]
-Group = Literal["running", "reversing", "breaking", "looking", "changing", "checking", "session"]
+Group = Literal["running", "reversing", "breaking", "inspection", "changing", "checking", "session"]
 #: In the order of the manual.
 GROUPS: tuple[Group, ...] = get_args(Group)
 

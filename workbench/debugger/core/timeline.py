@@ -168,7 +168,7 @@ class Timeline:
         """The ids that a sequence began with."""
         known = self.session.meta.sequences.get(seq) if self.session is not None else None
         if known is None or not known.prompt_ids:
-            raise DebuggerError("the session does not say what its prompt was")
+            raise DebuggerError("the session does not record what its prompt was")
         return list(known.prompt_ids)
 
     def backwards(self, at: Position) -> Iterator[tuple[int, int]]:

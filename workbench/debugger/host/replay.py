@@ -87,7 +87,9 @@ def engine_config(session: Session) -> EngineConfig:
     """How a session's engine was run. ConfigError for a session that does not say, or says nonsense."""
     told = session.meta.config
     if told.tp is None:
-        raise ConfigError(f"{session.path.name} does not say how its engine was run: it cannot be run again")
+        raise ConfigError(
+            f"{session.path.name} does not record how its engine was run: it cannot be run again"
+        )
     known = msgspec.to_builtins(told)  # without what is not known: the engine's own default
     fields = {name: known[name] for name in EngineConfig.__dataclass_fields__ if name in known}
     return EngineConfig(**fields)
@@ -97,7 +99,7 @@ def recorded_sequences(session: Session) -> list[tuple[list[int], Sampling]]:
     """Prompt ids and first sampling of each sequence."""
     told = [one for seq, one in sorted(session.meta.sequences.items())]
     if not told or not all(one.prompt_ids for one in told):
-        raise SessionError(f"{session.path.name} does not say what was run: its sequences are unreadable.")
+        raise SessionError(f"{session.path.name} does not record what was run: its sequences are unreadable.")
     return [
         (
             list(one.prompt_ids),

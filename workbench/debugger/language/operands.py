@@ -184,7 +184,7 @@ def _tokens(debugger: Debugger) -> list[int]:
 def _text(debugger: Debugger) -> str:
     text = debugger.texts.joined(_tokens(debugger))
     if text is None:
-        raise NotCaptured("there is no tokenizer to tell the text by: use `tokens`")
+        raise NotCaptured("there is no tokenizer to decode the text with: use `tokens`")
     return text
 
 

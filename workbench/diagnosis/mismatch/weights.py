@@ -44,7 +44,7 @@ def compare_weights(
         return Level("weights", "equal", text)
     if rows.taps and not rows.differing and not rows.by_statistics_alone:
         return Level("weights", "equal", "every operation gives equal bits")
-    text = "the recordings do not say which weights they hold: --model CHECKPOINT judges each side by it"
+    text = "the recordings do not record which weights they hold: --model CHECKPOINT judges each side by it"
     return Level("weights", "unknown", text)
 
 

@@ -59,7 +59,7 @@ follow, is a fault), and its block table in order.
 
 Below two maps, a row a layer and rank: the rows held after each step, and the norms of the cached keys (or values) by
 position, as far as they were captured. Slots that hold nothing, that a later step overwrote, or that hold another
-slot's or head's row are told and marked with a dot. Against golden the map is the error of each row: stale and
+slot's or head's row are listed and marked with a dot. Against golden the map is the error of each row: stale and
 shifted slots light up.
 
 Of layers with linear attention, which keep a state in place of rows: its norm over the steps, and how much the present

@@ -50,7 +50,7 @@ The tensor of the present operation (enter in Operations), or of a parameter (en
 
 Values with a sign are blue below zero and orange above; NaN is ×, Inf ∞. A single token's heads lie under each
 other, channels across; what has neither heads nor tokens is folded to fill the pane. With several tokens all of it
-is shown: a row a token; m goes on to one token or one head at a time. Every row and column says what it is; beside
+is shown: a row a token; m goes on to one token or one head at a time. Every row and column is labelled; beside
 the map stand the value under the cursor with its bits, and golden's; statistics of what is shown, and the largest
 values with their places (u goes from one to the next).
 

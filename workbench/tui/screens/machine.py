@@ -35,7 +35,7 @@ def machine_lines(out: bytes) -> list[TextLine]:
     try:
         findings = json.loads(out)
     except ValueError:
-        return [[("machine  ", "quiet"), ("could not be examined: lockstep doctor says more", "wrong")]]
+        return [[("machine  ", "quiet"), ("could not be examined: lockstep doctor shows more", "wrong")]]
     bad = [f for f in findings if isinstance(f, dict) and f.get("level") == "bad"]
     if not bad:
         return [[("machine  ", "quiet"), ("everything that is needed is here", "quiet")]]

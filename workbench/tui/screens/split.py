@@ -188,7 +188,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         """A key that nothing took."""
         if event.is_printable:
             self._say(
-                f"{shown(event.key)} does nothing here: ? tells the keys, esc goes back to the workbench"
+                f"{shown(event.key)} does nothing here: ? shows the keys, esc goes back to the workbench"
             )
 
     def action_parting(self) -> None:

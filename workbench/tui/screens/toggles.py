@@ -64,7 +64,7 @@ def _why_not(fault: Fault, model: ModelConfig, tp: int) -> str:
     try:
         return fault.needs(model, tp) or ""
     except AttributeError:
-        return "the session does not say enough about its model"
+        return "the session does not record enough about its model"
 
 
 class TogglesScreen(Dialog[Toggled | None]):

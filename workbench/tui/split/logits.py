@@ -25,7 +25,7 @@ class SplitLogits(SplitPart):
 The candidates for the next token of both sides: ours by rank, then those that only the other side has.
 
 The move is from our rank to theirs. D is the Kullback–Leibler divergence of our choice from theirs in nats, as far
-as the recorded candidates tell: the true one is no less. ▸ is the token that the side chose.
+as the recorded candidates show: the true one is no less. ▸ is the token that the side chose.
 """
 
     def __init__(self, *arguments: Any) -> None:

@@ -130,7 +130,7 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
         record(double, tmp_path / "a.session")
     file.write_bytes(file.read_bytes()[:-1])
     short = GoldenRequest(str(file), PROMPTS, 1, "float32", reference="llama.cpp", dequantised=False)
-    with pytest.raises(ReferenceFailure, match=r"llama\.cpp cannot load it; it last said: "):
+    with pytest.raises(ReferenceFailure, match=r"llama\.cpp cannot load it; its last output: "):
         record(short, tmp_path / "a.session")
 
 
