@@ -155,10 +155,16 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
     return check(inferior, reference, folder / "run.session", rules=rules)
 
 
-@pytest.mark.parametrize("dtype", ["float32", pytest.param("bfloat16", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
-    ("tp", "ep"),
-    [(1, 1), *(pytest.param(*ranks, marks=pytest.mark.slow) for ranks in ((2, 1), (4, 1), (2, 2), (4, 2)))],
+    ("tp", "ep", "dtype"),
+    [
+        (1, 1, "float32"),
+        *(
+            pytest.param(*ranks, "float32", marks=pytest.mark.slow)
+            for ranks in ((2, 1), (4, 1), (2, 2), (4, 2))
+        ),
+        *(pytest.param(*ranks, "bfloat16", marks=pytest.mark.slow) for ranks in ((2, 1), (4, 2))),
+    ],
 )
 @pytest.mark.parametrize("name", [*FAMILIES, *WITH_EXPERTS])
 def test_a_faultless_engine_matches_and_every_operation_is_judged_right(
@@ -211,7 +217,12 @@ def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_p
             rule, _, value = fault.partition("=")
             result = checked(tmp_path, model, inferior, **{rule: value})
             first = result.judgement.first_divergence
-            assert first is not None
+            if (
+                ep == 2 and fault == "expert_bias=on_every_rank"
+            ):  # each expert is whole on its rank: nothing is summed
+                assert first is None
+                continue
+            assert first is not None, fault
             assert fnmatchcase(first.tap, tap), fault
             assert re.search(words, result.causes[0].text), fault
 

@@ -108,7 +108,7 @@ def test_figures_by_what_is_asked_for(session: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ([], "say what to write"),
+        ([], "name what to write"),
         (["--csv", "-", "--tap", "nope*"], "no tap matches"),
         (["--csv", "-", "--step", "99"], "has 5 steps"),
         (["--json", "-", "--step", "99"], "steps 0 to 4, not 99"),

@@ -23,7 +23,8 @@ from lockstep.workbench.diagnosis.operations.site import Site
 ROUTED = ("choice", "choice_weights", "combine", "experts")
 #: Leaves that are numbers, and other values that engines have.
 _NUMBERS: Mapping[str, tuple[float, ...]] = {
-    "groups": (1.0,), "top_groups": (1.0,), "top_k": (1.0,), "routed_factor": (1.0,), "ids": (),
+    "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
+    "ids": (),
 }  # fmt: skip
 #: Hypotheses that are told of a site.
 _TOLD = 12

@@ -90,7 +90,8 @@ def experts(o: Operands) -> Result:
         raise Lacking(f"its input of shape {list(x.shape)} does not fit the experts' weights")
     width = next((len(one) for one in weight.values()), _width(o))
     out, size = np.zeros((*ids.shape, width)), np.zeros((*ids.shape, width))
-    out += routed(x, weight, ids)
+    if weight:
+        out += routed(x, weight, ids)
     rows = np.broadcast_to(x[:, None], (*ids.shape, x.shape[-1])) if x.ndim == 2 else x
     for expert, matrix in weight.items():
         here = ids == expert

@@ -51,13 +51,16 @@ class Rotated:
     heads: Mask
 
     @classmethod
-    def of(cls, site: Site) -> Rotated | None:
-        """None where shapes differ, numbers are not finite, or nothing is wrong."""
+    def of(cls, site: Site, *, unrotated: bool = False) -> Rotated | None:
+        """None where shapes differ, numbers are not finite, or nothing is wrong; unless `unrotated`, also where the
+        layer rotates nothing (NoPE)."""
         model = site.facts.model
         whole = heads_of(site.inputs["x"], model.head_dim)
         if not whole.shape == site.seen.shape == site.expected.shape or not np.isfinite(site.seen).all():
             return None
         order = np.concatenate(pairs_of(model, np.arange(whole.shape[-1])))
+        if not len(order) and not unrotated:
+            return None
         x, seen = whole[..., order], site.seen[..., order]
         alone = replace(
             model, head_dim=model.rotary_dim, rotary=None, rotary_last=False, neighbours=False, latent=None
@@ -128,7 +131,7 @@ class Rotated:
         neighbours = np.hypot(self.x[..., ::2], self.x[..., 1::2])
         largest = np.maximum(np.concatenate([halves, halves], -1), neighbours.repeat(2, axis=-1))
         unit = 4 * self.site.facts.unit * self.factor
-        rounded = unit * (largest.max(-1, keepdims=True) if self.in_part else largest)
+        rounded = unit * (largest.max(-1, keepdims=True, initial=0.0) if self.in_part else largest)
         most = self.site.parts[0].noise.max(axis=-1, keepdims=True)
         return np.asarray(rounded + most + np.zeros_like(self.whole))
 

@@ -35,10 +35,13 @@ from lockstep.workbench.diagnosis.operations.site import Site
 
 def rotations(site: Site) -> Iterator[Variant]:
     """One edit, of a fixed list or with positions that follow a rule."""
-    r = Rotated.of(site)
+    r = Rotated.of(site, unrotated=True)
     if r is None:
         return
-    for edits in (_other_channels, _conventions, _factors, _positions, _heads, _frequencies, _inputs):
+    yield from _other_channels(r)
+    if not r.x.size:  # no other edit has anything to act on
+        return
+    for edits in (_conventions, _factors, _positions, _heads, _frequencies, _inputs):
         yield from edits(r)
 
 
