@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.checking.pipeline import CheckResult
 
+#: Bytes of all tensors of a run up to which a match is one of tensors, not of statistics.
+SMALL = 256 << 20
+
 
 @dataclass(frozen=True, slots=True)
 class CloserLook:
@@ -29,8 +32,11 @@ class CloserLook:
         return f"{layers}, what enters {'it' if first == last else 'them'}, and what follows the last layer"
 
 
-def first_look(found: CheckResult, layers: int) -> CloserLook:
-    """After a run that kept statistics of a model of `layers` layers, and the tensors at both its ends."""
+def first_look(found: CheckResult, layers: int, size: int) -> CloserLook:
+    """After a run that kept statistics of a model of `layers` layers, and the tensors at both its ends. `size`: bytes
+    that all its tensors would take. A rotation by wrong angles leaves every statistic of a row as it is: where few
+    bytes show more than statistics, a match does not rest on these.
+    """
     event = found.event
     if event.coverage is not None and event.coverage.misplaced:
         return CloserLook(event.coverage.misplaced)
@@ -40,7 +46,10 @@ def first_look(found: CheckResult, layers: int) -> CloserLook:
         return _around(found.moved.in_words(), found.moved.tap, layers)
     if event.verdict == "diverged":
         return CloserLook("the logits are wrong, and no statistics show from where on", ("*",))
-    return CloserLook("the logits are right, and no row's statistics leave the reference")
+    right = "the logits are right, and no row's statistics leave the reference"
+    if found.event.verdict == "match" and size <= SMALL:
+        return CloserLook(f"{right}; all tensors are small enough to be held against it as well", ("*",))
+    return CloserLook(right)
 
 
 def further_look(found: CheckResult, before: CloserLook) -> CloserLook:

@@ -9,6 +9,9 @@ from pathlib import Path
 import msgspec
 from markupsafe import Markup
 
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.run.estimates import LeftBehind, PassSize, captured_bytes
+from lockstep.engine.taps.names import model_taps
 from lockstep.sessions import Session
 from lockstep.sessions.copy import copy
 from lockstep.sessions.text import clean
@@ -133,7 +136,7 @@ class RepeatedCommand:
             "for the tensors around that place (--once: one run that keeps all tensors)"
         )
         runs = self._pass(1, asked, (), "statistics of everything")
-        look = first_look(runs.judged, self._layers())
+        look = first_look(runs.judged, self._layers(), self._size())
         for number in (2, 3):
             runs = runs.noted(look.why, listener)
             if not look.tensors:
@@ -209,6 +212,16 @@ class RepeatedCommand:
         limits = session_limits()
         with Session.open(earlier, limits) as first, Session.open(self.target, limits) as run:
             return same_run(first, run)
+
+    def _size(self) -> int:
+        """About the bytes that all tensors of the run would take, as float32 and of one rank: passes hold each row
+        once, whatever other rows they hold."""
+        assert self.opened is not None, "there is a model to compare with"
+        with Session.open(self.target, session_limits()) as session:
+            sequences = [one for step in session.steps() for one in session.step(step).sequences]
+            lengths = [PassSize(len(one.ids), max(one.positions, default=0) + 1) for one in sequences]
+            everything = LeftBehind(full=range(len(model_taps(self.opened.config, 1))))
+        return captured_bytes(self.opened.config, EngineConfig(dtype="float32"), everything, lengths)
 
     def _layers(self) -> int:
         with Session.open(self.target, session_limits()) as session:

@@ -10,7 +10,7 @@ import msgspec
 import pytest
 
 from lockstep.engine.taps.names import count_layers
-from lockstep.workbench.checking.closer_look import CloserLook, first_look, further_look
+from lockstep.workbench.checking.closer_look import SMALL, CloserLook, first_look, further_look
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.diagnosis.by_statistics import MovedTap
 from lockstep.workbench.diagnosis.judgement import Judgement
@@ -18,6 +18,7 @@ from lockstep.workbench.views.coverage import Coverage
 from lockstep.workbench.views.golden_event import Divergence, GoldenEvent
 
 LAYERS = 12
+LARGE = SMALL + 1
 OPS = ("attn.q_proj", "mlp_residual")
 TAPS = ["embed", *(f"layers.{n}.{op}" for n in range(LAYERS) for op in OPS), "final_norm", "logits"]
 
@@ -50,7 +51,7 @@ def kept(look: CloserLook) -> list[str]:
 )
 def test_the_layers_around_are_kept_and_what_enters_them(tap: str, entering: str, layers: list[int]) -> None:
     assert count_layers(TAPS) == LAYERS
-    look = first_look(result(moved=tap), LAYERS)
+    look = first_look(result(moved=tap), LAYERS, LARGE)
     inside = [f"layers.{layer}.{op}" for layer in layers for op in OPS]
     assert look.entering == entering
     assert kept(look) == [*([entering] if entering else []), *inside, "final_norm"]
@@ -58,18 +59,26 @@ def test_the_layers_around_are_kept_and_what_enters_them(tap: str, entering: str
 
 
 def test_nothing_is_looked_at_where_nothing_differs_or_no_row_is_proved() -> None:
-    assert not first_look(result(), LAYERS).tensors
-    look = first_look(result(moved="layers.0.attn.q_proj", misplaced="rows are misplaced"), LAYERS)
+    assert not first_look(result(), LAYERS, LARGE).tensors
+    look = first_look(result(moved="layers.0.attn.q_proj", misplaced="rows are misplaced"), LAYERS, LARGE)
     assert (look.tensors, look.why) == ((), "rows are misplaced")
 
 
+def test_a_match_of_statistics_is_held_against_all_tensors_where_these_are_small() -> None:
+    look = first_look(result(), LAYERS, SMALL)
+    assert kept(look) == TAPS
+    assert further_look(result(), look).why == "nothing is wrong in it"
+    assert first_look(result(moved="layers.7.attn.q_proj"), LAYERS, SMALL).layers == range(6, 9)
+    assert not first_look(result(verdict="inconclusive"), LAYERS, SMALL).tensors
+
+
 def test_all_is_kept_where_no_place_is_known() -> None:
-    assert kept(first_look(result(wrong="logits"), LAYERS)) == TAPS
-    assert kept(first_look(replace(result(), golden_session=None), LAYERS)) == TAPS
+    assert kept(first_look(result(wrong="logits"), LAYERS, LARGE)) == TAPS
+    assert kept(first_look(replace(result(), golden_session=None), LAYERS, LARGE)) == TAPS
 
 
 def test_where_what_enters_is_wrong_the_place_is_before() -> None:
-    look = first_look(result(moved="layers.7.attn.q_proj"), LAYERS)
+    look = first_look(result(moved="layers.7.attn.q_proj"), LAYERS, LARGE)
     found = further_look(result(wrong="layers.7.attn.q_proj"), look)
     assert (found.tensors, found.why) == (
         (),

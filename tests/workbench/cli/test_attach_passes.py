@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -17,6 +18,7 @@ from lockstep.sessions import Session
 from lockstep.sessions.meta import ROW_STATISTICS
 from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.attach.launch import Attached, AttachError, Remark, TapRequest
+from lockstep.workbench.checking import closer_look
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.checking.recorded_run import diagnose_recording
 from lockstep.workbench.cli.main import run
@@ -90,6 +92,7 @@ def engine(case: Case, monkeypatch: pytest.MonkeyPatch) -> Engine:
         with Session.open(path) as session:
             return diagnose_recording(session, case.model_dir, golden=case.golden.path, floor=case.floor.path)
 
+    monkeypatch.setattr(closer_look, "SMALL", 0)  # unless a test has small ones
     monkeypatch.setattr(attach_passes, "attach", made.attach)
     monkeypatch.setattr(attach_passes, "judged_recording", judged)
     return made
@@ -128,13 +131,22 @@ def with_another_end(told: PackedRun) -> PackedRun:
     return told
 
 
+def turned(x: Any, angle: float = 2e-5) -> Any:
+    """Each two neighbours rotated a little further."""
+    out, cos, sin = x.copy(), np.cos(angle), np.sin(angle)
+    out[..., ::2], out[..., 1::2] = (
+        cos * x[..., ::2] - sin * x[..., 1::2], sin * x[..., ::2] + cos * x[..., 1::2],
+    )  # fmt: skip
+    return out.astype(x.dtype)
+
+
 def tensors(path: Path) -> set[int | None]:
     """The layers of which the session has tensors of MLPs."""
     with Session.open(path) as session:
         return {layer_of(tap) for tap in session.captured_taps() if tap.endswith(".mlp.up")}
 
 
-def test_a_right_run_takes_one_pass_and_says_by_what_it_matches(
+def test_a_right_run_takes_one_pass_where_its_tensors_would_be_large(
     engine: Engine, attach: Attach, case: Case, tmp_path: Path
 ) -> None:
     engine.runs = [rows(Rows.of(case.floor))]
@@ -150,6 +162,29 @@ def test_a_right_run_takes_one_pass_and_says_by_what_it_matches(
     ]
     assert "pass 1: the logits are right" in err
     assert not tensors(tmp_path / "run.session")
+
+
+def test_a_right_run_is_held_against_all_its_tensors_where_they_are_small(
+    engine: Engine, attach: Attach, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(closer_look, "SMALL", 256 << 20)
+    engine.runs = [rows(Rows.of(case.floor))]
+    told, _ = attach()
+    assert [one.tensors for one in engine.asked] == [("embed", "logits"), ("embed", "logits", "*")]
+    assert (told["judged"]["verdict"], told["coverage"]["by_statistics"]) == ("match", 0)
+    assert told["passes"][1] == {"kept": "all taps", "found": "nothing is wrong in it"}
+    assert tensors(tmp_path / "run.session") == set(range(LAYERS))
+
+
+def test_what_statistics_do_not_show_is_found_where_the_tensors_are_small(
+    engine: Engine, attach: Attach, case: Case, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rotations keep norms: of angles that are a little off no statistic leaves the reference."""
+    monkeypatch.setattr(closer_look, "SMALL", 256 << 20)
+    engine.runs = [edited(rows(Rows.of(case.floor)), "layers.2.attn.q_rope", turned)]
+    told, _ = attach(code=1)
+    assert told["passes"][0]["found"].startswith("the logits are right, and no row's statistics leave")
+    assert told["judged"]["first_divergence"]["tap"] == "layers.2.attn.q_rope"
 
 
 def test_an_engine_that_ends_with_1_gives_no_verdict_by_that(
