@@ -176,7 +176,8 @@ class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     of a rank that others did not finish. `inferred` are layouts that no dump has, by tap (`*` for the number of a
     layer). `requests_inferred`: whose rows are whose follows from positions alone. `statistics_only`: the dump holds no
     tensor. `lost` names what of the dump could not be used. `caches` are the groups of layers of which the session
-    records where the rows of their cache lie (CACHE_ROWS, CACHE_READS).
+    records where the rows of their cache lie (CACHE_ROWS, CACHE_READS). `shared` rows are an earlier request's, from a
+    prefix cache; `unknown` of them are not in the session, as what was there was not computed for the same tokens.
     """
 
     format: str = ""
@@ -191,6 +192,8 @@ class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     statistics_only: bool = False
     lost: tuple[str, ...] = ()
     caches: tuple[CacheMeta, ...] = ()
+    shared: Count = 0
+    unknown: Count = 0
 
 
 class SessionMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):

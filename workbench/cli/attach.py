@@ -70,7 +70,7 @@ def attach_to(
     """Run an engine's own command, tap every rank of it, and make a session of what it computed.
 
     vLLM, SGLang, nano-vllm and transformers are found in whatever process they run, without a change to them; what is
-    set in the engine for that (eager mode, no prefix cache) is told. An engine that dies leaves what it did.
+    set in the engine for that (eager mode; of SGLang no prefix cache) is told. An engine that dies leaves what it did.
 
     Exit code: the command's own where it is not 0; 6 in place of its 1. 3: no rank wrote anything. With --model as of
     `diagnose`: 1 where something is wrong, 6 where the recording cannot tell, as where the runs of CMD generate

@@ -21,6 +21,7 @@ class CacheTables:
     groups: tuple[CacheMeta, ...]
     _waiting: dict[int, list[CachePass]] = field(default_factory=dict)  # by rank
     _others: dict[str, int] = field(default_factory=dict)
+    _held: dict[tuple[int, int], dict[int, Sequence[CacheRead]]] = field(default_factory=dict)
     _ended: bool = False
 
     def add(self, number: int, found: Mapping[int, ForeignPass]) -> None:
@@ -32,6 +33,9 @@ class CacheTables:
             if not self._ended:
                 told = self.accesses(number, one.ids, one.positions, one.cache)
                 self._waiting.setdefault(rank, []).append(told)
+                for reads in zip(*told.reads, strict=True):  # of one request in all groups
+                    stop = reads[0].computed + sum(row.request == reads[0].request for row in told.rows)
+                    self._held.setdefault((reads[0].request, stop), {})[rank] = reads
 
     def take(self) -> Iterator[TensorRecord]:
         """The tables of the passes since the last call, of each rank."""
@@ -39,6 +43,17 @@ class CacheTables:
             for tap, table in zip((CACHE_ROWS, CACHE_READS), tables(passes), strict=True):
                 yield TensorRecord(tap, rank, 0, table, "int64")
         self._waiting = {}
+
+    def held(self, seq: int, rows: int, layers: int) -> tuple[list[list[int]], tuple[int, ...]]:
+        """What is cached of a sequence when it has so many rows: by rank the length in each layer (none where a layer's
+        is not told), and the blocks of the first group."""
+        by_rank = self._held.pop((seq, rows), {})
+        groups = {layer: number for number, one in enumerate(self.groups) for layer in one.layers}
+        blocks = by_rank[min(by_rank)][0].blocks if by_rank else ()
+        if not layers or not all(layer in groups for layer in range(layers)):
+            return [], blocks
+        every = [reads for _, reads in sorted(by_rank.items())]
+        return [[reads[groups[layer]].length for layer in range(layers)] for reads in every], blocks
 
     def accesses(
         self, number: int, ids: Sequence[int], positions: Sequence[int], told: CacheAccesses

@@ -15,6 +15,7 @@ from lockstep.sessions.lock import WriterLock
 from lockstep.sessions.meta import ForeignMeta, ModelMeta, SessionMeta
 from lockstep.sessions.recording_file import put_in_place
 from lockstep.workbench.foreign.passes import Counted, ForeignDumpError, ForeignRun, TokenText
+from lockstep.workbench.views.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +91,10 @@ def import_run(run: ForeignRun, path: Path, **told: Unpack[ImportOptions]) -> Se
 def dropped_lines(foreign: ForeignMeta) -> Sequence[str]:
     """What of a dump is not in its session, a line each."""
     lines = [f"dropped {count} {what}" for what, count in foreign.dropped.items()]
+    if foreign.unknown:
+        lines.append(
+            f"left out {plural(foreign.unknown, 'row')} of the prefix cache, computed for other tokens"
+        )
     lines += [
         f"rank {rank} went on alone, passes that are left out: {count}" for rank, count in foreign.cut.items()
     ]

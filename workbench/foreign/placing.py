@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -71,8 +71,8 @@ class PlacedTensors:
         return [part.record(key) for key, part in self._steps.pop(step, {}).items()]
 
     def _place(
-        self, tap: str, rank: int, one: ForeignPass, part: ForeignTensor, places: Mapping[int, RowPlace],
-        names: tuple[str, ...],
+        self, tap: str, rank: int, one: ForeignPass, part: ForeignTensor,
+        places: Mapping[int, Sequence[RowPlace]], names: tuple[str, ...],
     ) -> None:  # fmt: skip
         array = part.array
         assert array is not None
@@ -101,14 +101,13 @@ class PlacedTensors:
         return array[..., :vocab] if tap == "logits" and vocab else array
 
     def _groups(
-        self, tap: str, rows: tuple[int, ...], places: Mapping[int, RowPlace]
+        self, tap: str, rows: tuple[int, ...], places: Mapping[int, Sequence[RowPlace]]
     ) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
         """By sequence and step: which rows of a tensor go to which of the step's. Logits have the last row alone."""
         groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-        for index, row in enumerate(rows):
-            place = places.get(row)
-            if place is None:
-                continue
+        for index, place in (
+            (index, place) for index, row in enumerate(rows) for place in places.get(row, ())
+        ):
             target = place.row
             if tap.startswith("logits"):
                 if target != len(self.plan.sequences[place.seq].span(place.step)) - 1:

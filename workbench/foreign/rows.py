@@ -1,7 +1,8 @@
 """Where each row of each pass goes: request by request and position by position, however passes were packed.
 
 A request's prompt is step 0 (its chunks joined), then each token is a step. Of a row that was computed twice the last
-counts. What belongs nowhere is counted by kind: nothing is left out silently.
+counts. A row that a request takes from a prefix cache is the one that was computed for it: it goes to both. What
+belongs nowhere is counted by kind: nothing is left out silently.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from lockstep.workbench.foreign.cached import CachedPrefixes
 from lockstep.workbench.foreign.heads import PassHead
 from lockstep.workbench.foreign.naming import named_rows
 from lockstep.workbench.foreign.passes import ForeignDumpError
@@ -46,14 +48,17 @@ class PlannedSequence:
 
 @dataclass(frozen=True, slots=True)
 class RowPlan:
-    """`names[pass]` are the requests of its rows, `places[pass][row]` is where that row goes; `dropped` counts those
-    that go nowhere, by why. `inferred`: the dump names no requests."""
+    """`names[pass]` are the requests of its rows, `places[pass][row]` is where that row goes: to its own sequence, and
+    to those that have it from a prefix cache. `dropped` counts those that go nowhere, by why. `inferred`: the dump
+    names no requests. `shared` rows come from a prefix cache; `unknown` of them were not computed for these tokens."""
 
     sequences: tuple[PlannedSequence, ...]
     names: Mapping[int, tuple[str, ...]]
-    places: tuple[Mapping[int, RowPlace], ...]
+    places: tuple[Mapping[int, Sequence[RowPlace]], ...]
     dropped: Mapping[str, int]
     inferred: bool
+    shared: int = 0
+    unknown: int = 0
 
     @property
     def steps(self) -> int:
@@ -68,16 +73,24 @@ class RowPlan:
 
 @dataclass(slots=True)
 class _Request:
-    """The rows of one request so far: for each position its token, where it was computed last, in which pass first and
-    with how many rows of the request, and whether its token is what the row before chose."""
+    """The rows of one request so far: for each position its token, where it was computed last (None: what it has from a
+    prefix cache was not computed for it), in which pass first and with how many rows of the request, and whether its
+    token is what the row before chose."""
 
     name: str
     ids: list[int] = field(default_factory=list)
-    at: list[tuple[int, int]] = field(default_factory=list)
+    at: list[tuple[int, int] | None] = field(default_factory=list)
     began: list[tuple[int, int]] = field(default_factory=list)
     expected: list[bool | None] = field(default_factory=list)
     chosen: int | None = None
     lacking: bool = False  # a row was lost: nothing after it can be used
+    shared: int = 0  # the first, which come from a prefix cache
+
+    def share(self, number: int, tokens: Sequence[int], sources: Sequence[tuple[int, int] | None]) -> None:
+        """Begin with rows of a prefix cache, in pass `number`."""
+        self.shared = len(tokens)
+        self.ids, self.at = list(tokens), list(sources)
+        self.began, self.expected = [(number, 2)] * len(tokens), [None] * len(tokens)  # no row of decode
 
 
 def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
@@ -90,8 +103,10 @@ def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
         number: heads[number].requests or ("",) * len(heads[number].ids) for number in kept
     }  # fmt: skip
     requests: list[_Request] = []
+    prefixes = CachedPrefixes.of(heads)
     for number in kept:
-        _read(number, heads[number], names[number], requests, dropped)
+        _read(number, heads[number], names[number], requests, dropped, prefixes)
+        prefixes.follow(number, heads[number])
     whole = [one for one in requests if one.at and not _left_out(one, requests, heads, inferred, dropped)]
     if not whole:
         why = ", ".join(f"{count} {what}" for what, count in dropped.items())
@@ -99,12 +114,16 @@ def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
             f"no request was recorded from its first token on ({why or 'no pass has a row'})"
         )
     sequences = tuple(PlannedSequence(one.name, tuple(one.ids), _prompt(one), one.chosen) for one in whole)
-    places: list[dict[int, RowPlace]] = [{} for _ in heads]
+    places: list[dict[int, list[RowPlace]]] = [{} for _ in heads]
     for seq, (one, plan) in enumerate(zip(whole, sequences, strict=True)):
-        for position, (number, row) in enumerate(one.at):
+        for position, source in enumerate(one.at):
             step = max(0, position - plan.prompt + 1)
-            places[number][row] = RowPlace(seq, step, position if step == 0 else 0)
-    return RowPlan(sequences, names, tuple(places), dict(dropped), inferred)
+            if source is not None:
+                number, row = source
+                places[number].setdefault(row, []).append(RowPlace(seq, step, position if step == 0 else 0))
+    unknown = sum(source is None for one in whole for source in one.at)
+    shared = sum(one.shared for one in whole)
+    return RowPlan(sequences, names, tuple(places), dict(dropped), inferred, shared, unknown)
 
 
 #: Why rows are dropped.
@@ -121,7 +140,12 @@ def _without_profiling(head: PassHead, dropped: Counter[str]) -> bool:
 
 
 def _read(
-    number: int, head: PassHead, names: Sequence[str], requests: list[_Request], dropped: Counter[str]
+    number: int,
+    head: PassHead,
+    names: Sequence[str],
+    requests: list[_Request],
+    dropped: Counter[str],
+    prefixes: CachedPrefixes,
 ) -> None:
     together, chosen = Counter(names), head.chosen(names)
     latest = {one.name: one for one in requests}
@@ -133,6 +157,8 @@ def _read(
         if one is None or (head.positions[row] == 0 and not _repeats(one, head, names, row)):
             one = latest[name] = _Request(name)
             requests.append(one)
+            if found := prefixes.of_request(name, head):
+                one.share(number, *found)
         _place(one, number, row, head, together[name], dropped)
         if head.positions[row] == len(one.ids) - 1:
             one.chosen = chosen.get(row)
@@ -177,8 +203,8 @@ def _left_out(
     or token 0 beside requests."""
     if not inferred or len(one.ids) > 1:
         return False
-    number = one.at[0][0]
-    alike = sum(each.ids == one.ids and each.at[0][0] == number for each in requests)
+    number = one.began[0][0]
+    alike = sum(each.ids == one.ids and each.began[0][0] == number for each in requests)
     if alike < 2 and not (one.ids == [0] and (len(heads[number].ids) > 1 or len(requests) > 1)):
         return False
     dropped[PADDING] += 1
@@ -189,7 +215,8 @@ def _prompt(one: _Request) -> int:
     """How many tokens of a request are its prompt: those before its first pass of one row. That may still be the last
     of three chunks or more, of one row: then its token is not what the logits chose, in a run that is greedy from there
     on. So may be more of them where an engine reads a prompt token by token."""
-    first = next((p for p in range(1, len(one.ids)) if one.began[p][1] == 1), len(one.ids))
+    least = one.shared + 1  # a prefix cache leaves a token to compute
+    first = next((p for p in range(least, len(one.ids)) if one.began[p][1] == 1), len(one.ids))
     told = one.expected[first:]
     one_by_one, chunked = one.began[0][1] == 1, one.began[0][0] != one.began[first - 1][0]
     most = len(told) if one_by_one else 2 if chunked else 1

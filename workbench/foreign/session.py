@@ -6,6 +6,7 @@ import gc
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import chain
 from pathlib import Path
 
 import msgspec
@@ -95,6 +96,8 @@ def write_session(
         inferred=inferred,
         requests_inferred=plan.inferred,
         statistics_only=survey.statistics_only,
+        shared=plan.shared,
+        unknown=plan.unknown,
         caches=() if told is None else tuple(group.meta for group in told.groups),
     )
     cache = CacheTables({one.name: seq for seq, one in enumerate(plan.sequences)}, foreign.caches)
@@ -110,6 +113,9 @@ def write_session(
                 step = writer.next_step(0)
                 held = [*tensors.take(step), *cache.take()]
                 record = _step(step, plan, taps, merged.expected, held)
+                record = replace(
+                    record, sequences=[_cached(one, cache, meta, merged) for one in record.sequences]
+                )
                 known.update(*((*one.ids, *one.topk_ids) for one in record.sequences))
                 writer.step(0, record)
             progress(number + 1, len(merged.heads))
@@ -131,7 +137,7 @@ def _last_passes(plan: RowPlan) -> list[int]:
     """By step the last pass that computes a row of it."""
     last = [0] * plan.steps
     for number, places in enumerate(plan.places):
-        for place in places.values():
+        for place in chain.from_iterable(places.values()):
             last[place.step] = number
     return last
 
@@ -170,6 +176,12 @@ def _read(seq: int, step: int, one: PlannedSequence) -> SequenceStep:
     return SequenceStep(seq, one.ids[span.start : span.stop], span, kv_lens=[], emitted=emitted)
 
 
+def _cached(one: SequenceStep, cache: CacheTables, meta: SessionMeta, merged: MergedPasses) -> SequenceStep:
+    """With what the cache holds of the sequence behind the step, where all ranks tell."""
+    lengths, blocks = cache.held(one.seq, one.positions[-1] + 1, meta.model.num_layers or 0)
+    return replace(one, kv_lens=lengths if len(lengths) == merged.expected else [], block_table=blocks)
+
+
 def _meta(
     facts: ForeignFacts, merged: MergedPasses, plan: RowPlan, taps: Sequence[Tap], survey: TapSurvey
 ) -> SessionMeta:
@@ -182,6 +194,7 @@ def _meta(
         model=model,
         config=ConfigMeta(
             tp=merged.expected,
+            block_size=next((one.cache.groups[0].block_size for one in merged.heads if one.cache), None),
             device=facts.device,
             dtype=facts.dtype or ("" if embed is None else embed.dtype),
         ),

@@ -21,6 +21,7 @@ from lockstep.sessions import Session
 from lockstep.sessions.dtypes import rounded
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.meta import PASS_STATISTICS, ROW_STATISTICS, ForeignMeta, is_companion
+from lockstep.sessions.slices import apply, parse
 from lockstep.sessions.text import clean
 from lockstep.workbench.views.plain_text import plural
 
@@ -34,7 +35,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """What was compared. `rows` have tokens on both sides (of one recording alone: all), `aligned` of them have the
     same embedding; None: not proved, `alignment` says why, or what else there is to know. Of the `of_taps` taps that a
     layer has `taps` were recorded, in `layers` layers, of which `by_statistics` left statistics of some alone.
-    `misplaced` is why no verdict can be given at all, `lacking` why nothing can be called right."""
+    `shared` rows of a prefix cache are
+    among them. `misplaced` is why no verdict can be given at all, `lacking` why nothing can be called right."""
 
     rows: int = 0
     aligned: int | None = None
@@ -52,6 +54,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     requests_inferred: bool = False
     misplaced: str = ""
     lacking: str = ""
+    shared: int = 0
 
     def in_words(self) -> str:
         """The line that begins every verdict."""
@@ -60,6 +63,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
             if self.aligned is None
             else f"aligned {self.aligned}/{self.rows} rows"
         )
+        if self.shared:
+            rows += f", {self.shared} from the prefix cache"
         if self.alignment:
             rows += f" ({self.alignment})"
         layers = plural(self.layers, "layer")
@@ -159,6 +164,7 @@ def coverage(
         requests_inferred=any(side.foreign.requests_inferred for side in sides),
         misplaced="" if reference is None else _misplaced(rows, aligned, alignment),
         lacking="; ".join(side.lacking for side in sides if side.lacking),
+        shared=mine.foreign.shared - mine.foreign.unknown,
     )
 
 
@@ -186,9 +192,11 @@ def _aligned(
         for seq in sorted(told.keys() & others.keys()):
             if list(told[seq].ids) != list(others[seq].ids):
                 continue
-            rows += len(told[seq].ids)
-            pair = _embeddings((session, branch), (reference, other), step, seq)
-            known = known and pair is not None and len(pair[0]) == len(pair[1]) == len(told[seq].ids)
+            part = _shared_part(session, branch, step, seq)
+            count = len(parse(part)[0]) if part else len(told[seq].ids)  # type: ignore[arg-type]  # chosen rows
+            rows += count
+            pair = _embeddings((session, branch), (reference, other), step, seq, part)
+            known = known and pair is not None and len(pair[0]) == len(pair[1]) == count
             if known and pair is not None:
                 mine.append(pair[0])
                 theirs.append(pair[1])
@@ -201,11 +209,12 @@ def _aligned(
 
 
 def _embeddings(
-    a: tuple[Session, int], b: tuple[Session, int], step: int, seq: int
+    a: tuple[Session, int], b: tuple[Session, int], step: int, seq: int, part: str
 ) -> tuple[NDArray[Any], NDArray[Any]] | None:
     """The embeddings of both sides, each rounded as the other is; where one has statistics alone the extremes of each
-    row."""
-    left, right = _rows(*a, "embed", step, seq), _rows(*b, "embed", step, seq)
+    row. Of the first side those in `part` are known."""
+    left, right = _rows(*a, "embed", step, seq, part), _rows(*b, "embed", step, seq)
+    right = right if right is None else apply(right, part)
     if left is None or right is None:
         left, right = (
             _rows(*side, "embed" + ROW_STATISTICS, step, seq) if rows is None else _extremes(rows)
@@ -225,11 +234,22 @@ def _dtypes(*sessions: Session) -> list[str]:
     return [dtype for dtype in told if dtype in _STEPS]
 
 
-def _rows(session: Session, branch: int, tap: str, step: int, seq: int) -> NDArray[Any] | None:
+def _shared_part(session: Session, branch: int, step: int, seq: int) -> str:
+    """The rows of a step that were computed for its tokens, where others come from a cache of other tokens; "": all."""
+    foreign = session.meta.foreign
+    if foreign is None or not foreign.unknown or not session.has_tap("embed"):
+        return ""
+    parts = session.parts("embed", step=step, seq=seq, branch=branch).values()
+    return next((one.slice for one in parts if one.slice.startswith("{")), "")
+
+
+def _rows(
+    session: Session, branch: int, tap: str, step: int, seq: int, part: str = ""
+) -> NDArray[Any] | None:
     if not session.has_tap(tap):
         return None
     try:
-        found = session.rebuilt(tap, step=step, seq=seq, branch=branch, slice="").array
+        found = session.rebuilt(tap, step=step, seq=seq, branch=branch, slice=part).array
     except LayoutError:
         return None
     return found if found is not None and found.ndim == 2 and found.size else None

@@ -54,16 +54,43 @@ def vllm(monkeypatch: pytest.MonkeyPatch, worker: stand_ins.WorkerV1) -> stand_i
     return wrapper(worker)
 
 
-def test_vllm_runs_eager_and_without_prefix_cache(dump: Path) -> None:
+def test_vllm_runs_eager_and_keeps_its_prefix_cache(dump: Path) -> None:
     args = type("EngineArgs", (stand_ins.EngineArgs,), {})
     lockstep_vllm.vllm_arguments(SimpleNamespace(EngineArgs=args))
-    changed = {"enforce_eager": True, "enable_prefix_caching": False}
-    assert args().create_engine_config() == {**changed, "max_num_seqs": 256}
-    args(enforce_eager=True, enable_prefix_caching=False).create_engine_config()
-    assert remarks(dump) == [
-        ("changed", "vLLM runs with enforce_eager=True"),
-        ("changed", "vLLM runs with enable_prefix_caching=False"),
-    ]
+    told = args(enable_prefix_caching=True).create_engine_config()
+    assert told == {"enforce_eager": True, "enable_prefix_caching": True, "max_num_seqs": 256}
+    args(enforce_eager=True).create_engine_config()
+    assert remarks(dump) == [("changed", "vLLM runs with enforce_eager=True")]
+
+
+@pytest.mark.parametrize(
+    ("config", "why"),
+    [
+        ({"kv_transfer_config": object()}, "a KV transfer fills the cache"),
+        ({"speculative_config": object()}, "what is computed is known after the draft is judged"),
+        (
+            {"model_config": SimpleNamespace(uses_mrope=True)},
+            "positions are no places in the request (M-RoPE)",
+        ),
+        (
+            {"model_config": SimpleNamespace(is_hybrid=True)},
+            "states of linear attention come from the prefix cache too",
+        ),
+        ({"use_v2_model_runner": True}, "model runner V2"),
+    ],
+)
+def test_a_prefix_cache_that_cannot_be_followed_is_switched_off(
+    config: dict[str, object], why: str, dump: Path
+) -> None:
+    class Args(stand_ins.EngineArgs):
+        def create_engine_config(self) -> Any:
+            cache = SimpleNamespace(enable_prefix_caching=self.enable_prefix_caching)
+            return SimpleNamespace(cache_config=cache, **config)
+
+    lockstep_vllm.vllm_arguments(SimpleNamespace(EngineArgs=Args))
+    made = Args(enforce_eager=True, enable_prefix_caching=True).create_engine_config()
+    assert not made.cache_config.enable_prefix_caching
+    assert remarks(dump) == [("changed", f"vLLM runs with enable_prefix_caching=False: {why}")]
 
 
 def test_vllm_is_asked_for_a_variant_of_the_run(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -74,8 +101,8 @@ def test_vllm_is_asked_for_a_variant_of_the_run(dump: Path, monkeypatch: pytest.
     told = args(enforce_eager=True).create_engine_config()
     assert (told["max_num_seqs"], told["enable_prefix_caching"]) == (1, True)
     assert remarks(dump) == [
-        ("changed", "vLLM runs with enable_prefix_caching=True"),
         ("changed", "vLLM runs with max_num_seqs=1"),
+        ("changed", "vLLM runs with enable_prefix_caching=True"),
     ]
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lockstep.sessions import Session
-from lockstep.sessions.meta import CacheMeta, is_companion
+from lockstep.sessions.meta import CacheMeta, ModelMeta, is_companion
 from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
@@ -66,6 +66,20 @@ def test_a_session_has_every_pass_of_the_cache(tmp_path: Path, ranks: int) -> No
         assert report is not None
         assert (report.findings, report.rows, report.passes, report.lacking) == ((), 13, 3, "")
         assert [tap.name for tap in session.taps if not is_companion(tap.name)] == ["embed"]
+
+
+def test_steps_have_the_blocks_and_lengths_of_the_cache(tmp_path: Path) -> None:
+    made = run()
+    model = ModelMeta(num_layers=2)
+    write_session(
+        recorded(tmp_path, made.passes, ranks=2), tmp_path / "run.session", form="lockstep", model=model
+    )
+    with Session.open(tmp_path / "run.session") as session:
+        assert session.meta.config.block_size == SIZE
+        for step, rows in ((0, 5), (1, 6), (2, 7)):
+            (told,) = (one for one in session.step(step).sequences if one.seq == 1)
+            assert list(told.block_table) == made.requests[1].blocks[: -(-rows // SIZE)]
+            assert [list(one) for one in told.kv_lens] == [[rows, rows], [rows, rows]]
 
 
 def test_another_requests_block_is_found_in_the_session(tmp_path: Path) -> None:

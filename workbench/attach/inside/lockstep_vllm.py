@@ -13,12 +13,9 @@ from typing import Any
 
 from . import lockstep_report
 from .lockstep_modules import FUSED, attach
-from .lockstep_recorder import arguments_asked, as_started, guarded, ids_alone, open_tape, weights_alone
+from .lockstep_recorder import arguments_asked, as_started, guarded, open_tape, weights_alone
 from .lockstep_tap import Tape
-from .lockstep_vllm_cache import cache_accesses
-
-#: Set in every engine: compiled code runs no hooks, and what the prefix cache holds is not computed.
-ARGUMENTS = {"enforce_eager": True, "enable_prefix_caching": False}
+from .lockstep_vllm_cache import cache_accesses, unobserved
 
 
 def vllm_arguments(module: Any) -> None:
@@ -27,13 +24,26 @@ def vllm_arguments(module: Any) -> None:
 
     @functools.wraps(create)
     def create_engine_config(self: Any, *args: Any, **kwargs: Any) -> Any:
-        for name, value in ({} if as_started() else {**ARGUMENTS, **arguments_asked()}).items():
-            if getattr(self, name, value) != value:
-                setattr(self, name, value)
-                lockstep_report.changed(f"vLLM runs with {name}={value}")
-        return create(self, *args, **kwargs)
+        if as_started():
+            return create(self, *args, **kwargs)
+        asked = arguments_asked()
+        for name, value in {"enforce_eager": True, **asked}.items():  # compiled code runs no hooks
+            _set(self, name, value)
+        config = create(self, *args, **kwargs)
+        why, cache = unobserved(config), getattr(config, "cache_config", None)
+        if why and getattr(cache, "enable_prefix_caching", False) and "enable_prefix_caching" not in asked:
+            _set(self, "enable_prefix_caching", False, why)
+            config = create(self, *args, **kwargs)
+        return config
 
     module.EngineArgs.create_engine_config = create_engine_config
+
+
+def _set(arguments: Any, name: str, value: Any, why: str = "") -> None:
+    """Change an argument that the engine has and that is not so already."""
+    if getattr(arguments, name, value) != value:
+        setattr(arguments, name, value)
+        lockstep_report.changed(f"vLLM runs with {name}={value}" + (f": {why}" if why else ""))
 
 
 def vllm_worker(module: Any) -> None:
@@ -117,7 +127,7 @@ class VllmWorker:
         spans = list(self._spans())
         requests = [name for name, rows in spans for _ in range(rows)]
         self.tape.step(ids, positions, requests + [""] * (count - len(requests)))
-        if hasattr(self.runner, "attn_groups") and not ids_alone():
+        if hasattr(self.runner, "attn_groups") and not unobserved(self.runner.vllm_config):
             self.tape.cache(guarded("the cache of vLLM", cache_accesses)(self.runner, self.output, spans))
 
     def _spans(self) -> Iterable[tuple[str, int]]:

@@ -15,18 +15,29 @@ PAGED = ("FullAttentionSpec", "SlidingWindowSpec", "MLAAttentionSpec", "SlidingW
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.")
 
 
+def unobserved(config: Any) -> str:
+    """Why the rows of the cache cannot be followed in an engine with this config; "" where they can."""
+    model = getattr(config, "model_config", None)
+    if getattr(config, "kv_transfer_config", None) is not None:
+        return "a KV transfer fills the cache"
+    if getattr(config, "speculative_config", None) is not None:
+        return "what is computed is known after the draft is judged"
+    if getattr(model, "uses_mrope", False):
+        return "positions are no places in the request (M-RoPE)"
+    if getattr(model, "is_hybrid", False):
+        return "states of linear attention come from the prefix cache too"
+    if getattr(config, "use_v2_model_runner", False):
+        return "model runner V2"
+    return ""
+
+
 def cache_accesses(runner: Any, output: Any, spans: Sequence[tuple[str, int]]) -> dict[str, Any] | None:
-    """What `tape.cache` takes of the pass at hand: `spans` are its requests with their numbers of rows. None where rows
-    come to the cache that no pass computes (a KV transfer), and where positions are no places (M-RoPE)."""
+    """What `tape.cache` takes of the pass at hand: `spans` are its requests with their numbers of rows. None where no
+    layer has a block table."""
     from vllm.forward_context import get_forward_context
 
-    config = runner.vllm_config
     context = get_forward_context().attn_metadata
-    if (
-        config.kv_transfer_config is not None
-        or getattr(runner, "uses_mrope", False)
-        or not isinstance(context, dict)
-    ):
+    if not isinstance(context, dict):
         return None
     told, count = _scheduled(output), sum(rows for _, rows in spans)
     groups = [

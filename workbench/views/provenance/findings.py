@@ -116,8 +116,7 @@ def _findings(foreign: ForeignMeta, by_rank: dict[int, list[WrongAccess]]) -> It
     found: dict[tuple[Misuse, int], list[tuple[int, WrongAccess]]] = {}
     for rank, wrong in by_rank.items():
         for one in wrong:
-            kind = Misuse.FOREIGN if one.kind == Misuse.LOST else one.kind  # both are another table
-            found.setdefault((kind, _by_how_much(one)), []).append((rank, one))
+            found.setdefault(_reason(one), []).append((rank, one))
     for told in sorted(found.values(), key=lambda told: told[0][1].number):
         first = min(rank for rank, _ in told)
         groups = sorted({one.group for _, one in told})
@@ -128,11 +127,17 @@ def _findings(foreign: ForeignMeta, by_rank: dict[int, list[WrongAccess]]) -> It
         )
 
 
-def _by_how_much(one: WrongAccess) -> int:
-    """What is the same in accesses of one cause: how far off a slot, position or length is."""
-    if one.kind == Misuse.MISPLACED and one.own is not None:
-        return NOT_WRITTEN if one.own.slot == NOT_WRITTEN else one.own.slot - one.own.expected << 1
-    return one.told - one.right if one.kind in (Misuse.POSITION, Misuse.LENGTH) else 0
+def _reason(one: WrongAccess) -> tuple[Misuse, int]:
+    """What is the same in accesses of one cause: its kind, and how far off a slot, position or length is."""
+    if one.kind == Misuse.LOST:  # as another request's: it is the table that is another
+        return Misuse.FOREIGN, 0
+    if one.kind in (Misuse.POSITION, Misuse.LENGTH):
+        return one.kind, one.told - one.right
+    written = one.owner if one.kind == Misuse.CLOBBERED else one.own if one.kind == Misuse.MISPLACED else None
+    if written is None or not written.misplaced:
+        return one.kind, 0
+    away = written.slot == NOT_WRITTEN
+    return Misuse.MISPLACED, NOT_WRITTEN if away else 2 * (written.slot - written.expected)
 
 
 def request_name(number: int) -> str:

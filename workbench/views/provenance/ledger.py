@@ -178,6 +178,7 @@ class SlotLedger:
         self._requests: dict[int, _Known] = {}
         self._pools = [_SlotPool(one.block_size) for one in groups]
         self._writes: list[CacheWrite] = []  # number n is the n-1-th
+        self._missed: dict[tuple[int, int], CacheWrite] = {}  # by group and slot: what went elsewhere
         self._stops: dict[int, int] = {}  # by request of the pass at hand
 
     def follow(self, one: CachePass) -> None:
@@ -236,6 +237,8 @@ class SlotLedger:
                         told=row.position, right=row.place,
                     )
                 )  # fmt: skip
+        if one.misplaced:
+            self._missed[group, expected] = one
         if slot >= 0:
             self._writes.append(one)
             self._pools[group].put(slot, len(self._writes), chain)
@@ -280,6 +283,10 @@ class SlotLedger:
             if owner is not None and owner.unsure and (owner.place, owner.token) == (place, token):
                 continue
             slot = self._slot(group, read, place)
+            if (
+                owner is None and own is None
+            ):  # a prefix that is shared, of which the other request's row went elsewhere
+                own = self._missed.get((group, slot))
             kind = self._kind(read.request, group, place, slot, owner, own)
             if kind is None:
                 continue

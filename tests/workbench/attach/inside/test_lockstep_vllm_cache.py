@@ -29,15 +29,14 @@ def group(spec: Any, *layers: int, **more: Any) -> SimpleNamespace:
     return SimpleNamespace(layer_names=names, kv_cache_spec=spec, kernel_block_size=None, **more)
 
 
-def runner(groups: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch, **more: Any) -> SimpleNamespace:
+def runner(groups: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A runner in whose forward context each group has the metadata that it brings."""
     context = ModuleType("vllm.forward_context")
     told = {name: one.metadata for one in groups for name in one.layer_names}
     context.get_forward_context = lambda: SimpleNamespace(attn_metadata=told)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.forward_context", context)
-    config = SimpleNamespace(kv_transfer_config=None)
-    return SimpleNamespace(attn_groups=[groups], vllm_config=SimpleNamespace(**(vars(config) | more)))
+    return SimpleNamespace(attn_groups=[groups])
 
 
 def scheduled(new: list[Any] = [], running: dict[str, int] | None = None) -> SimpleNamespace:  # noqa: B006
@@ -77,9 +76,6 @@ def test_slots_and_blocks_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None
     assert first["blocks"] == [[7, 9], [2, 10]]
 
 
-def test_what_comes_from_elsewhere_is_not_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    full = group(FullAttentionSpec(block_size=4), 0, metadata=METADATA)
-    transfer = runner([full], monkeypatch, kv_transfer_config=object())
-    assert cache_accesses(transfer, scheduled([NEW], {"a": 4}), SPANS) is None
+def test_a_layer_without_a_block_table_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     without = group(FullAttentionSpec(block_size=4), 0, metadata=SimpleNamespace())
     assert cache_accesses(runner([without], monkeypatch), scheduled([NEW], {"a": 4}), SPANS) is None

@@ -23,11 +23,12 @@ class PagedRequest:
 @dataclass
 class PagedEngine:
     """`size` rows a block, `free` blocks to give. Blocks that are full are found again by their tokens, until they are
-    given to another. Without `change` every pass is as it should be."""
+    given to another, if it is to `share` them. Without `change` every pass is as it should be."""
 
     size: int
     free: list[int]
     change: Change = lambda one: one
+    share: bool = True
     requests: dict[int, PagedRequest] = field(default_factory=dict)
     passes: list[CachePass] = field(default_factory=list)
     _known: dict[tuple[int, ...], int] = field(default_factory=dict)
@@ -35,7 +36,11 @@ class PagedEngine:
     def begin(self, number: int, tokens: list[int]) -> None:
         """A request, with the blocks of its prefix that are known: at most all but the last token."""
         one = PagedRequest(list(tokens))
-        while (stop := one.computed + self.size) < len(tokens) and tuple(tokens[:stop]) in self._known:
+        while (
+            self.share
+            and (stop := one.computed + self.size) < len(tokens)
+            and tuple(tokens[:stop]) in self._known
+        ):
             one.blocks.append(self._known[tuple(tokens[:stop])])
             one.computed = stop
         self.free = [block for block in self.free if block not in one.blocks]

@@ -128,6 +128,25 @@ def test_rows_that_are_written_one_slot_too_far() -> None:
     assert (first.places, first.owner) == ((7, 7), None)
 
 
+def test_a_row_that_went_elsewhere_is_missed_by_who_shares_it() -> None:
+    made = engine(
+        lambda one: with_rows(
+            one, lambda row: replace(row, slots=(row.slots[0] + 1,)) if row.place == SIZE - 1 else row
+        )
+    )
+    made.begin(1, list(range(10, 15)))
+    made.run({1: 5})
+    made.end(1)
+    made.begin(2, list(range(10, 15)))
+    made.run({2: 1})
+    found = wrong(made.passes)
+    assert [(one.kind, one.request, one.places) for one in found] == [
+        (Misuse.MISPLACED, 1, (3, 3)),
+        (Misuse.MISPLACED, 2, (3, 3)),
+    ]
+    assert found[0].own == found[1].own
+
+
 def test_two_prefixes_with_one_hash() -> None:
     made = engine()
     made.begin(1, list(range(10, 19)))
