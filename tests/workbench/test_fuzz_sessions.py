@@ -117,7 +117,7 @@ def test_any_values(made: Stranger) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@by_value(1000)
+@by_value(400)  # `make soak ONLY=fuzz-values` tries as many as one likes
 def test_very_many_values(made: Stranger) -> None:
     with tempfile.TemporaryDirectory() as directory:
         stands(tried(made, Path(directory, "stranger.session")))
@@ -153,7 +153,7 @@ def test_any_bytes(flips: list[tuple[float, int]], length: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=2000)
+@settings(max_examples=1000)
 @given(_FLIPS, st.just(1.0) | st.floats(0, 1))
 def test_very_many_bytes(flips: list[tuple[float, int]], length: float) -> None:
     _any_bytes(flips, length)

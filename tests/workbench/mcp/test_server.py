@@ -36,13 +36,14 @@ async def test_planted_bugs_are_named_in_three_calls() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-async def test_every_bug_of_the_catalogue_is_named_in_six_calls_at_most() -> None:
+@pytest.mark.parametrize("half", [0, 1])
+async def test_every_bug_of_the_catalogue_is_named_in_six_calls_at_most(half: int) -> None:
     found = {}
     async with agent() as one:
-        for fault in plantable():
+        for fault in plantable()[half::2]:
             named = await one.name_bug(fault)
             found[fault] = (named == fault, named, len(one.calls))
-    assert len(found) >= 20
+    assert len(found) >= 10
     assert {fault: told for fault, told in found.items() if not told[0] or told[2] > 6} == {}
 
 

@@ -178,6 +178,8 @@ async def test_a_message_that_is_none_ends_the_visit_and_nothing_else(
     visit = await client.ws_connect(f"{server.path}ws")
     await visit.send_str(message)
     async with asyncio.timeout(30):
+        async for _ in visit:  # as browsers do: who reads on answers that it is closed
+            pass
         while server.visits:
             await asyncio.sleep(0.02)
     async with client.get(server.path) as answer:
