@@ -18,6 +18,9 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
+from tests.checkpoints import LATENT_YARN
+from tests.gguf_experts import expert_keys, unstacked
+
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
     "mistral": gguf.MODEL_ARCH.LLAMA,
@@ -32,6 +35,15 @@ ARCHITECTURES = {
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "mixtral": gguf.MODEL_ARCH.LLAMA,
+    "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
+    "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
+    "olmoe": gguf.MODEL_ARCH.OLMOE,
+    "glm4_moe": gguf.MODEL_ARCH.GLM4_MOE,
+    "gpt_oss": gguf.MODEL_ARCH.GPT_OSS,
+    "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
+    "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
+    "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
 }
 #: Whose q and k are permuted.
 PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3)
@@ -58,6 +70,16 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
     "glm4": ("glm4", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "mixtral": ("mixtral", {}),
+    "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": []}),
+    "qwen2-moe": ("qwen2_moe", {"norm_topk_prob": False, "mlp_only_layers": []}),
+    "olmoe": ("olmoe", {"norm_topk_prob": False}),
+    "glm4-moe": ("glm4_moe", {}),
+    "gpt-oss": ("gpt_oss", {"swiglu_limit": 7.0}),
+    "minimax-m2": ("minimax_m2", {}),
+    "deepseek-v2": ("deepseek_v2", {}),
+    "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}),
+    "deepseek-v3": ("deepseek_v3", {"rope_parameters": {**LATENT_YARN, "mscale": 1.0}}),
 }  # fmt: skip
 
 
@@ -68,19 +90,29 @@ def gguf_twin(
     *,
     keys: Mapping[str, Any] | None = None,
     split_tensors: int = 0,
+    split_expansion: bool = True,
+    further: Mapping[str, np.ndarray] | None = None,
 ) -> Path:
     """Write the twin: matrices of type `kind`, vectors F32. `keys` are further metadata (lists, str, int, bool);
-    `split_tensors` is how many tensors a file has at most (then `path` is the name without its number)."""
+    `split_tensors` is how many tensors a file has at most (then `path` is the name without its number);
+    `split_expansion`: whether latent attention's keys and values have a tensor each, as in newer files; `further`
+    are tensors that the checkpoint does not have."""
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split_tensors)
+    if f"{writer.arch}.block_count" not in (keys or {}):
+        writer.add_block_count(config["num_hidden_layers"])
     _hyperparameters(writer, config)
     for key, value in (keys or {}).items():
         _add(writer, key, value)
     for name, factors in _rope_factors(config).items():
         writer.add_tensor(name, factors)
+    for name, array in (further or {}).items():
+        writer.add_tensor(name, array)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, tensor in load_file(checkpoint / "model.safetensors").items():
+    for name, tensor in unstacked(
+        load_file(checkpoint / "model.safetensors"), config, split_expansion
+    ).items():
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
         if architecture in PAIRED and ".q_proj." in name:
@@ -90,7 +122,10 @@ def gguf_twin(
         if architecture in GEMMA and name.endswith("norm.weight"):
             tensor = tensor + 1
         array = tensor.float().contiguous().numpy()
-        stored = gguf.GGMLQuantizationType[kind if array.ndim > 1 else "F32"]
+        plain = array.ndim == 1 or target.endswith(".bias") or ".ffn_gate_inp" in target
+        # The converter stores what does not divide into blocks as F16; here it stays what it is.
+        whole = array.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == 0
+        stored = gguf.GGMLQuantizationType["F32" if plain or not whole else kind]
         writer.add_tensor(target, gguf.quants.quantize(array, stored), raw_dtype=stored)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
@@ -143,13 +178,13 @@ def write_keys(path: Path, keys: Mapping[str, Any], architecture: str = "qwen2")
 def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     family, heads = config["model_type"], config["num_attention_heads"]
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
-    writer.add_block_count(config["num_hidden_layers"])
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
     writer.add_feed_forward_length(config["intermediate_size"])
     writer.add_head_count(heads)
-    writer.add_head_count_kv(config["num_key_value_heads"])
-    if family not in ("phi3", "granite"):
+    if "kv_lora_rank" not in config:
+        writer.add_head_count_kv(config["num_key_value_heads"])
+    if family not in ("phi3", "granite") and "kv_lora_rank" not in config:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if "norm_epsilon" in config:
@@ -159,6 +194,7 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     writer.add_vocab_size(config["vocab_size"])
     _rotation(writer, config, head_dim)
     _of_its_own(writer, config)
+    expert_keys(writer, config)
 
 
 def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> None:
@@ -168,7 +204,8 @@ def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) ->
         writer.add_rope_freq_base(rope["rope_theta"])
     if "sliding_attention" in by_type:
         writer.add_rope_freq_base_swa(by_type["sliding_attention"]["rope_theta"])
-    writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
+    if "kv_lora_rank" not in config:
+        writer.add_rope_dimension_count(int(head_dim * rope.get("partial_rotary_factor", 1.0)))
     if rope["rope_type"] in ("linear", "yarn"):
         writer.add_rope_scaling_type(gguf.RopeScalingType(rope["rope_type"]))
         writer.add_rope_scaling_factor(rope["factor"])

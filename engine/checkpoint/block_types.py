@@ -54,6 +54,7 @@ TYPES: dict[int, BlockType] = {
     41: BlockType("Q1_0", 128, 18),
 }
 
+FLOAT32 = TYPES[0]
 #: Types whose elements stand by themselves, in torch's names.
 PLAIN: dict[str, str] = {
     "F32": "float32",
@@ -68,6 +69,7 @@ PLAIN: dict[str, str] = {
 #: Types in blocks that `engine.checkpoint.dequantise` reads.
 QUANTISED: tuple[str, ...] = (
     "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS",
+    "MXFP4",
 )  # fmt: skip
 
 

@@ -43,14 +43,14 @@ def is_frequencies(name: str) -> bool:
 
 
 #: Families whose checkpoints hold such layers.
-_PREDICTING: tuple[Family, ...] = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
+PREDICTING: tuple[Family, ...] = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
 
 
 def predicts_further(name: str, model: ModelConfig) -> bool:
     """Whether the tensor is of the layers behind the others that predict further tokens (arXiv:2404.19737), which
     GLM-4.5's and DeepSeek-V3's checkpoints hold and transformers leaves unread."""
     layer = layer_of_parameter(name)
-    return model.family in _PREDICTING and layer is not None and layer >= model.num_layers
+    return model.family in PREDICTING and layer is not None and layer >= model.num_layers
 
 
 def _unread_layers(names: set[str], model: ModelConfig) -> tuple[str, ...]:

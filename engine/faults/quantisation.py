@@ -23,7 +23,9 @@ if TYPE_CHECKING:
 #: Types whose values are scale x integer + offset, and those that pack two integers' low halves into a byte. Here once
 #: more because `needs` is asked where torch is not loaded.
 WITH_OFFSET = frozenset({"Q4_1", "Q5_1", "Q2_K", "Q4_K", "Q5_K"})
-WITH_NIBBLES = frozenset({"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS"})
+WITH_NIBBLES = frozenset(
+    {"Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q4_K", "Q5_K", "Q6_K", "IQ4_NL", "IQ4_XS", "MXFP4"}
+)
 
 
 def _of_blocks(raw: Tensor, type: BlockType, read: Callable[[Encoding, Tensor], Tensor]) -> Tensor:

@@ -11,7 +11,8 @@ from lockstep.engine.graph.operation import Operation
 #: The router, and what chooses by it: perhaps by a correction, the router's or that of the module at the choice.
 _ROUTING = (
     Operation(
-        "mlp.router", "linear", {"x": "mlp_norm"}, "experts", module="mlp.gate", bias="expert_bias", part="experts"
+        "mlp.router", "linear", {"x": "mlp_norm"}, "experts", module="mlp.gate", gguf="ffn_gate_inp",
+        bias="expert_bias", part="experts",
     ),
     Operation("mlp.topk_ids", "choice", {"logits": "mlp.router"}, "slots", part="experts"),
     Operation(
@@ -19,12 +20,12 @@ _ROUTING = (
         part="experts",
     ),
 )  # fmt: skip
-#: `module`s are one of each expert: `{}` stands for its number.
+#: `module`s are one of each expert: `{}` stands for its number; a GGUF file has one stack of all of them.
 _CHOSEN = (
     *(
         Operation(
             f"mlp.experts.{one}", "experts", {"x": "mlp_norm", "ids": "mlp.topk_ids"}, "expert", "slots",
-            module=f"mlp.experts.{{}}.{one}_proj", bias="expert_bias", part="experts",
+            module=f"mlp.experts.{{}}.{one}_proj", gguf=f"ffn_{one}_exps", bias="expert_bias", part="experts",
             unless=("ungated",) if one == "gate" else (),
         )
         for one in ("gate", "up")
@@ -35,14 +36,14 @@ _CHOSEN = (
     ),
     Operation(
         "mlp.experts.down", "experts", {"x": "mlp.experts.act", "ids": "mlp.topk_ids"}, form="slots",
-        module="mlp.experts.{}.down_proj", bias="expert_bias", summed=True, part="experts",
+        module="mlp.experts.{}.down_proj", gguf="ffn_down_exps", bias="expert_bias", summed=True, part="experts",
     ),
 )  # fmt: skip
 _SHARED = (
     *(
         Operation(
             f"mlp.shared.{one}", "linear", {"x": "mlp_norm"}, "shared_expert",
-            module=f"mlp.shared_expert.{one}_proj", part="shared_expert",
+            module=f"mlp.shared_expert.{one}_proj", gguf=f"ffn_{one}_shexp", part="shared_expert",
         )
         for one in ("gate", "up")
     ),
@@ -51,11 +52,12 @@ _SHARED = (
         part="shared_expert",
     ),
     Operation(
-        "mlp.shared.down", "linear", {"x": "mlp.shared.act"}, module="mlp.shared_expert.down_proj", summed=True,
-        part="shared_expert",
+        "mlp.shared.down", "linear", {"x": "mlp.shared.act"}, module="mlp.shared_expert.down_proj",
+        gguf="ffn_down_shexp", summed=True, part="shared_expert",
     ),
     Operation(
-        "mlp.shared_gate", "linear", {"x": "mlp_norm"}, "one", module="mlp.shared_expert_gate", part="shared_gate"
+        "mlp.shared_gate", "linear", {"x": "mlp_norm"}, "one", module="mlp.shared_expert_gate",
+        gguf="ffn_gate_inp_shexp", part="shared_gate",
     ),
 )  # fmt: skip
 _SUM = (

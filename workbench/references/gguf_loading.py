@@ -25,13 +25,12 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
+from lockstep.workbench.references import gguf_experts
+from lockstep.workbench.references.gguf_experts import Told
 from lockstep.workbench.references.request import ReferenceFailure
 
 #: Divisors of the rotary frequencies, one a pair: llama.cpp has Llama 3's scaling as this tensor; and LongRoPE's.
 _ROPE_FREQS, _LONG, _SHORT = "rope_freqs.weight", "rope_factors_long.weight", "rope_factors_short.weight"
-
-#: Fields of a transformers config.
-Told = dict[str, Any]
 
 #: transformers' names of what most architectures have -> keys behind the architecture's name.
 _KEYS: Mapping[str, str] = {
@@ -65,12 +64,18 @@ class WholeReader(GGUFReader):
         found = self.fields.get(f"{self.architecture}.{key}")
         return None if found is None else found.contents()
 
+    def has(self, name: str) -> bool:
+        """Whether there is a tensor of that name."""
+        return any(tensor.name == name for tensor in self.tensors)
+
     def named(self, name: str) -> Any:
         """The data of a tensor; None where there is none."""
         return next((tensor.data for tensor in self.tensors if tensor.name == name), None)
 
 
 def _llama(file: WholeReader) -> Told:
+    if file.value("expert_count"):
+        return {"model_type": "mixtral"}
     window = file.value("attention.sliding_window") or 0
     if 0 < window < file.value("context_length"):
         return {"model_type": "mistral", "sliding_window": window}
@@ -176,6 +181,13 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "smollm3": _Architecture("smollm3", processor=LlamaTensorProcessor),
     "glm4": _Architecture("glm4", _glm4),
     "starcoder2": _Architecture("starcoder2", _starcoder2),
+    "qwen3moe": _Architecture("qwen3_moe", gguf_experts.qwen3_moe),
+    "qwen2moe": _Architecture("qwen2_moe", gguf_experts.qwen2_moe),
+    "olmoe": _Architecture("olmoe", lambda file: {"norm_topk_prob": False}),
+    "glm4moe": _Architecture("glm4_moe", lambda file: gguf_experts.partly_rotated(file, _rope(file))),
+    "minimax-m2": _Architecture("minimax_m2", lambda file: gguf_experts.partly_rotated(file, _rope(file))),
+    "gpt-oss": _Architecture("gpt_oss", lambda file: gguf_experts.gpt_oss(file, _rope(file))),
+    "deepseek2": _Architecture("deepseek_v2", lambda file: gguf_experts.deepseek(file, _rope(file))),
 }
 
 
@@ -193,8 +205,10 @@ def gguf_config(path: Path) -> Any:
         "attention_bias": "blk.0.attn_q.bias" in names,
         "mlp_bias": "blk.0.ffn_down.bias" in names,
         "rope_parameters": _rope(file),
+        **gguf_experts.told_of_experts(file),
         **architecture.own(file),
     }
+    told["num_hidden_layers"] -= file.value("nextn_predict_layers") or 0
     return AutoConfig.for_model(**told, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
@@ -239,18 +253,27 @@ def fill_from_gguf(model: Any, path: Path) -> None:
     file = WholeReader(path)
     architecture = next(key for key, name in gguf.MODEL_ARCH_NAMES.items() if name == file.architecture)
     names = gguf.get_tensor_name_map(architecture, model.config.num_hidden_layers)
-    theirs = {names.get_name(ours, (".weight", ".bias")): ours for ours in model.state_dict()}
+    theirs = {
+        names.get_name(gguf_experts.stored_name(ours), (".weight", ".bias")): ours
+        for ours in model.state_dict()
+    }
     processor: Any = _architecture(file, path).processor(config=model.config.to_dict())
-    tensors, homeless = {}, []
+    behind = tuple(f"blk.{i}." for i in range(model.config.num_hidden_layers, file.value("block_count")))
+    found = dict[str, torch.Tensor]()
     for tensor in file.tensors:
-        if tensor.name in (_ROPE_FREQS, _LONG, _SHORT):
-            continue
-        if tensor.name not in theirs:
-            homeless.append(tensor.name)
+        if tensor.name in (_ROPE_FREQS, _LONG, _SHORT) or tensor.name.startswith(behind or ("\0",)):
             continue
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         values = processor.process(weights=values, name=tensor.name).weights
-        tensors[theirs[tensor.name]] = torch.from_numpy(np.array(values)).to(model.dtype)
+        found[tensor.name] = torch.from_numpy(np.array(values)).to(model.dtype)
+    gguf_experts.stack_experts(found, interleaved=model.config.model_type == "gpt_oss")
+    tensors, homeless, there = {}, [], set(model.state_dict())
+    for name in found:
+        ours = name if name in there else theirs.get(name)
+        if ours is None:
+            homeless.append(name)
+        else:
+            tensors[ours] = gguf_experts.one_row(found, name)
     if homeless:
         raise ReferenceFailure(
             f"{path}: transformers has no place for {len(homeless)} of its {len(file.tensors)} tensors, "

@@ -97,7 +97,9 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
     config = gguf_config(path)
     _check_family(path, config.model_type)
     factory: Any = AutoModelForCausalLM
-    model = factory.from_config(config, dtype=dtype, attn_implementation=register())
+    model = factory.from_config(
+        config, dtype=dtype, attn_implementation=register(), experts_implementation=experts.register()
+    )
     fill_from_gguf(model, path)
     return model
 

@@ -11,11 +11,13 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.checkpoint.block_types import BlockType
+from lockstep.engine.checkpoint.dequantise import iq4, mxfp4
 from lockstep.engine.checkpoint.dequantise.encodings import ENCODINGS, FLOATS, SUPPORTED, Encoding
-from lockstep.engine.checkpoint.dequantise.iq4 import WIDEST_GAP
 
 #: Elements at a time: few enough that intermediate results stay in the cache, enough to hide the cost of a call.
 CHUNK = 1 << 20
+#: Of types whose values are unevenly spaced, the largest distance between two of them.
+_WIDEST = {"IQ4_NL": iq4.WIDEST_GAP, "IQ4_XS": iq4.WIDEST_GAP, "MXFP4": mxfp4.WIDEST_GAP}
 
 
 def dequantise(raw: Tensor, type: BlockType) -> Tensor:
@@ -47,7 +49,7 @@ def steps(raw: Tensor, type: BlockType) -> Tensor:
         raise ValueError(f"{type.name} has no steps: supported are {', '.join(ENCODINGS)}")
     blocks = _aligned(raw.reshape(-1, type.nbytes), 2)
     scale, _ = ENCODINGS[type.name].scales(blocks)
-    widest = WIDEST_GAP if type.name.startswith("IQ4") else 1
+    widest = _WIDEST.get(type.name, 1)
     return scale.abs().mul(widest).reshape(*raw.shape[:-1], -1)
 
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from lockstep.engine.checkpoint.dequantise import iq4, k_quants, legacy
+from lockstep.engine.checkpoint.dequantise import iq4, k_quants, legacy, mxfp4
 from lockstep.engine.checkpoint.dequantise.bits import Scales
 
 
@@ -41,6 +41,7 @@ ENCODINGS: dict[str, Encoding] = {
     "Q6_K": Encoding(k_quants.q6_codes, k_quants.q6_scales, (0, 128)),
     "IQ4_NL": Encoding(iq4.nl_codes, legacy.scale, (2, 18)),
     "IQ4_XS": Encoding(iq4.xs_codes, iq4.xs_scales, (8, 136)),
+    "MXFP4": Encoding(mxfp4.codes, mxfp4.scales, (1, 17)),
 }
 
 #: Every type that can be read, by ggml's name.

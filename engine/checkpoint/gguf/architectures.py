@@ -6,33 +6,32 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
-from lockstep.engine.checkpoint.gguf.metadata import MetadataArray
+from lockstep.engine.checkpoint.gguf.expert_architectures import (
+    EXPERT_KEYS,
+    YARN_KEY,
+    deepseek2,
+    glm4_moe,
+    gpt_oss,
+    minimax_m2,
+    mixtral,
+    olmoe,
+    qwen2_moe,
+    qwen3_moe,
+)
+from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
+from lockstep.engine.checkpoint.gguf.windows import PATTERN, WINDOW, windows
 from lockstep.engine.config import Family
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.rope_scaling import Rope, RopeScaling
 
-#: Fields of `ModelConfig` that differ from their defaults.
-Own = Mapping[str, Any]
-WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 _ATTENTION_CAP, _LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
 
 
-@dataclass(frozen=True, slots=True)
-class StatedSizes:
-    """What of a model the others are derived from; `rope` is the rotation that its keys state."""
-
-    hidden: int
-    heads: int
-    head_dim: int
-    layers: int
-    max_position: int
-    rope: Rope
-
-
 def _llama(fields: Fields, of: StatedSizes) -> Own:
-    """Mistral's files say `llama`, and have a window in all layers."""
+    """Mistral's files say `llama`, and have a window in all layers; Mixtral's, and have experts."""
+    if fields.size("expert_count", 0, least=0):
+        return mixtral(fields, of)
     window = fields.size(WINDOW, 0, least=0)
     if window == 0 or window >= of.max_position:
         return {}
@@ -64,23 +63,22 @@ def _gemma(fields: Fields, of: StatedSizes, largest: int, cap: float) -> Own:
 
 
 def _gemma2(fields: Fields, of: StatedSizes) -> Own:
-    windows = _windows(fields, of, fields.size(WINDOW, 4096), 2)
     return {
         **_gemma(fields, of, 46, 30.0),
         "score_cap": fields.number(_ATTENTION_CAP, 50.0),
-        "windows": windows,
+        "windows": windows(fields, of.layers, fields.size(WINDOW, 4096), 2),
     }
 
 
 def _gemma3(fields: Fields, of: StatedSizes) -> Own:
     """Layers with a window have a rotation of their own."""
-    windows = _windows(fields, of, fields.size(WINDOW, 0, least=0), 6)
+    own = windows(fields, of.layers, fields.size(WINDOW, 0, least=0), 6)
     local = Rope(fields.number("rope.freq_base_swa", 10_000.0, above=0.0), RopeScaling())
     return {
         **_gemma(fields, of, 62, 0.0),
         "qk_norm": True,
-        "windows": windows,
-        "layer_ropes": _ropes(of, windows, local),
+        "windows": own,
+        "layer_ropes": _ropes(of, own, local),
     }
 
 
@@ -90,9 +88,9 @@ def _olmo2(fields: Fields, of: StatedSizes) -> Own:
     window = fields.size(WINDOW, 0, least=0)
     if not window:
         return norms
-    windows = _windows(fields, of, window, 4)
-    ropes = _ropes(of, windows, Rope(of.rope.theta, RopeScaling()))
-    return {**norms, "family": "olmo3", "windows": windows, "layer_ropes": ropes}
+    own = windows(fields, of.layers, window, 4)
+    ropes = _ropes(of, own, Rope(of.rope.theta, RopeScaling()))
+    return {**norms, "family": "olmo3", "windows": own, "layer_ropes": ropes}
 
 
 def _phi3(fields: Fields, of: StatedSizes) -> Own:
@@ -125,40 +123,30 @@ def _starcoder2(fields: Fields, of: StatedSizes) -> Own:
     return {"norm": "layer", "gated": False, "activation": "gelu_tanh"}
 
 
-def _windows(fields: Fields, of: StatedSizes, window: int, period: int) -> tuple[int | None, ...]:
-    """Of each layer: the last of every `period` sees everything, unless the file states which have a window."""
-    pattern = fields.data.get(PATTERN)
-    if isinstance(pattern, MetadataArray):
-        if pattern.count != of.layers or pattern.element not in ("BOOL", "UINT32", "INT32"):
-            raise fields.error(PATTERN, f"expected a truth value for each of {of.layers} layers")
-        return tuple(window if one else None for one in pattern.numbers()) if window else (None,) * of.layers
-    period = fields.size(PATTERN, period)
-    return tuple(window if window and (i + 1) % period else None for i in range(of.layers))
-
-
-def _ropes(of: StatedSizes, windows: tuple[int | None, ...], local: Rope) -> tuple[Rope, ...]:
+def _ropes(of: StatedSizes, own: tuple[int | None, ...], local: Rope) -> tuple[Rope, ...]:
     """Of each layer, `local` where it has a window; none where all are the same."""
-    ropes = tuple(of.rope if window is None else local for window in windows)
+    ropes = tuple(of.rope if window is None else local for window in own)
     return () if set(ropes) == {of.rope} else ropes
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
     """`own(fields, sizes)`: what its models do differently. `knows` are keys that would otherwise be refused;
-    `partial`: a part of each head may be rotated."""
+    `partial`: a part of each head may be rotated; `latent`: keys and values are made from latents."""
 
     family: Family
     own: Callable[[Fields, StatedSizes], Own]
     knows: tuple[str, ...] = ()
     eps_key: str = "attention.layer_norm_rms_epsilon"
     partial: bool = False
+    latent: bool = False
 
 
 #: By the names of GGUF files.
 ARCHITECTURES: Mapping[str, Architecture] = {
     "qwen2": Architecture("qwen2", _qwen2),
     "qwen3": Architecture("qwen3", _qwen3),
-    "llama": Architecture("llama", _llama),
+    "llama": Architecture("llama", _llama, EXPERT_KEYS),
     "gemma2": Architecture("gemma2", _gemma2, (_ATTENTION_CAP, _LOGIT_CAP, PATTERN)),
     "gemma3": Architecture("gemma3_text", _gemma3, (_LOGIT_CAP, PATTERN)),
     "olmo2": Architecture("olmo2", _olmo2, (PATTERN,)),
@@ -169,4 +157,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture("smollm3", _smollm3),
     "glm4": Architecture("glm4", _glm4, partial=True),
     "starcoder2": Architecture("starcoder2", _starcoder2, eps_key="attention.layer_norm_epsilon"),
+    "qwen3moe": Architecture("qwen3_moe", qwen3_moe, EXPERT_KEYS),
+    "qwen2moe": Architecture("qwen2_moe", qwen2_moe, EXPERT_KEYS),
+    "olmoe": Architecture("olmoe", olmoe, EXPERT_KEYS),
+    "glm4moe": Architecture("glm4_moe", glm4_moe, EXPERT_KEYS, partial=True),
+    "minimax-m2": Architecture("minimax_m2", minimax_m2, EXPERT_KEYS, partial=True),
+    "gpt-oss": Architecture("gpt_oss", gpt_oss, (*EXPERT_KEYS, PATTERN)),
+    "deepseek2": Architecture("deepseek_v2", deepseek2, (*EXPERT_KEYS, YARN_KEY), latent=True),
 }

@@ -8,9 +8,11 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import replace
 
-from lockstep.engine.checkpoint.gguf.architectures import ARCHITECTURES, StatedSizes
+from lockstep.engine.checkpoint.gguf.architectures import ARCHITECTURES
+from lockstep.engine.checkpoint.gguf.expert_architectures import latent_of_gguf
 from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar
 from lockstep.engine.checkpoint.gguf.rotary import Floats, Tensors, rope_scaling
+from lockstep.engine.checkpoint.gguf.stated_sizes import StatedSizes
 from lockstep.engine.checkpoint.gguf.vocabulary import end_ids, token_id
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.config.fields import Fields
@@ -39,6 +41,9 @@ NEUTRAL: dict[str, float | bool] = {
     "rope.scaling.yarn_ext_factor": 1.0,
     "rope.scaling.yarn_log_multiplier": 0.0,
 }
+#: How many layers behind the others predict further tokens.
+FURTHER_KEY = "nextn_predict_layers"
+FURTHER_NOTE = "ignored blk.{}: a layer that predicts further tokens, behind the model's"
 
 
 def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Floats) -> ModelConfig:
@@ -56,12 +61,14 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     architecture, fields = ARCHITECTURES[name], _OwnKeys(general, name)
     _refuse_unsupported(fields, architecture.knows)
     heads, hidden = fields.size("attention.head_count"), fields.size("embedding_length")
-    kv_heads = fields.size("attention.head_count_kv", heads)
+    latent = latent_of_gguf(fields, tensors) if architecture.latent else None
+    kv_heads = heads if latent else fields.size("attention.head_count_kv", heads)
     if heads % kv_heads:
         raise fields.error("attention.head_count_kv", f"does not divide attention.head_count = {heads}")
-    layers = fields.size("block_count", most=MOST_LAYERS)
-    head_dim = _head_dim(fields, hidden, heads)
-    rotary = _rotary_dim(fields, head_dim, architecture.partial)
+    further = fields.size(FURTHER_KEY, 0, least=0)
+    layers = fields.size("block_count", least=further + 1, most=MOST_LAYERS) - further
+    head_dim = latent.head_dim if latent else _head_dim(fields, hidden, heads)
+    rotary = latent.rope_dim if latent else _rotary_dim(fields, head_dim, architecture.partial)
     max_position = fields.size("context_length")
     theta = fields.number("rope.freq_base", DEFAULT_THETA, above=0.0)
     rope = Rope(theta, rope_scaling(fields, tensors, rotary or head_dim, max_position, floats))
@@ -79,6 +86,7 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
         rope_theta=rope.theta,
         rope_scaling=rope.scaling,
         rotary=rotary,
+        latent=latent,
         qkv_bias="blk.0.attn_q.bias" in tensors,
         o_bias="blk.0.attn_output.bias" in tensors,
         mlp_bias="blk.0.ffn_down.bias" in tensors,
@@ -88,10 +96,10 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
         bos_id=token_id(general, "bos"),
         eos_ids=end_ids(general),
         block_types=tuple(sorted({tensor.type.name for tensor in tensors.values()})),
+        notes=(FURTHER_NOTE.format(layers),) if further else (),
     )
-    return replace(
-        plain, **architecture.own(fields, StatedSizes(hidden, heads, head_dim, layers, max_position, rope))
-    )
+    sizes = StatedSizes(hidden, heads, head_dim, layers, max_position, rope, frozenset(tensors))
+    return replace(plain, **architecture.own(fields, sizes))
 
 
 class _OwnKeys(Fields):

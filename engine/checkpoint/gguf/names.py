@@ -14,8 +14,8 @@ from typing import Any, Protocol, TypeVar
 
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import LAYER, OUTSIDE, instead_of
-from lockstep.engine.graph.checkpoint_names import FUSED, GGUF_STACKS, MODULES
-from lockstep.engine.parallel.shards import Span
+from lockstep.engine.graph.checkpoint_names import FUSED, GGUF_MODULES, GGUF_STACKS, MODULES
+from lockstep.engine.parallel.shards import CORRECTION, SINKS, Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
 Array = TypeVar("Array", bound=Any)
@@ -61,20 +61,23 @@ def _swapped(tensor: Array, outer: int, inner: int) -> Array:
 
 @dataclass(frozen=True, slots=True)
 class NameRule:
-    """One module: its name in either format, `{}` for the layer. `rotated`: rows are reordered where the
-    architecture turns neighbours."""
+    """One module: its name in either format, `{}` for the layer and for the expert. `rotated`: rows are reordered where
+    the architecture turns neighbours. `kind`: what a GGUF file appends to the name of a parameter that has no module
+    of its own."""
 
     hugging_face: str
     gguf: str
     rotated: bool = False
+    kind: str = ""
 
 
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
-PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "granite", "smollm3"})
+PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3"})
 
 _PARTS = re.compile(
-    r"(?:(?P<before>model\.layers|blk)\.(?P<layer>0|[1-9]\d*)\.)?(?P<module>.+)\.(?P<kind>weight|bias)"
+    r"(?:(?P<before>model\.layers|blk)\.(?P<layer>0|[1-9]\d*)\.)?(?P<module>.+?)(?:\.(?P<kind>weight|bias))?"
 )
+_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +91,7 @@ class _Rules:
 @cache
 def _rules(family: Family) -> _Rules:
     modules, stacks = MODULES.get(family, {}), FUSED.get(family, {})
+    theirs = GGUF_MODULES.get(family, {})
     stacked = {part: GGUF_STACKS[stack] for stack, parts in stacks.items() for part in parts}
     rotated = {tap for one in LAYER.values() if one.kind == "rope" for tap in instead_of(one.inputs["x"])}
     found: list[NameRule] = []
@@ -98,15 +102,21 @@ def _rules(family: Family) -> _Rules:
         ):  # else another's by now
             module = modules.get(tap, one.module)
             turned = one.kind == "linear" and one.tap in rotated
-            found.append(_layer_rule(module, stacked.get(module, one.gguf), turned))
+            gguf = theirs.get(tap) or stacked.get(module, one.gguf)
+            found.append(_layer_rule(module, gguf, turned))
     whole = [_layer_rule(stack, GGUF_STACKS[stack]) for stack in stacks]
+    chooser = modules.get("mlp.topk_ids") or modules.get("mlp.router", "mlp.gate")
+    found += [
+        _layer_rule(f"{chooser}.{CORRECTION}", "exp_probs_b", kind="bias"),
+        _layer_rule(SINKS, "attn_sinks", kind="weight"),
+    ]
     found += [*(NameRule(one.module, one.gguf) for one in OUTSIDE.values()), *whole]
     # A stack's name means the stack, not one of its parts.
     return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})
 
 
-def _layer_rule(module: str, gguf: str, rotated: bool = False) -> NameRule:
-    return NameRule(f"model.layers.{{}}.{module}", f"blk.{{}}.{gguf}", rotated)
+def _layer_rule(module: str, gguf: str, rotated: bool = False, kind: str = "") -> NameRule:
+    return NameRule(f"model.layers.{{}}.{module}", f"blk.{{}}.{gguf}", rotated, kind)
 
 
 def gguf_name(name: str, family: Family) -> str:
@@ -116,7 +126,8 @@ def gguf_name(name: str, family: Family) -> str:
 
 
 def hugging_face_name(name: str, family: Family) -> str:
-    """The Hugging Face name of a GGUF tensor; a name that no rule knows stays what it is."""
+    """The Hugging Face name of a GGUF tensor, of a stack of experts with `{}` for the number of each; a name that no
+    rule knows stays what it is."""
     return _translated(name, _rules(family).by_gguf, "hugging_face")
 
 
@@ -144,9 +155,9 @@ def covering(span: Span, size: int, applied: tuple[RowOperation, ...]) -> Span:
 
 
 def _pattern(match: re.Match[str]) -> str:
-    """The name as a rule writes it: layer number replaced, without `.weight` or `.bias`."""
+    """The name as a rule writes it: numbers of layer and expert replaced, without `.weight` or `.bias`."""
     layer = "" if match["layer"] is None else f"{match['before']}.{{}}."
-    return layer + match["module"]
+    return layer + _EXPERT.sub("{}", match["module"])
 
 
 def _rule(name: str, rules: Mapping[str, NameRule]) -> NameRule | None:
@@ -158,5 +169,12 @@ def _translated(name: str, rules: Mapping[str, NameRule], to: str) -> str:
     match, rule = _PARTS.fullmatch(name), _rule(name, rules)
     if match is None or rule is None:
         return name
-    target: str = getattr(rule, to)
-    return f"{target.format(match['layer'])}.{match['kind']}"
+    # What follows the module's name here, and there: the same, but of parameters without a module.
+    here, there = ("", rule.kind) if to == "gguf" else (rule.kind, "")
+    kind = match["kind"] or ""
+    if not rule.kind:
+        here, there = kind, kind
+    if kind != here or (not rule.kind and not kind):
+        return name
+    target: str = getattr(rule, to).format(match["layer"], "{}")
+    return f"{target}.{there}" if there else target

@@ -4,16 +4,18 @@ from __future__ import annotations
 
 import hashlib
 import mmap
+import re
 import struct
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from functools import partial
 from math import prod
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.engine.checkpoint.block_types import PLAIN, QUANTISED, BlockType
+from lockstep.engine.checkpoint.block_types import FLOAT32, PLAIN, QUANTISED, BlockType
 from lockstep.engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash_contents
+from lockstep.engine.checkpoint.gguf.expansion import PlacedTensor, split_expansions
 from lockstep.engine.checkpoint.gguf.header import GgufHeader, GgufTensor
 from lockstep.engine.checkpoint.gguf.hyperparameters import model_config
 from lockstep.engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations, shift
@@ -21,6 +23,7 @@ from lockstep.engine.checkpoint.gguf.rotary import FACTORS
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.checkpoint.source import TensorInfo
 from lockstep.engine.checkpoint.stacks import whole_stacks
+from lockstep.engine.checkpoint.ties import PREDICTING
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel.shards import Span
@@ -30,6 +33,8 @@ if TYPE_CHECKING:
     import numpy as np
     import torch
     from numpy.typing import NDArray
+
+_LAYER = re.compile(r"blk\.(\d+)\.", re.ASCII)
 
 
 def open_gguf(path: Path) -> tuple[ModelConfig, GgufSource]:
@@ -108,24 +113,37 @@ class GgufSource(FileSource):
     def __init__(self, headers: dict[Path, GgufHeader], model: ModelConfig) -> None:
         self.headers, self._model = headers, model
         self.decoding = Decoding()
-        found: dict[str, tuple[Path, GgufTensor]] = {}
-        for file, header in headers.items():
-            for stored, tensor in header.tensors.items():
-                if stored in FACTORS:  # part of the configuration
-                    continue
-                name = hugging_face_name(stored, model.family)
-                if name in found:
-                    raise CheckpointError(
-                        f"{file}: tensor {printable(stored)} is in {found[name][0].name} as well"
-                    )
-                found[name] = file, tensor
-        parts = whole_stacks(model, {name: tensor.shape for name, (_, tensor) in found.items()})
+        found = self._named(headers)
+        expansions = split_expansions(found, model)
+        for _, names in expansions.values():
+            for name in names:
+                del found[name]
+        self._expansions = {name: one for name, (one, _) in expansions.items()}
+        parts = whole_stacks(model, {name: one.tensor.shape for name, one in found.items()})
         stacks = {whole: found.pop(whole) for whole in {place.tensor for place in parts.values()}}
         for name, place in parts.items():
             file, tensor = stacks[place.tensor]
-            found[name] = file, _rows_of(tensor, place.rows)
-        self._tensors = {name: tensor for name, (_, tensor) in found.items()}
-        super().__init__({name: _info(*place) for name, place in found.items()}, headers)
+            found[name] = PlacedTensor(file, _rows_of(tensor, place.rows))
+        found = dict(_single(found, model))
+        self._tensors = {name: one.tensor for name, one in found.items()}
+        infos = {name: _info(*one) for name, one in found.items()}
+        super().__init__(infos | {name: one.info for name, one in self._expansions.items()}, headers)
+
+    def _named(self, headers: dict[Path, GgufHeader]) -> dict[str, PlacedTensor]:
+        """By Hugging Face's names. CheckpointError where two have the same."""
+        found: dict[str, PlacedTensor] = {}
+        for file, header in headers.items():
+            for stored, tensor in header.tensors.items():
+                # Part of the configuration, or of a layer that is left unread.
+                if stored in FACTORS or _is_behind(stored, self._model):
+                    continue
+                name = hugging_face_name(stored, self._model.family)
+                if name in found:
+                    raise CheckpointError(
+                        f"{file}: tensor {printable(stored)} is in {found[name].file.name} as well"
+                    )
+                found[name] = PlacedTensor(file, tensor)
+        return found
 
     def read(self, name: str, dim: int | None = None, span: Span | None = None) -> torch.Tensor:
         """The tensor, or `span` of dimension `dim`, as a contiguous CPU tensor of its own."""
@@ -136,6 +154,8 @@ class GgufSource(FileSource):
                 f"supported are {', '.join((*PLAIN, *QUANTISED))}"
             )
         decode = partial(self.decoding.values, name)
+        if name in self._expansions:
+            return self._expansion(name, dim, span, decode)
         applied = self.decoding.operations(name, self._model)
         if applied and len(info.shape) == 1:  # a row of elements, each of which is a row of the layer
             values = self.blocks(name).values(decode)
@@ -145,12 +165,33 @@ class GgufSource(FileSource):
         values, above = self.blocks(name, dim, span).values(decode), shift(name, self._model)
         return values - above if above else values
 
+    def _expansion(
+        self,
+        name: str,
+        dim: int | None,
+        span: Span | None,
+        decode: Callable[[torch.Tensor, BlockType], torch.Tensor],
+    ) -> torch.Tensor:
+        """The slice of a matrix that lies in two tensors."""
+        rows, columns = (Span(0, size) for size in self.info(name).shape)
+        if span is not None:
+            rows, columns = (span, columns) if dim == 0 else (rows, span)
+        values, count = self._expansions[name].read(rows, _copy, decode)
+        self.bytes_read += count
+        return values[:, columns.start : columns.stop].contiguous()
+
     def blocks(self, name: str, dim: int | None = None, span: Span | None = None) -> Blocks:
         """The blocks that cover the slice, rows in the order of Hugging Face's layout; only they are read.
 
         Rows of one dimension are elements, which no block can reorder: a q/k bias of `llama` stays in the file's order.
         """
-        info, tensor = self.readable(name, dim, span), self._tensors[name]
+        info = self.readable(name, dim, span)
+        if name in self._expansions:  # in no blocks of its own: as plain numbers
+            import torch
+
+            values = self._expansion(name, dim, span, partial(self.decoding.values, name))
+            return Blocks(values.view(torch.uint8), FLOAT32, Span(0, values.shape[1]))
+        tensor = self._tensors[name]
         kind, shape = tensor.type, tensor.shape
         last = len(shape) - 1
         wanted = [Span(0, size) for size in shape]
@@ -173,13 +214,25 @@ class GgufSource(FileSource):
     def rows(self, name: str, step: int = 1) -> NDArray[np.float32]:
         """Every `step`-th row (of one dimension: all elements) as float32, without torch: dequantised by gguf-py, which
         knows types that `read` does not. CheckpointError for one that neither knows."""
-        info, tensor = self.readable(name, None, None), self._tensors[name]
+        info = self.readable(name, None, None)
         import numpy as np
 
         # Imported here: they take a fifth of a second.
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
+        if name in self._expansions:
+            one = self._expansions[name]
+            keys, halves = (
+                dequantize(
+                    np.memmap(place.file, np.uint8, "r", place.tensor.start, place.byte_shape),
+                    GGMLQuantizationType[place.tensor.type.name],
+                )
+                for place in (one.keys, one.values)
+            )
+            whole = np.concatenate((keys.swapaxes(1, 2), halves), 1).reshape(info.shape)
+            return whole[::step].astype(np.float32, copy=False)
+        tensor = self._tensors[name]
         length = tensor.shape[-1] // tensor.type.elements * tensor.type.nbytes
         raw = np.memmap(info.file, np.uint8, "r", tensor.start, (*tensor.shape[:-1], length))
         order = np.arange(tensor.shape[0])
@@ -204,6 +257,28 @@ class GgufSource(FileSource):
                 for tensor in header.tensors.values():
                     hash_contents(hasher, file, tensor.start, tensor.stop - tensor.start)
         return hasher.hexdigest()
+
+
+def _is_behind(stored: str, model: ModelConfig) -> bool:
+    """Whether the tensor is of a layer that predicts further tokens."""
+    match = _LAYER.match(stored)
+    return match is not None and int(match[1]) >= model.num_layers and model.family in PREDICTING
+
+
+def _single(found: dict[str, PlacedTensor], model: ModelConfig) -> Iterator[tuple[str, PlacedTensor]]:
+    """Stacks of experts as a tensor of each, and the gate of a shared expert as the matrix of one row."""
+    count = 0 if model.experts is None else model.experts.count
+    for name, (file, tensor) in found.items():
+        if "{}" in name and tensor.shape[0] == count and len(tensor.shape) > 1:
+            size = (tensor.stop - tensor.start) // count
+            for expert in range(count):
+                start = tensor.start + expert * size
+                part = GgufTensor(tensor.type, tensor.shape[1:], start, start + size)
+                yield name.format(expert), PlacedTensor(file, part)
+        elif name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1:
+            yield name, PlacedTensor(file, replace(tensor, shape=(1, *tensor.shape)))
+        else:
+            yield name, PlacedTensor(file, tensor)
 
 
 def _rows_of(tensor: GgufTensor, rows: Span) -> GgufTensor:

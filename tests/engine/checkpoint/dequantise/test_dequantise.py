@@ -51,6 +51,11 @@ def extreme_blocks(type: BlockType) -> torch.Tensor:
     count = 2 + len(EXTREMES) ** 2
     blocks = random_blocks(type, count)[0].view(count, type.nbytes)
     blocks[0], blocks[1] = 0, 255
+    if type.nbytes % 2:  # its scale is an exponent alone
+        blocks[2:, 0] = torch.tensor([0, 1, 2, 127, 128, 254, 255], dtype=torch.uint8).repeat(count)[
+            : count - 2
+        ]
+        return blocks.view(1, -1)
     halves = blocks.view(torch.int16)
     scales = torch.tensor(list(EXTREMES.values())).to(torch.int16)
     for index, pair in enumerate(torch.cartesian_prod(scales, scales), 2):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import gguf
 import numpy as np
 import pytest
@@ -12,10 +14,20 @@ from hypothesis import strategies as st
 from lockstep.engine.checkpoint.gguf.names import PairRows, covering, gguf_name, hugging_face_name, operations
 from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph.checkpoint_names import FUSED
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
 from tests.checkpoints import EVERY_VARIANT, tiny_config
 from tests.gguf_twins import ARCHITECTURES
+
+EXPERT = re.compile(r"\.experts\.\d+\.")
+#: What the converter makes of names before it looks them up.
+CONVERTED = {
+    "e_score_correction_bias": "e_score_correction.bias", "self_attn.sinks": "self_attn.sinks.weight",
+    "block_sparse_moe.experts.w1": "mlp.experts.gate_proj", "block_sparse_moe.experts.w3": "mlp.experts.up_proj",
+    "block_sparse_moe.experts.w2": "mlp.experts.down_proj",
+}  # fmt: skip
+AS_CONVERTED = re.compile("|".join(map(re.escape, CONVERTED)))
 
 
 @pytest.mark.parametrize(
@@ -23,18 +35,25 @@ from tests.gguf_twins import ARCHITECTURES
 )
 def test_every_parameter_has_the_name_that_gguf_py_gives_it_and_back(variant: str) -> None:
     family, overrides = EVERY_VARIANT[variant]
+    if family in ("qwen3_moe", "qwen2_moe"):  # all of whose layers have experts there
+        overrides = {**overrides, "mlp_only_layers": []}
     model = ModelConfig.from_hf(tiny_config(family, **overrides).to_dict())
     names = gguf.get_tensor_name_map(ARCHITECTURES[family], model.num_layers)
-    stacked = stored_in(model)
+    stacked = {name: place[0] for name, place in stored_in(model).items()} if model.family in FUSED else {}
     for name in shards.parameters(model):
-        whole = stacked[name][0] if name in stacked else name
-        theirs = names.get_name(whole, try_suffixes=(".weight", ".bias"))
-        assert gguf_name(name, model.family) == gguf_name(whole, model.family) == theirs
-        assert hugging_face_name(theirs, model.family) == whole
+        whole = stacked.get(name, name)
+        number = re.search(r"(?<=\.experts\.)\d+(?=\.)", name)
+        table = AS_CONVERTED.sub(lambda found: CONVERTED[found[0]], EXPERT.sub(".experts.", name))
+        theirs = names.get_name(
+            table if number or table != name else whole, try_suffixes=(".weight", ".bias")
+        )
+        assert gguf_name(name, model.family) == theirs
+        back = hugging_face_name(theirs, model.family)
+        assert back == (EXPERT.sub(".experts.{}.", name) if number else whole if table == name else name)
 
 
 @pytest.mark.parametrize(
-    "name", ["", "rope_freqs.weight", "blk.0.ffn_gate_exps.weight", "blk.01.attn_q.weight", "\n"]
+    "name", ["", "rope_freqs.weight", "blk.0.ffn_gate_chexps.weight", "blk.01.attn_q.weight", "\n"]
 )
 def test_a_name_that_no_rule_knows_stays(name: str) -> None:
     assert hugging_face_name(name, "llama") == gguf_name(name, "llama") == name
@@ -54,7 +73,7 @@ def test_only_architectures_that_turn_neighbours_reorder_q_and_k() -> None:
     for family in ARCHITECTURES:
         model = ModelConfig.from_hf(tiny_config(family).to_dict())
         moved = {name.split(".")[-2] for name in shards.parameters(model) if operations(name, model)}
-        paired = family in ("llama", "mistral", "granite", "smollm3")
+        paired = family in ("llama", "mistral", "mixtral", "granite", "smollm3")
         assert moved == ({"q_proj", "k_proj"} if paired else set())
 
 

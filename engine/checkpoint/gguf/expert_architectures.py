@@ -1,0 +1,181 @@
+"""Mixtures of experts and latent attention as the metadata of GGUF files has them, and what llama.cpp's programs
+(`src/models`) have in them alone. Torch-free.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import Literal
+
+from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
+from lockstep.engine.checkpoint.gguf.windows import WINDOW, windows
+from lockstep.engine.config.experts import ExpertsConfig
+from lockstep.engine.config.families import ClampedSwiGLU
+from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.latent import LatentConfig
+from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.engine.errors import ConfigError
+
+EXPERT_KEYS = ("expert_count", "expert_used_count")
+YARN_KEY = "rope.scaling.yarn_log_multiplier"
+_GATING, _NORM, _SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
+_SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
+
+
+def mixtral(fields: Fields, of: StatedSizes) -> Own:
+    """Llama's file with experts."""
+    return {"family": "mixtral", "experts": replace(_softmax(fields, of, True), wide_weights=True)}
+
+
+def qwen3_moe(fields: Fields, of: StatedSizes) -> Own:
+    """llama.cpp renormalises always."""
+    return {"qk_norm": True, "experts": _softmax(fields, of, True)}
+
+
+def qwen2_moe(fields: Fields, of: StatedSizes) -> Own:
+    """llama.cpp never renormalises."""
+    width = fields.size("expert_shared_feed_forward_length", fields.size("feed_forward_length"))
+    experts = replace(_softmax(fields, of, False), shared_width=width, shared_gated=True)
+    return {"experts": experts}
+
+
+def olmoe(fields: Fields, of: StatedSizes) -> Own:
+    """Norms over all heads of q and k."""
+    return {"qk_norm": True, "qk_norm_whole": True, "experts": _softmax(fields, of, False)}
+
+
+def glm4_moe(fields: Fields, of: StatedSizes) -> Own:
+    """DeepSeek-V3's routing; norms of q and k in the larger models."""
+    experts = _with_shared(fields, _corrected(fields, of, fields.flag(_NORM, False)))
+    return {"qk_norm": "blk.0.attn_q_norm.weight" in of.tensors, "experts": replace(experts, wide=True)}
+
+
+def minimax_m2(fields: Fields, of: StatedSizes) -> Own:
+    """Norms over all heads of q and k; weights are renormalised always."""
+    return {"qk_norm": True, "qk_norm_whole": True, "experts": _corrected(fields, of, True)}
+
+
+def gpt_oss(fields: Fields, of: StatedSizes) -> Own:
+    """The activation's numbers are the program's. The ramp of YaRN's frequencies is not rounded to whole channels, as
+    in the original; llama.cpp rounds."""
+    experts = _experts(fields, of, gating=(0, _SOFTMAX_OF_CHOSEN), renormalised=True)
+    exact = replace(of.rope.scaling, truncate=False)
+    return {
+        "norm": "wide",
+        "sinks": True,
+        "clamp": ClampedSwiGLU(7.0, 1.702),
+        "windows": windows(fields, of.layers, fields.size(WINDOW, 128), 2),
+        "rope_scaling": exact,
+        "experts": replace(experts, biased=True),
+    }
+
+
+def deepseek2(fields: Fields, of: StatedSizes) -> Own:
+    """DeepSeek-V2 where scores are a softmax, else V3, whose architecture GLM-4.7-Flash has too. Of V2 the best expert
+    of each group counts, as in the original; llama.cpp adds the two best."""
+    sigmoid = fields.size(_GATING, _SOFTMAX, least=0) == _SIGMOID
+    if sigmoid:
+        experts = _corrected(fields, of, fields.flag(_NORM, False))
+    else:
+        _refuse_other(fields, _NORM, False)
+        experts = replace(_experts(fields, of, gating=(0, _SOFTMAX), renormalised=False), group_best=1)
+    grouped = replace(
+        experts,
+        groups=fields.size("expert_group_count", 1),
+        top_groups=fields.size("expert_group_used_count", 1),
+        factor=fields.number(_SCALE, 0.0) or 1.0,
+        wide=True,
+        wide_weights=True,
+    )
+    return {
+        "family": "deepseek_v3" if sigmoid else "deepseek_v2",
+        "neighbours": True,
+        "rotary_last": True,
+        "rope_scaling": _latent_yarn(fields, of),
+        "experts": _with_shared(fields, grouped),
+    }
+
+
+def latent_of_gguf(fields: Fields, tensors: Mapping[str, object]) -> LatentConfig:
+    """Widths of heads are of `_mla` keys where those without speak of the absorbed form, which has one head of keys."""
+    absorbed = "attention.key_length_mla" in fields
+    key, value = (f"attention.{one}_length" + ("_mla" if absorbed else "") for one in ("key", "value"))
+    rope, size = fields.size("rope.dimension_count"), fields.size(key)
+    if rope % 2 or rope >= size:
+        raise fields.error("rope.dimension_count", f"expected an even number below {key} = {size}")
+    q_rank = fields.size("attention.q_lora_rank", 0, least=0) or None
+    return LatentConfig(
+        fields.size("attention.kv_lora_rank"),
+        size - rope,
+        rope,
+        fields.size(value),
+        q_rank,
+        "blk.0.attn_kv_a_mqa.bias" in tensors,
+    )
+
+
+def _latent_yarn(fields: Fields, of: StatedSizes) -> RopeScaling:
+    """The rotation has no factor of its own (mscale = mscale_all_dim, all that llama.cpp knows), the scores have."""
+    scaling = of.rope.scaling
+    if scaling.kind != "yarn":
+        return scaling
+    weight = fields.number(YARN_KEY, above=0.0) / 0.1  # the converter writes a tenth of it
+    return replace(scaling, attention_factor=None, mscale=weight, mscale_all_dim=weight)
+
+
+def _softmax(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
+    """Scores are a softmax over all experts."""
+    _refuse_other(fields, _NORM, renormalised)
+    if fields.number(_SCALE, 0.0) not in (0.0, 1.0):
+        raise fields.error(_SCALE, "not supported for this architecture")
+    return _experts(fields, of, gating=(0, _SOFTMAX), renormalised=renormalised)
+
+
+def _corrected(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
+    """Scores are sigmoids, of which a bias corrects the choice."""
+    experts = _experts(fields, of, gating=(0, _SIGMOID), renormalised=renormalised, scores="sigmoid")
+    factor = fields.number(_SCALE, 0.0) or 1.0
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in of.tensors)
+    return replace(
+        experts,
+        correction=corrected,
+        factor=factor,
+        groups=fields.size("expert_group_count", 1),
+        top_groups=fields.size("expert_group_used_count", 1),
+        wide_weights=True,
+    )
+
+
+def _with_shared(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    """So many shared experts are one, of their width together."""
+    return replace(experts, shared_width=experts.width * fields.size("expert_shared_count", 0, least=0))
+
+
+def _experts(
+    fields: Fields,
+    of: StatedSizes,
+    *,
+    gating: tuple[int, int],
+    renormalised: bool,
+    scores: Literal["softmax", "sigmoid"] = "softmax",
+) -> ExpertsConfig:
+    """Layers have experts where the file has a router for them. `gating`: the values of its key that mean this."""
+    if fields.size(_GATING, gating[0], least=0) not in gating:
+        raise fields.error(_GATING, "not a choice of experts that this architecture is known with")
+    layers = tuple(f"blk.{i}.ffn_gate_inp.weight" in of.tensors for i in range(of.layers))
+    if not any(layers):
+        raise ConfigError(f"{fields.where}: no layer has a router (ffn_gate_inp.weight)")
+    return ExpertsConfig(
+        fields.size("expert_count"),
+        fields.size("expert_used_count"),
+        fields.size("expert_feed_forward_length", fields.size("feed_forward_length")),
+        layers,
+        scores=scores,
+        renormalised=renormalised,
+    )
+
+
+def _refuse_other(fields: Fields, key: str, value: bool) -> None:
+    if fields.flag(key, value) != value:
+        raise fields.error(key, "llama.cpp does not read it of this architecture")

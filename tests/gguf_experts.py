@@ -1,0 +1,110 @@
+"""What llama.cpp's converter makes of experts and latent attention: its keys, and its stacks. Nothing here comes from
+the engine."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import gguf
+import torch
+
+Tensors = dict[str, torch.Tensor]
+Config = Mapping[str, Any]
+_EXPERT = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
+#: What the converter calls Mixtral's matrices before it looks names up.
+_MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+
+
+def expert_keys(writer: gguf.GGUFWriter, config: Config) -> None:
+    """The metadata of experts, and of latents where there are any."""
+    family = config["model_type"]
+    count = next(
+        (config[key] for key in ("n_routed_experts", "num_local_experts", "num_experts") if key in config), 0
+    )
+    if not count:
+        return
+    writer.add_expert_count(count)
+    writer.add_expert_used_count(config["num_experts_per_tok"])
+    if config.get("n_group"):
+        writer.add_expert_group_count(config["n_group"])
+        writer.add_expert_group_used_count(config["topk_group"])
+    if family in ("qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3"):
+        writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
+    if family in ("gpt_oss", "minimax_m2"):
+        writer.add_expert_feed_forward_length(config["intermediate_size"])
+    if family == "qwen2_moe":
+        writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if family == "gpt_oss":
+        writer.add_sliding_window(config["sliding_window"])
+    if family in ("glm4_moe", "minimax_m2", "deepseek_v3"):
+        writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
+    if family in ("glm4_moe", "deepseek_v2", "deepseek_v3"):
+        writer.add_expert_shared_count(config["n_shared_experts"])
+        writer.add_leading_dense_block_count(config["first_k_dense_replace"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+    if family in ("glm4_moe", "deepseek_v3") and config["norm_topk_prob"]:
+        writer.add_expert_weights_norm(True)
+    if "kv_lora_rank" in config:
+        _latent_keys(writer, config)
+
+
+def _latent_keys(writer: gguf.GGUFWriter, config: Config) -> None:
+    rank, rope = config["kv_lora_rank"], config["qk_rope_head_dim"]
+    writer.add_head_count_kv(1)
+    writer.add_rope_dimension_count(rope)
+    if config["q_lora_rank"] is not None:
+        writer.add_q_lora_rank(config["q_lora_rank"])
+    writer.add_kv_lora_rank(rank)
+    writer.add_key_length(rank + rope)
+    writer.add_value_length(rank)
+    writer.add_key_length_mla(config["qk_nope_head_dim"] + rope)
+    writer.add_value_length_mla(config["v_head_dim"])
+    if (weight := config["rope_parameters"].get("mscale_all_dim")) is not None:
+        writer.add_rope_scaling_yarn_log_mul(0.1 * weight)
+
+
+def unstacked(tensors: Tensors, config: Config, split_expansion: bool) -> Tensors:
+    """The checkpoint's tensors as the converter hands them to its table of names."""
+    found: Tensors = {}
+    experts: dict[str, list[torch.Tensor]] = {}
+    for name, tensor in sorted(tensors.items(), key=lambda item: _number(item[0])):
+        if match := _EXPERT.fullmatch(name):
+            module = match[1].replace("block_sparse_moe", "mlp")
+            experts.setdefault(f"{module}.experts.{_MIXTRAL.get(match[3], match[3])}.weight", []).append(
+                tensor
+            )
+        elif ".experts." in name:  # gpt-oss
+            found |= _of_gpt_oss(name, tensor)
+        elif name.endswith("kv_b_proj.weight") and split_expansion:
+            heads, plain, value = (
+                config[key] for key in ("num_attention_heads", "qk_nope_head_dim", "v_head_dim")
+            )
+            both = tensor.view(heads, plain + value, -1)
+            found[name.replace("kv_b_proj", "k_b_proj")] = both[:, :plain].transpose(1, 2)
+            found[name.replace("kv_b_proj", "v_b_proj")] = both[:, plain:]
+        elif name.endswith("e_score_correction_bias"):
+            found[name.replace("_bias", ".bias")] = tensor
+        elif name.endswith(".sinks"):
+            found[f"{name}.weight"] = tensor
+        else:
+            found[name] = tensor
+    return found | {name: torch.stack(each) for name, each in experts.items()}
+
+
+def _number(name: str) -> int:
+    match = _EXPERT.fullmatch(name)
+    return int(match[2]) if match else -1
+
+
+def _of_gpt_oss(name: str, tensor: torch.Tensor) -> Tensors:
+    kind = "bias" if name.endswith("_bias") else "weight"
+    rows = tensor if kind == "bias" else tensor.transpose(1, 2)
+    stack = name.removesuffix("_bias")
+    if stack.endswith("down_proj"):
+        return {f"{stack}.{kind}": rows}
+    return {
+        f"{stack.replace('gate_up_proj', part)}.{kind}": rows[:, first::2]
+        for part, first in (("gate_proj", 0), ("up_proj", 1))
+    }
