@@ -50,7 +50,7 @@ def random_model(chance: random.Random, family: str = "") -> RandomModel:
         "eos_token_id": 2,
         "pad_token_id": None,
     }
-    if family not in LATENT and (family in HEADED or chance.random() < 0.3):
+    if family not in UNSTATED and (family in HEADED or chance.random() < 0.3):
         fields["head_dim"] = head_dim
         if family != "qwen2" and chance.random() < 0.5:  # a head's width is not the hidden size's share
             fields["hidden_size"] = kv_heads * group * chance.choice((2, 6, 10))
@@ -60,9 +60,11 @@ def random_model(chance: random.Random, family: str = "") -> RandomModel:
 
 
 #: Families that assume a width of heads of their own where none is stated.
-HEADED = ("qwen3", "mistral", "gemma2", "gemma3_text", "glm4")
+HEADED = ("qwen3", "mistral", "gemma2", "gemma3_text", "glm4", "gpt_oss", "mixtral")
 #: Those whose heads are as wide as several numbers say.
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+#: Those, and one whose norms are as wide as the hidden size in transformers.
+UNSTATED = (*LATENT, "olmoe")
 
 
 def _llama(chance: random.Random, layers: int, head_dim: int) -> Fields:
@@ -217,12 +219,89 @@ def _glm4_moe_lite(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return fields | {"num_attention_heads": heads, "num_key_value_heads": heads, "mlp_layer_types": types}
 
 
+def _linear(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    """Gated DeltaNet in some layers, attention behind a gate in the others, of whose heads a part is rotated."""
+    types = [chance.choice(("linear_attention", "full_attention")) for _ in range(layers)]
+    types[0], types[-1] = chance.sample(
+        ["linear_attention", "full_attention"], 2
+    )  # transformers asks for both
+    keys, share = chance.choice((1, 2, 4)), chance.choice((0.25, 0.5, 1.0))
+    width = max(8, head_dim)
+    rotation = _rotation(chance, int(width * share), ("default", "linear", "yarn"))
+    return {
+        "head_dim": width,
+        "layer_types": types,
+        "linear_num_key_heads": keys,
+        "linear_num_value_heads": keys * chance.choice((1, 2, 3)),
+        "linear_key_head_dim": chance.choice((4, 8, 16)),
+        "linear_value_head_dim": chance.choice((4, 12, 16)),
+        "linear_conv_kernel_dim": chance.choice((2, 4)),
+        "rope_parameters": rotation | {"partial_rotary_factor": share},
+    }
+
+
+def _experts(chance: random.Random) -> Fields:
+    """By the names that most families have for them, and those of the others."""
+    count = chance.choice((4, 8))
+    return {
+        "num_experts": count,
+        "num_local_experts": count,
+        "num_experts_per_tok": chance.choice((1, 2, 3)),
+        "moe_intermediate_size": chance.randint(5, 40),
+        "norm_topk_prob": chance.random() < 0.7,
+    }
+
+
+def _gated_shared(chance: random.Random) -> Fields:
+    """Experts, and one to which every token goes through a gate."""
+    return _experts(chance) | {"shared_expert_intermediate_size": chance.randint(5, 40)}
+
+
+def _mixtral(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return _experts(chance) | {"sliding_window": chance.choice((None, 4, 9, 16))}
+
+
+def _qwen3_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    single = {"mlp_only_layers": [chance.randrange(layers)], "attention_bias": chance.random() < 0.5}
+    return _experts(chance) | single
+
+
+def _olmoe(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return _experts(chance) | _olmo2(chance, layers, head_dim)
+
+
+def _qwen2_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return _gated_shared(chance) | {"qkv_bias": chance.random() < 0.7}
+
+
+def _gpt_oss(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    """Gate and up lie in turn."""
+    return _experts(chance) | {
+        "attention_bias": chance.random() < 0.7,
+        "swiglu_limit": chance.choice((1.5, 7.0)),
+        "sliding_window": chance.choice((4, 9, 16)),
+        "layer_types": _types(chance, layers),
+        "rope_parameters": _rotation(chance, head_dim, ("default", "linear", "yarn")) | {"truncate": False},
+    }
+
+
+def _qwen3_next(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    single = {"mlp_only_layers": [chance.randrange(layers)]}
+    return _linear(chance, layers, head_dim) | _gated_shared(chance) | single
+
+
+def _qwen3_5_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return _linear(chance, layers, head_dim) | _gated_shared(chance)
+
+
 #: Family -> what it alone has: (chance, layers, head_dim).
 OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
     "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "olmo2": _olmo2, "olmo3": _olmo3,
     "gemma2": _gemma2, "gemma3_text": _gemma3, "phi3": _phi3, "granite": _granite, "smollm3": _smollm3, "glm4": _glm4,
     "starcoder2": _starcoder2, "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3,
-    "glm4_moe_lite": _glm4_moe_lite,
+    "glm4_moe_lite": _glm4_moe_lite, "qwen3_next": _qwen3_next, "qwen3_5_text": _linear,
+    "qwen3_5_moe_text": _qwen3_5_moe, "mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "olmoe": _olmoe,
+    "qwen2_moe": _qwen2_moe, "gpt_oss": _gpt_oss,
 }  # fmt: skip
 
 
