@@ -15,7 +15,10 @@ from typing import Any
 
 import pytest
 
+from lockstep.sessions import Session
 from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.views.provenance.findings import cache_audit
+from lockstep.workbench.views.provenance.ledger import Misuse
 
 HERE = Path(__file__).resolve().parents[1] / "workbench" / "attach"
 VLLM = Path(
@@ -140,3 +143,52 @@ def test_a_planted_bug_is_found_where_it_is(bug: str, tp: int, tap: str, cause: 
     assert judged["first_divergence"]["tap"] == tap
     (told_first,) = [one for one in judged["causes"] if not one["alternative"]]
     assert cause in told_first["text"]
+
+
+def reused(tmp_path: Path, bug: str, *more: str) -> tuple[dict[str, Any], list[str], int]:
+    """The report of an attached run that reuses vLLM's prefix cache, the tokens that it printed, and its exit code."""
+    program = [str(VLLM), str(HERE / "vllm_cache_program.py"), str(MODEL_DIR), "1"]
+    command = ["attach", "-o", str(tmp_path / "run.session"), "--json", *more, "--", *program]
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.workbench.cli", *command],
+        env=environment(1, bug), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    return json.loads(done.stdout.splitlines()[-1]), tokens(done.stdout), done.returncode
+
+
+def test_rows_of_the_prefix_cache_are_judged(tmp_path: Path) -> None:
+    told, text, code = reused(tmp_path, "", "--model", "demo")
+    assert (code, told["judged"]["verdict"]) == (0, "match")
+    rests = told["judged"]["coverage"]
+    assert (rests["aligned"], rests["rows"], rests["shared"]) == (450, 450, 96)
+    assert text[0] == text[-1]  # the same prompt, first computed and then from the cache
+    with Session.open(tmp_path / "run.session") as session:
+        audit = cache_audit(session)
+    assert audit is not None
+    assert (audit.findings, audit.rows, audit.lacking) == ((), 354, "")
+
+
+@pytest.mark.parametrize(
+    ("bug", "kind", "words"),
+    [
+        (
+            "prefix_hash_collides",
+            Misuse.COLLISION,
+            "sequence 3 takes block 1 from the prefix cache (positions 20–31)",
+        ),
+        ("evicted_block_stays_known", Misuse.EVICTED, "sequence 6 takes block 2 from the prefix cache"),
+        (
+            "last_row_of_a_block_one_too_far",
+            Misuse.MISPLACED,
+            "written 1 slot too far: slot 64 instead of 63",
+        ),
+    ],
+)
+def test_a_planted_bug_of_the_cache_is_named(bug: str, kind: Misuse, words: str, tmp_path: Path) -> None:
+    """By the integers alone: no model is given."""
+    reused(tmp_path, bug)
+    with Session.open(tmp_path / "run.session") as session:
+        audit = cache_audit(session)
+    assert audit is not None
+    assert audit.findings[0].kind == kind
+    assert words in audit.findings[0].in_words()

@@ -26,7 +26,7 @@ from lockstep.workbench.checking.reach import not_reached
 from lockstep.workbench.checking.verdicts import summary
 from lockstep.workbench.demo.checkpoints import demo_path
 from lockstep.workbench.diagnosis.by_statistics import MovedTap, first_moved
-from lockstep.workbench.diagnosis.cache_causes import with_cache_causes
+from lockstep.workbench.diagnosis.cache_causes import unknown_rows, with_cache_causes
 from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
 from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings
@@ -82,6 +82,7 @@ def diagnose_recording(
         stack.enter_context(keeping(session, truth, noise))
         rests = coverage(session, truth, branch=branch)
         found = diagnose(session, facts, golden=truth, floor=noise, branch=branch, seconds=seconds)
+        found = replace(found, unjudged=(*found.unjudged, *unknown_rows(session)))
         if not found.judged and not found.ended and session.meta.foreign is None:
             raise DiagnosisError(
                 f"{session.path.name} holds too little to judge any operation{_why(found)}; record it with "

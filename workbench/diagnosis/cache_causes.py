@@ -12,8 +12,10 @@ from msgspec.structs import replace
 
 from lockstep.engine.taps.names import local_name
 from lockstep.sessions import Session
+from lockstep.sessions.meta import CACHE_ROWS
 from lockstep.workbench.diagnosis.causes import taps_in_words
 from lockstep.workbench.diagnosis.findings import WrongOperation
+from lockstep.workbench.diagnosis.operations.site import Unjudged
 from lockstep.workbench.views.causes import UNNAMED, Cause, numbers_in_words
 from lockstep.workbench.views.golden_event import Divergence
 from lockstep.workbench.views.plain_text import plural
@@ -59,6 +61,17 @@ def with_cache_causes(
         else:
             notes.append(f"of the cache, without an effect on what was judged: {finding.in_words()}")
     return [*found, *rest], tuple(notes)
+
+
+def unknown_rows(session: Session) -> Iterator[Unjudged]:
+    """What reads rows of the prefix cache that the session has not, as they were computed for other tokens."""
+    foreign = session.meta.foreign
+    if foreign is not None and foreign.unknown:
+        yield Unjudged(
+            CACHE_ROWS,
+            0,
+            f"{plural(foreign.unknown, 'row')} of the prefix cache were computed for other tokens",
+        )
 
 
 def _extent(report: CacheAudit) -> str:

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 from lockstep.sessions import Session
-from lockstep.workbench.diagnosis.cache_causes import with_cache_causes
+from lockstep.workbench.diagnosis.cache_causes import unknown_rows, with_cache_causes
 from lockstep.workbench.diagnosis.findings import WrongOperation
 from lockstep.workbench.views.causes import UNNAMED, Cause
 from lockstep.workbench.views.golden_event import Divergence
@@ -81,3 +83,13 @@ def test_a_clean_cache_is_said_to_be_one(tmp_path: Path) -> None:
     assert notes == (
         "each row of the cache that was read is of the same tokens (13 rows written in 3 passes)",
     )
+
+
+def test_rows_that_are_not_there_were_not_judged(tmp_path: Path) -> None:
+    made = run()
+    with imported(tmp_path, made.passes) as session:
+        assert not list(unknown_rows(session))
+        foreign = msgspec.structs.replace(session.meta.foreign, unknown=3)  # type: ignore[type-var]
+        stranger = SimpleNamespace(meta=msgspec.structs.replace(session.meta, foreign=foreign))
+        (one,) = unknown_rows(stranger)  # type: ignore[arg-type]
+    assert one.reason == "3 rows of the prefix cache were computed for other tokens"
