@@ -123,6 +123,8 @@ class _Recorded:
             lacking = f"rank{'s' * (len(missing) > 1)} {', '.join(map(str, missing))} left no pass"
         elif foreign.statistics_only:
             lacking = "the recording has statistics only: record the tensors (`--capture full`)"
+        elif foreign.unknown:
+            lacking = f"{plural(foreign.unknown, 'row')} of the prefix cache were computed for other tokens"
         taps = (tensors | measured) - set(session.meta.absent)
         return cls(taps, taps & tensors, foreign.ranks, lacking, foreign)
 

@@ -127,3 +127,4 @@ def test_rows_of_other_tokens_are_left_out_and_told(tmp_path: Path) -> None:
         with recorded(tmp_path / "truth", served([first, second], 0, share=False)) as truth:
             rests = coverage(session, truth)
     assert (rests.rows, rests.aligned, rests.shared, rests.misplaced) == (14, 14, 4, "")
+    assert rests.lacking == "4 rows of the prefix cache were computed for other tokens"
