@@ -12,15 +12,19 @@ SOURCE = INSIDE / NAME
 _FUTURE = "from __future__ import annotations\n"
 _TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"
 _LIMITS = "from .lockstep_limits import TapeLimits, alone\n"
+_LINEAR = "from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call\n"
 
 
 def tap_file() -> str:
-    """lockstep_tap.py with lockstep_limits.py in it and lockstep_modules.py behind it."""
+    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear.py and lockstep_modules.py behind it."""
     tape = SOURCE.read_text(encoding="utf-8")
-    limits, modules = (_body(name) for name in ("lockstep_limits.py", "lockstep_modules.py"))
+    limits, linear, modules = (_body(f"lockstep_{name}.py") for name in ("limits", "linear", "modules"))
     assert _TAPE in modules, "what the joined file has already"
+    assert _TAPE in linear, "as well"
+    assert _LINEAR in modules, "which stands before it there"
     assert _LIMITS in tape, "where its limits belong"
-    return f"{tape.replace(_LIMITS, limits)}\n\n{modules.replace(_TAPE, '')}"
+    behind = f"{linear}\n\n{modules.replace(_LINEAR, '')}".replace(_TAPE, "")
+    return f"{tape.replace(_LIMITS, limits)}\n\n{behind}"
 
 
 def _body(name: str) -> str:

@@ -17,7 +17,7 @@ from lockstep.sessions.records import STATISTICS, TensorRecord
 from lockstep.workbench.foreign.heads import RankPasses, placed_rows, without_array
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignPass, ForeignTensor
 from lockstep.workbench.foreign.rows import RowPlace, RowPlan
-from lockstep.workbench.foreign.shapes import ATTENTION, CACHES, by_rows, shaped
+from lockstep.workbench.foreign.shapes import ATTENTION, CACHES, by_rows, is_of_last, shaped
 from lockstep.workbench.foreign.survey import any_layer, named_tensors
 
 #: (tap, rank, sequence)
@@ -103,13 +103,13 @@ class PlacedTensors:
     def _groups(
         self, tap: str, rows: tuple[int, ...], places: Mapping[int, Sequence[RowPlace]]
     ) -> dict[tuple[int, int], tuple[list[int], list[int]]]:
-        """By sequence and step: which rows of a tensor go to which of the step's. Logits have the last row alone."""
+        """By sequence and step: which rows of a tensor go to which of the step's: of logits and states the last."""
         groups: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
         for index, place in (
             (index, place) for index, row in enumerate(rows) for place in places.get(row, ())
         ):
             target = place.row
-            if tap.startswith("logits"):
+            if is_of_last(tap):
                 if target != len(self.plan.sequences[place.seq].span(place.step)) - 1:
                     continue
                 target = 0
@@ -122,7 +122,7 @@ class PlacedTensors:
         tap, _, seq = key
         parts = self._steps.setdefault(step, {})
         span = self.plan.sequences[seq].span(step)
-        size = 1 if tap.startswith("logits") else len(span)
+        size = 1 if is_of_last(tap) else len(span)
         if local_name(tap) in ATTENTION:
             rows = _keys(rows, span.stop, -np.inf if tap.endswith("scores") else 0)
         if key not in parts:

@@ -21,6 +21,13 @@ HEADS = _of("heads")
 ATTENTION = _of("cells")
 #: Taps of [K, heads, head_dim]: a cache is no row of a pass.
 CACHES = _of("cache")
+#: Taps of [1, heads, …] of a sequence's last token.
+STATES = _of("state")
+
+
+def is_of_last(tap: str) -> bool:
+    """Whether a pass has one row of it, the last token's; of its statistics too."""
+    return tap.startswith("logits") or any(local_name(tap).startswith(one) for one in STATES)
 
 
 def is_canonical(tap: str) -> bool:
@@ -71,7 +78,7 @@ def shaped(tap: str, array: NDArray[Any], model: ModelMeta) -> NDArray[Any]:
     if array.ndim == 0 or array.size == 0:
         return array
     rows = len(array)
-    if local in ATTENTION | CACHES or not is_canonical(tap):
+    if local in ATTENTION | CACHES | STATES or not is_canonical(tap):
         return array
     if local not in HEADS:
         return array.reshape(rows, -1)

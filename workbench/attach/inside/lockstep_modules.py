@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call
+
 if TYPE_CHECKING:
     from .lockstep_tap import Tape
 
@@ -24,7 +26,8 @@ if TYPE_CHECKING:
 #: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by how much wider
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
 #: apply_rotary_pos_emb returns; "chosen", "weights", the experts and their weights that go into a module of experts;
-#: "routed", "routed weights", those that vLLM's router returns, "expert sum", what its runner hands to the all-reduce.
+#: "routed", "routed weights", those that vLLM's router returns, "expert sum", what its runner hands to the all-reduce;
+#: and those of lockstep_linear.py.
 Names = dict[str, dict[str, str]]
 _BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
@@ -68,6 +71,7 @@ TRANSFORMERS: Names = _BOTH | {
     ".mlp.experts.act_fn": {},
     "norm": {"out": "final_norm"},
     "rotary_emb": {},
+    **LINEAR,
 }
 FUSED: Names = _BOTH | {
     ".input_layernorm": {"sum": "<.mlp_residual", "out": ".attn_norm"},
@@ -97,9 +101,10 @@ _SHARED = ("shared_expert", "shared_experts")
 _OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "down_proj")}
 #: Mixtral's and MiniMax' name of the block, and that of others.
 _MIXTRAL = (".block_sparse_moe", ".mlp")
-_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "context", "gate", "up", "act")
+_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "context", "gated", "gate", "up", "act")
 _KV = ("k_proj", "k_norm", "k_rope", "v_proj")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
+    **TAKE,
     "in": lambda x, owner: x[0],
     "out": lambda x, owner: _first(x),
     "sum": lambda x, owner: x[1] if isinstance(x, tuple) else None,
@@ -177,6 +182,8 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     names = names | {f".mlp.{one}{path[4:]}": taps for path, taps in shared.items() for one in _SHARED}
     if ".self_attn.kv_b_proj" in parts and ".self_attn" in names:  # which rotates a part of each head alone
         names = names | {".self_attn": {}}
+    if ".linear_attn" in parts and "in" in names[".post_attention_layernorm"]:
+        names = names | GATED
     if ".post_feedforward_layernorm" not in parts:
         return names
     before = names[".post_attention_layernorm"]
@@ -329,6 +336,9 @@ class _See:
         """A row a token, whatever the shape; an unknown module's output that has not is counted."""
         shape, rows, own = self.tape.shape, None, name.endswith("]")
         n = math.prod(shape)
+        if self.take == "rule state":  # one of each sequence, after its last token
+            self.tape.tap(name, x, self.layout, range(n // len(x) - 1, n, n // len(x)))
+            return
         if own and x.shape[: len(shape)] != shape and len(x) != n:
             self.tape.skip()
             return
@@ -352,6 +362,14 @@ def _register(part: nn.Module, see: _See) -> None:
         home = sys.modules[type(part).__module__]
         if hasattr(home, "apply_rotary_pos_emb"):
             _replace(tape, home, "apply_rotary_pos_emb", see, lambda args: tape.layer == see.layer)
+    elif take == "attended" or take.startswith("rule"):
+        for functions, name in functions_of(take, part):
+            mine = (
+                (lambda args: args[0] is part)
+                if take == "attended"
+                else (lambda args: tape.layer == see.layer)
+            )
+            shown_call(tape, functions, name, see, mine)
     elif take in _METHODS:
         (owner, name), before = _METHODS[take](part), take == "expert sum"
         if hasattr(owner, name):

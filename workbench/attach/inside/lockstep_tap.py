@@ -136,7 +136,7 @@ class Tape:
         try:
             x = torch.as_tensor(x).detach()
             x = x.to_local() if hasattr(x, "to_local") else x  # a DTensor's own shard
-            batch = len(self.shape) == 2 and x.shape[:2] == self.shape
+            batch = rows is None and len(self.shape) == 2 and x.shape[:2] == self.shape
             self.limits.take(name, layout, x.nbytes, name in self._whole)
             x = x.flatten(0, 1) if batch else x.reshape(x.shape or (1,))
             if x.is_cuda and torch.cuda.is_current_stream_capturing():

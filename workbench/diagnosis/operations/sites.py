@@ -249,8 +249,11 @@ class _RankOperation:
 
     def _pass(self, i: int, before: Mapping[str, Array]) -> Part:
         tensors = {role: self.taps.tensors(source.tap, self.rank)[i] for role, source in self.sources.items()}
-        inputs = {**{role: _there(x) for role, x in tensors.items()}, **before}
         rows = self.taps.passes[i].rows
+        given = {
+            role: made_ready(self.sources[role], _there(x), rows, self.facts) for role, x in tensors.items()
+        }
+        inputs = {**given, **before}
         operands = Operands(self.facts, rows, inputs, self.weights, self.span, self.columns, self.declared)
         expected, noise = RECURRENT[self.operation](operands)
         seen = _there(self.taps.tensors(self.tap, self.rank)[i])

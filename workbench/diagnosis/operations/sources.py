@@ -13,6 +13,7 @@ import numpy as np
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import BLOCKS, LAYER, MULTIPLIED, Operation, instead_of, operation_of
+from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
 from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
@@ -46,9 +47,17 @@ def _instead(tap: str) -> tuple[str, ...]:
     return (tap, *_instead(*operation.inputs.values()))
 
 
+def _with_lengths(tap: str) -> tuple[str, ...]:
+    """What linear attention reads, and where heads over their length were not recorded what these are made from."""
+    operation = LAYER[tap]
+    return (tap, *operation.inputs.values()) if operation.kind == "l2_norm" else (tap,)
+
+
 def _taken(operation: Operation, facts: Facts) -> _Inputs:
     """Inputs by role: taps of the same layer, of which the first that was captured counts. Of a model that is not
     known, those that stand in for what it may lack."""
+    if operation.kind in ("state", "delta"):
+        return {role: _with_lengths(tap) for role, tap in operation.inputs.items()}
     if operation.form == "cells" or operation.kind == "context":
         return {role: _instead(tap) for role, tap in operation.inputs.items()}
     return {
@@ -68,13 +77,15 @@ def _fused(operation: Operation) -> _Inputs:
 @dataclass(frozen=True, slots=True)
 class OperationInput:
     """One input by role: a tap of which each rank's own part goes in, or (`gathered`) all ranks'; of several taps
-    their sum. `history`: of all tokens of the sequence so far. `rotate`, `normalise`: what was still to be done."""
+    their sum. `history`: of all tokens of the sequence so far. What was still to be done: `rotate`, `normalise`,
+    `shorten` (heads to a length of 1)."""
 
     taps: tuple[str, ...]
     gathered: bool = False
     history: bool = False
     rotate: bool = False
     normalise: bool = False
+    shorten: bool = False
 
     @property
     def tap(self) -> str:
@@ -172,7 +183,8 @@ def _source(operation: str, role: str, kind: str, names: Mapping[str, str], fact
     )
     remembered = operation not in RECURRENT and role in _REMEMBERED
     history = remembered and LAYER[kind].form not in OF_POSITIONS
-    return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise)
+    shorten = operation in ("state", "delta") and role in ("q", "k") and LAYER[kind].kind != "l2_norm"
+    return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise, shorten)
 
 
 def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Facts) -> Array:
@@ -186,6 +198,8 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
         if weight is None:
             raise Lacking(f"the checkpoint has no {name}")
         x = normalised(heads_of(x, facts.model.head_dim), facts.model.rms_eps) * facts.norm_weight(weight)
+    if source.shorten:
+        x = np.asarray(evaluate(FORMULAS["l2_norm"], {**numbers_of(facts.model), "x": x}))
     if source.rotate:
         at = np.array([row.position for row in rows], dtype=np.float64)
         angles = at[:, None, None] * frequencies(facts.model, lengths_of(rows))

@@ -72,6 +72,29 @@ def test_every_tap_of_transformers(model: Any, golden: dict[str, np.ndarray], tm
     assert {name for one in read for name in one.requests or ()} == {"1.0"}
 
 
+@pytest.mark.parametrize("family", ["qwen3_next", "qwen3_5_text"])
+def test_every_tap_of_linear_attention_and_of_gated_attention(family: str, tmp_path: Path) -> None:
+    """Stacked products are taken apart; of two sequences each has its own state."""
+    model = load_golden(tiny_checkpoint(tmp_path, family), "float32", "cpu")
+    seen: dict[str, np.ndarray] = {}
+    with torch.no_grad(), tapped(model, lambda tap, x: seen.update({tap: x.detach().clone().numpy()})):
+        model(torch.tensor([IDS]))
+    tape = Tape(tmp_path / "dump", config=model.config)
+    attach(model, tape)
+    follow(model, tape)
+    with torch.no_grad():
+        model(torch.tensor([IDS[::-1], IDS]))
+    tape.close()
+    found = taps(tmp_path / "dump")
+    wanted = {tap: x for tap, x in seen.items() if ".attn." in tap and not UNSEEN.fullmatch(tap)}
+    made_again = {tap for tap in wanted if tap.endswith("_l2")}  # inside the rule
+    assert {tap for tap in found if ".attn." in tap} == wanted.keys() - made_again
+    assert any(tap.endswith("attn.state") for tap in found)
+    for tap in wanted.keys() - made_again:
+        mine = found[tap][len(found[tap]) // 2 :]
+        np.testing.assert_allclose(mine.reshape(wanted[tap].shape), wanted[tap], atol=1e-5, err_msg=tap)
+
+
 @pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "gpt_oss", "minimax_m2"])
 def test_every_tap_of_experts_but_their_rows(family: str, tmp_path: Path) -> None:
     """Choice and weights in the order of the experts' numbers, the shared expert, the sum."""

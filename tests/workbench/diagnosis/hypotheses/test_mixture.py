@@ -10,18 +10,11 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
-from transformers import AutoModelForCausalLM
 
-from lockstep.sessions import Session
-from lockstep.workbench.attach.inside.lockstep_modules import attach, follow
-from lockstep.workbench.attach.inside.lockstep_tap import Tape
-from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
-from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.foreign.importing import import_run
-from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.diagnosis.diagnose import Explanation
 from tests.checkpoints import tiny_variant
+from tests.workbench.diagnosis.attached import attached_and_diagnosed
 
-IDS = [3, 30, 17, 99, 4, 64, 5, 12, 77, 20, 31, 8]
 FAMILIES = (
     "qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "glm4-moe", "gpt-oss", "minimax-m2", "deepseek-v2", "deepseek-v3",
 )  # fmt: skip
@@ -34,19 +27,13 @@ def explained(
     path: Path, scratch: Path, dtype: str, change: Callable[[Any], None] = lambda mlp: None
 ) -> Explanation:
     """What is found of a model all of whose mixtures were changed."""
-    model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
-    for layer in model.model.layers:
-        if hasattr(layer.mlp, "experts"):
-            change(layer.mlp)
-    tape = Tape(scratch / "dump", config=model.config, model=str(path))
-    attach(model, tape)
-    follow(model, tape)
-    with torch.no_grad():
-        model.generate(torch.tensor([IDS]), max_new_tokens=3, do_sample=False)
-    tape.close()
-    import_run(LockstepDump.open(scratch / "dump"), scratch / "run.session", form="lockstep")
-    with Session.open(scratch / "run.session") as session:
-        return diagnose(session, Facts.of(path, dtype))
+
+    def put(model: Any) -> None:
+        for layer in model.model.layers:
+            if hasattr(layer.mlp, "experts"):
+                change(layer.mlp)
+
+    return attached_and_diagnosed(path, scratch, dtype, put)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])

@@ -1,0 +1,63 @@
+"""Linear attention of transformers, recorded as attach does: what is right is not accused, what is wrong is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from transformers.models.qwen3_next import modeling_qwen3_next
+
+from tests.checkpoints import tiny_variant
+from tests.workbench.diagnosis.attached import attached_and_diagnosed
+
+FAMILIES = ("qwen3-next", "qwen3.5", "qwen3.5-moe")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("name", FAMILIES)
+def test_right_linear_attention_is_judged_and_not_accused(name: str, dtype: str, tmp_path: Path) -> None:
+    found = attached_and_diagnosed(tiny_variant(tmp_path, name), tmp_path, dtype)
+    assert (found.causes, found.wrong, found.notes, found.unjudged) == ((), (), (), ())
+
+
+def _linear(change: Callable[[Any], None]) -> Callable[[Any], None]:
+    def put(model: Any) -> None:
+        for layer in model.model.layers:
+            if hasattr(layer, "linear_attn"):
+                change(layer.linear_attn)
+
+    return put
+
+
+#: Bug -> what is changed, where it shows, and the name of the cause.
+BUGS: dict[str, tuple[Callable[[Any], None], str, str]] = {
+    "the norm by 1 + weight": (
+        _linear(lambda part: part.norm.weight.data.add_(1)), "attn.gated_norm", "gated_norm_applied",
+    ),
+    "the convolution backwards": (
+        _linear(lambda part: part.conv1d.weight.data.copy_(part.conv1d.weight.data.flip(-1))), "attn.conv_q",
+        "conv_applied",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("bug", BUGS)
+def test_wrong_linear_attention_is_named(bug: str, tmp_path: Path) -> None:
+    change, tap, name = BUGS[bug]
+    first = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3-next"), tmp_path, "float32", change).causes[
+        0
+    ]
+    assert (first.tap, first.name) == (f"layers.0.{tap}", name)
+
+
+def test_a_state_that_decode_steps_forget_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    rule = modeling_qwen3_next.torch_recurrent_gated_delta_rule
+
+    def forgetful(*args: Any, **named: Any) -> Any:
+        return rule(*args, **{**named, "initial_state": 0 * named["initial_state"]})
+
+    monkeypatch.setattr(modeling_qwen3_next, "torch_recurrent_gated_delta_rule", forgetful)
+    first = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3-next"), tmp_path, "float32").causes[0]
+    assert (first.tap, first.name, first.steps) == ("layers.0.attn.state", "state_operand", (1, 2))
