@@ -11,6 +11,7 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     other_matrix,
 )
 from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
+from lockstep.workbench.diagnosis.hypotheses.mixture_ranks import terms_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_within
 from lockstep.workbench.diagnosis.hypotheses.products.block_terms import block_terms
 from lockstep.workbench.diagnosis.hypotheses.products.logits import processed
@@ -91,7 +92,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "choice": (routing_edits,),
     "choice_weights": (routing_edits,),
     "combine": (routing_edits,),
-    MIXTURE: (mixture_edits, other_experts_within),
+    MIXTURE: (terms_of_ranks, mixture_edits, other_experts_within),
     "experts": (other_matrix, other_experts, biases_of_experts),
     "layer": (skipped,),
     **dict.fromkeys(STATEFUL, (recurrent_edits,)),

@@ -74,10 +74,12 @@ def test_generation_is_recorded_as_the_model_computes_it(dump: Path, tmp_path: P
             )
 
 
-def attached(model: str, target: Path, prompt: str, *how: str, ranks: int = 2) -> dict[str, Any]:
+def attached(
+    model: str, target: Path, prompt: str, *bug: str, ranks: int = 2, plan: str = "tp"
+) -> dict[str, Any]:
     """What `lockstep attach` finds of a program: on so many ranks of torchrun, by transformers' own plan."""
     program = [str(PROGRAM), model if model != "demo" else str(MODEL_DIR), prompt]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *program, "tp", *how]
+    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *program, plan, *bug]
     command = ["attach", "-o", str(target), "--model", model, "--json", "--", sys.executable]
     done = subprocess.run(
         [sys.executable, "-m", "lockstep.workbench.cli", *command, *(torchrun if ranks > 1 else program)],
@@ -115,6 +117,39 @@ def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> 
     told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT)
     assert (told["verdict"], told["coverage"]["aligned"], told["coverage"]["ranks"]) == ("match", 15, 2)
     assert told["causes"] == []
+
+
+EXPERTS = ["qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("plan", ["tp", "ep"])
+@pytest.mark.parametrize("name", EXPERTS)
+def test_experts_under_either_plan_are_right(name: str, plan: str, tmp_path: Path) -> None:
+    told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, plan=plan)
+    assert (told["verdict"], told["coverage"]["aligned"], told["coverage"]["ranks"]) == ("match", 15, 2)
+    assert "mlp.combine" not in told["coverage"]["absent"]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("name", "plan", "bug", "cause"),
+    [
+        ("glm4-moe", "ep", "weights_scaled_twice", "weights_scaled_twice"),
+        ("qwen2-moe", "tp", "a_rank_s_experts_are_lost", "experts_of_a_rank_missing"),
+        ("mixtral", "ep", "a_rank_s_experts_are_lost", "experts_of_a_rank_missing"),
+        ("qwen3-moe", "ep", "experts_of_the_other_rank", "experts_exchanged"),
+        ("olmoe", "tp", "the_sum_is_doubled", "experts_summed_twice"),
+    ],
+)
+def test_a_bug_of_divided_experts_is_named(
+    name: str, plan: str, bug: str, cause: str, tmp_path: Path
+) -> None:
+    told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, bug, plan=plan)
+    assert told["verdict"] == "diverged"
+    assert told["causes"][0]["name"] == cause
 
 
 @pytest.mark.slow

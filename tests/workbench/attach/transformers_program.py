@@ -1,5 +1,6 @@
-"""A program that uses transformers as anyone would: MODEL IDS [tp [BUG]], greedy tokens to stdout. `tp`: torchrun's
-ranks; BUG: what is wrong in its second layer, or at its end."""
+"""A program that uses transformers as anyone would: MODEL IDS [tp|ep [BUG]], greedy tokens to stdout. `tp`: torchrun's
+ranks, `ep` the same with whole experts on each; BUG: what is wrong in its second layer, in its experts, or at its
+end."""
 
 from __future__ import annotations
 
@@ -9,6 +10,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from transformers import AutoModelForCausalLM
 from transformers.distributed import DistributedConfig
 from transformers.integrations import accelerate
@@ -42,6 +44,40 @@ def _no_mscale(model: Any) -> None:
     attention.scaling = attention.qk_head_dim**-0.5
 
 
+def _mixtures(model: Any) -> list[Any]:
+    return [layer.mlp for layer in model.model.layers if hasattr(layer.mlp, "experts")]
+
+
+def _weights_scaled_twice(model: Any) -> None:
+    for mlp in _mixtures(model):
+        by = mlp.gate.routed_scaling_factor
+        mlp.experts.register_forward_pre_hook(lambda _, args, by=by: (args[0], args[1], args[2] * by))
+
+
+def _a_rank_s_experts_are_lost(model: Any) -> None:
+    """What the last rank has of the experts is zero."""
+    for mlp in _mixtures(model):
+        weight = mlp.experts.down_proj
+        if int(os.environ.get("RANK", "0")) == 1:
+            getattr(weight, "_local_tensor", weight).data.zero_()
+
+
+def _experts_of_the_other_rank(model: Any) -> None:
+    """Each of two ranks has what belongs to the other one."""
+    for mlp in _mixtures(model):
+        for weight in mlp.experts.parameters():
+            own = getattr(weight, "_local_tensor", weight).data
+            both = [torch.empty_like(own) for _ in range(2)]
+            dist.all_gather(both, own.contiguous())
+            own.copy_(both[1 - dist.get_rank()])
+
+
+def _the_sum_is_doubled(model: Any) -> None:
+    """As by an all-reduce of what has been reduced."""
+    for mlp in _mixtures(model):
+        mlp.register_forward_hook(lambda _, args, out: 2 * out)
+
+
 BUGS: dict[str, Callable[[Any], None]] = {
     "norm_without_one": _norm_without_one,
     "no_cap_of_scores": _no_cap_of_scores,
@@ -49,6 +85,10 @@ BUGS: dict[str, Callable[[Any], None]] = {
     "a_rank_s_term_is_lost": _a_rank_s_term_is_lost,
     "no_norm_of_latents": _no_norm_of_latents,
     "no_mscale": _no_mscale,
+    "weights_scaled_twice": _weights_scaled_twice,
+    "a_rank_s_experts_are_lost": _a_rank_s_experts_are_lost,
+    "experts_of_the_other_rank": _experts_of_the_other_rank,
+    "the_sum_is_doubled": _the_sum_is_doubled,
 }
 
 
@@ -57,7 +97,10 @@ def main() -> None:
     # Asked for before a model is put on a device, but on a CPU nothing of it is used.
     accelerate.is_accelerate_available = lambda: True
     ranks = int(os.environ.get("WORLD_SIZE", "1"))
-    options = {"distributed_config": DistributedConfig(tp_size=ranks)} if how[:1] == ["tp"] else {}
+    options = {}
+    if how[:1] in (["tp"], ["ep"]):
+        whole_experts = {"ep_size": ranks} if how[0] == "ep" else {}
+        options = {"distributed_config": DistributedConfig(tp_size=ranks, **whole_experts)}
     model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32, **options)
     for bug in how[1:]:
         BUGS[bug](model)

@@ -44,12 +44,14 @@ def _stacked(name: str, x: Tensor, owner: Any) -> Tensor:
     keys, values = owner.head_k_dim, group * owner.head_v_dim
     names, sizes = ("qkvz", [keys, keys, values, values]) if name in "qkvz" else ("ba", [group, group])
     parts = x.reshape(*x.shape[:-1], owner.num_k_heads, -1).split(sizes, -1)
-    return parts[names.index(name)].flatten(-2)
+    chosen: Tensor = parts[names.index(name)].flatten(-2)
+    return chosen
 
 
 def _rows_of(name: str, x: Tensor, owner: Any) -> Tensor:
     """Of a product that has q, k and v one behind the other."""
-    return x.split([owner.key_dim, owner.key_dim, owner.value_dim], -1)["qkv".index(name)]
+    parts: tuple[Tensor, ...] = x.split([owner.key_dim, owner.key_dim, owner.value_dim], -1)
+    return parts["qkv".index(name)]
 
 
 def _half_of_heads(half: int, x: Tensor, owner: Any) -> Tensor:

@@ -150,6 +150,10 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
     if _attention_is_whole(tape, paths):
         layouts |= dict.fromkeys(("q_proj", "q_b_proj", "context"), "replicate")
+    gathered = tape.facts["size"] > 1 and _attention_is_gathered(module)
+    if gathered:
+        whole = ("q_proj", "q_norm", "q_rope", "context", *_KV)
+        layouts |= dict.fromkeys(whole, "replicate")
     for path, part in parts:
         count = times.pop(id(part), 0)  # what layers share comes once, and is of the layer we are in
         if not count or part is module:
@@ -161,6 +165,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
             continue
         leaf = {} if any(True for _ in part.children()) else {"out": f"{local}[out]"}
         for take, tap in names.get(local, leaf).items():
+            if gathered and tap == ".attn.o_proj.partial":  # of a part of what is recorded whole
+                continue
             layout = "" if tap.endswith("]") else layouts.get(tap.rpartition(".")[2], "replicate")
             if tap.startswith(".mlp.shared."):
                 take, layout = _of_shared(take, tap, part, tape)
@@ -210,10 +216,9 @@ def _of_shared(take: str, tap: str, part: nn.Module, tape: Tape) -> tuple[str, s
 
 def _is_cut(part: nn.Module) -> bool:
     """Whether a rank has only its part of the weight; of what has none, as activations, of its input's."""
-    placements = getattr(getattr(part, "weight", None), "placements", None)
-    if placements is not None:
-        return any(one.is_shard() for one in placements)
-    return getattr(part, "tp_size", 2) > 1
+    weight = getattr(part, "weight", None)
+    placements = getattr(weight, "placements", ())  # of a DTensor
+    return weight is None or any(one.is_shard() for one in placements) or getattr(part, "tp_size", 1) > 1
 
 
 def _in_order(ids: Tensor, weights: Tensor) -> tuple[Tensor, Tensor]:
@@ -454,6 +459,12 @@ def _attention_is_whole(tape: Tape, paths: dict[str, nn.Module]) -> bool:
     if not weights or not heads or not dim:
         return False
     return bool(getattr(weights[0], "_local_tensor", weights[0]).shape[1] == heads * dim)
+
+
+def _attention_is_gathered(model: nn.Module) -> bool:
+    """Whether each rank has all heads, of which it makes a part: transformers' plans where norms are over all heads."""
+    plan: dict[str, str] = getattr(model, "_tp_plan", None) or {}
+    return any("gather" in style for path, style in plan.items() if path.endswith(".self_attn.q_proj"))
 
 
 def _first(x: Any) -> Any:

@@ -15,8 +15,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import LAYER, Operation, operation_of
 from lockstep.engine.graph.formula import Node, formula_of, substitute
+from lockstep.engine.parallel import shards
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands, Result
 from lockstep.workbench.diagnosis.operations.experts import (
     choice,
@@ -192,6 +194,22 @@ def _through_experts(o: Operands, value: Array, noise: Array) -> Array:
         here = ids == expert
         out[here] = spread(noise[here], part)
     return out
+
+
+def expert_placements(
+    model: ModelConfig, ranks: int, rank: int
+) -> Iterator[tuple[int, slice | None, range | None]]:
+    """Every way in which the experts may lie on the ranks: among how many groups they are divided, and of a rank the
+    features of each expert and the experts that it has (None: all)."""
+    for groups in (one for one in range(1, ranks + 1) if ranks % one == 0):
+        try:
+            held = shards.held_experts(model, ranks, rank, groups)
+        except ConfigError:  # they do not divide
+            continue
+        size = ranks // groups
+        part = shards.cropped(shards.size_of("expert", model), size, rank % size)
+        span = slice(part.start, part.stop) if size > 1 else None
+        yield groups, span, range(held.start, held.stop) if groups > 1 else None
 
 
 def mixture(o: Operands) -> Result:

@@ -7,9 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import Operation, operation_of
-from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import is_first_of_group
 from lockstep.engine.taps.flow import is_known, near
 from lockstep.engine.taps.names import layer_of, local_name
@@ -37,7 +35,13 @@ from lockstep.workbench.diagnosis.operations.experts import (
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
 from lockstep.workbench.diagnosis.operations.gathered import gathered_logits
 from lockstep.workbench.diagnosis.operations.layers import missing_layers
-from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, ROOTS, mixture, undecided
+from lockstep.workbench.diagnosis.operations.mixture import (
+    MIXTURE,
+    ROOTS,
+    expert_placements,
+    mixture,
+    undecided,
+)
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -107,16 +111,8 @@ class _RankOperation:
 
     def _placements(self) -> Iterator[_RankOperation]:
         """Every way in which the experts may lie on the ranks, which nothing of one kernel tells."""
-        model, count = self.facts.model, len(self.taps.ranks)
-        for groups in (one for one in range(1, count + 1) if count % one == 0):
-            try:
-                held = shards.held_experts(model, count, self.rank, groups)
-            except ConfigError:
-                continue
-            size = count // groups
-            part = shards.cropped(shards.size_of("expert", model), size, self.rank % size)
-            span = slice(part.start, part.stop) if size > 1 else None
-            yield replace(self, span=span, held=range(held.start, held.stop) if groups > 1 else None)
+        for _, span, held in expert_placements(self.facts.model, len(self.taps.ranks), self.rank):
+            yield replace(self, span=span, held=held)
 
     def _site(self, ranks: tuple[int, ...]) -> Site | Unjudged:
         if self.missing:
