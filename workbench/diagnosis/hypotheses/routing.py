@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.graph.formula import Node, numbers_of
-from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.search import single
@@ -60,6 +60,9 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
 
 def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edit]:
     """What routers get wrong, and every single edit of the formula."""
+    for leaf in leaves(formula):
+        if leaf in ("correction", "logits"):
+            yield from (Edit(leaf, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
     for path, node in nodes(formula):
         match node.name:
             case "softmax" | "sigmoid" if node.args == (Node("logits"),):

@@ -7,6 +7,15 @@ from collections.abc import Mapping
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> name, and what ran.
 ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("choice", "add", "left_out", 0.0): ("choice_uncorrected", "experts are chosen without the correction bias"),
+    **{
+        (kind, leaf, "applied", dtype): (f"{name}_in_{dtype}", f"{what} are rounded to {dtype}")
+        for kind in ("choice", "choice_weights")
+        for leaf, name, what in (
+            ("correction", "correction", "the correction biases, by which experts are chosen,"),
+            ("logits", "router", "the router's logits"),
+        )
+        for dtype in ("bfloat16", "float16")
+    },
     ("choice", "groups", "number", 1.0):
         ("choice_ungrouped", "experts are chosen from all groups, not from the best ones alone"),
     ("choice", "sigmoid", "function", "softmax"):

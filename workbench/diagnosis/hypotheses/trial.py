@@ -125,7 +125,7 @@ class RowTrial:
                 if self.columns is not None and found.shape != self._seen.shape:
                     return None
                 shaped = _shaped(found, self._seen.shape)
-            except (ValueError, IndexError):  # operands that do not fit together
+            except (ValueError, IndexError, TypeError):  # operands that do not fit together
                 return None
             return None if shaped is None else self._left(shaped)
 

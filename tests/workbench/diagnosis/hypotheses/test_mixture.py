@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from lockstep.workbench.diagnosis.diagnose import Explanation
@@ -129,3 +130,19 @@ def test_a_bias_of_the_experts_that_is_left_out_is_named(tmp_path: Path) -> None
     """gpt-oss, whose biases are zeros unless they are set."""
     found = explained(tiny_variant(tmp_path, "gpt-oss"), tmp_path, "float32", _without_bias)
     assert [one.name for one in found.causes] == ["expert_bias_missing"]
+
+
+def test_correction_biases_in_fewer_bits_are_named(tmp_path: Path) -> None:
+    """Far above the scores that they correct, as training leaves them."""
+    path = tiny_variant(tmp_path, "glm4-moe")
+    weights = load_file(path / "model.safetensors")
+    for name in [one for one in weights if one.endswith("e_score_correction_bias")]:
+        weights[name] = 4 + 0.2 * torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(3))
+    save_file(weights, path / "model.safetensors", {"format": "pt"})
+
+    def rounded(mlp: Any) -> None:
+        bias = mlp.gate.e_score_correction_bias
+        bias.data = bias.data.bfloat16().float()
+
+    found = explained(path, tmp_path, "float32", rounded)
+    assert (found.causes[0].tap[-12:], found.causes[0].name) == ("mlp.topk_ids", "correction_in_bfloat16")
