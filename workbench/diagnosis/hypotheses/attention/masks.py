@@ -35,8 +35,9 @@ def _change(cells: Callable[[Cells, Given], Cells]) -> Change:
 
 
 def _forms(keys: int) -> Iterator[tuple[str, tuple[float | str, ...], Callable[[Cells, Given], Cells]]]:
-    yield "all", (), lambda a, g: np.ones_like(a)
+    # Of two that see the same keys the first is named: in decode there is no later key that a lost window would hide.
     yield "causal", (), lambda a, g: g.far >= 0
+    yield "all", (), lambda a, g: np.ones_like(a)
     yield "not_cached", (), lambda a, g: a & (np.arange(a.shape[2]) >= a.shape[2] - g.new)
     yield "cached_alone", (), lambda a, g: a & (np.arange(a.shape[2]) < a.shape[2] - g.new)
     yield "top_left", (), lambda a, g: g.rows[:, None] >= np.arange(a.shape[2])[None, :]

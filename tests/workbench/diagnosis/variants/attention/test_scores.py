@@ -280,6 +280,17 @@ def test_a_layer_that_slides_although_it_should_see_all_and_the_other_way() -> N
     )
 
 
+@pytest.mark.parametrize(
+    ("fused", "operation", "name"),
+    [(False, "scores", "window_prefill_only"), (True, "context", "window_missing")],
+)
+def test_a_window_lost_in_decode_is_no_lost_causal_mask(fused: bool, operation: str, name: str) -> None:
+    """In decode there is no later key: to see every key and every earlier one is the same."""
+    lost = masked_by(lambda at: masked(*where(at), None))
+    spoil = {"scores": lambda x, at: x if at.step == 0 else lost(x, at)}
+    assert names(Run(WINDOWED, spoil, fused=fused), operation, layer=1)[0] == name
+
+
 def test_a_mask_that_one_head_lacks_is_told_of_that_head() -> None:
     def spoil(x: Tensor, at: At) -> Tensor:
         x = x.clone()
