@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lockstep.engine.taps.names import local_name
 from lockstep.sessions import Session
 from lockstep.sessions.errors import LayoutError
-from lockstep.sessions.meta import ROW_HASHES, ROW_STATISTICS
+from lockstep.sessions.meta import ROW_HASHES, ROW_STATISTICS, is_companion
 from lockstep.sessions.records import SequenceStep
 
 #: What is known of a tap's rows: its numbers, a hash of each row's bits, or eight statistics of each.
@@ -53,9 +53,7 @@ class RowSide:
     def taps(self) -> list[str]:
         """Those of which rows are known, in the order of execution."""
         names = (tap.name for tap in self.session.taps)
-        return [
-            name for name in names if self.kinds(name) and not name.endswith((ROW_HASHES, ROW_STATISTICS))
-        ]
+        return [name for name in names if self.kinds(name) and not is_companion(name)]
 
     def kinds(self, tap: str) -> set[Kind]:
         """What is known of its rows."""

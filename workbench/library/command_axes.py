@@ -20,10 +20,12 @@ from lockstep.workbench.checking.axes.row_judge import RowJudge
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.row_sides import RowSide
 from lockstep.workbench.foreign.passes import ForeignDumpError
+from lockstep.workbench.foreign.rows import UNFINISHED
 from lockstep.workbench.library.imported import import_attached
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import OpenedModel
 from lockstep.workbench.settings import session_limits
+from lockstep.workbench.views.plain_text import plural
 
 Arguments = Mapping[str, int | bool]
 
@@ -39,14 +41,10 @@ class EngineVariant:
 #: vLLM's arguments (`vllm.engine.arg_utils.EngineArgs`), by axis.
 _VLLM: Mapping[AxisName, tuple[EngineVariant, ...]] = {
     "batch": (EngineVariant("one request at a time = as started", {"max_num_seqs": 1}),),
-    "chunk": (
+    "chunk": (  # a threshold for long prompts would hold only while several requests are there
         EngineVariant(
-            "prompts in chunks of 4 = as started",
-            {
-                "enable_chunked_prefill": True,
-                "long_prefill_token_threshold": 4,
-                "long_prefill_token_threshold_adaptive": False,
-            },
+            "passes of 4 rows at most = as started",
+            {"enable_chunked_prefill": True, "max_num_batched_tokens": 4, "max_num_seqs": 4},
         ),
     ),
     "prefix": (EngineVariant("without the prefix cache = with it", {"enable_prefix_caching": False}),),
@@ -97,7 +95,8 @@ class CommandAxes:
                 why = "no request found its beginning in the cache: send some that share a prefix of whole blocks"
                 return AxisResult(axis, variant.told, "not tried", why=why)
             sides = RowSide(first), RowSide(second)
-            return Variants(*sides, self._judges(first, second)).compare(axis, variant.told)
+            found = Variants(*sides, self._judges(first, second)).compare(axis, variant.told)
+            return found if found.verdict == "bug" else _unless_lost(found, second, rows)
 
     def _judges(self, first: Session, second: Session) -> tuple[RowJudge, RowJudge] | None:
         dtype = first.meta.config.dtype
@@ -123,6 +122,20 @@ class CommandAxes:
         if ended := how_it_ended(attached.code):
             self.listener.note(f"the command {ended}; what it did until then is compared")
         return target
+
+
+def _unless_lost(found: AxisResult, variant: Session, rows: int) -> AxisResult:
+    """Inconclusive where rows of the command as it is have no counterpart: they prove nothing."""
+    dropped = variant.meta.foreign.dropped.get(UNFINISHED, 0) if variant.meta.foreign is not None else 0
+    if dropped:
+        why = (
+            f"{plural(dropped, 'row')} of requests that begin with rows of the cache are not in the recording"
+        )
+    elif found.axis != "prefix" and 0 < found.rows < rows and not found.why:
+        why = f"only {found.rows} of {plural(rows, 'row')} were computed again"
+    else:
+        return found
+    return replace(found, verdict="inconclusive", why=why)
 
 
 def _rows(session: Session) -> int:

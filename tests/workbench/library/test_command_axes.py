@@ -69,7 +69,7 @@ def test_a_bug_of_chunks_is_found_on_that_axis(
     runs = Runs(case, tmp_path, in_chunks)
     batch, chunk = along(runs, monkeypatch, "batch", "chunk", judged=judged)
     assert runs.asked[:2] == [{}, {"max_num_seqs": 1}]
-    assert runs.asked[2]["long_prefill_token_threshold"] == 4
+    assert runs.asked[2]["max_num_batched_tokens"] == 4
     assert batch.verdict == "equal"
     assert (chunk.verdict, chunk.bugs[0].tap, chunk.bugs[0].first) == ("bug", "layers.1.attn.v_proj", (0, 0))
 

@@ -32,6 +32,7 @@ from lockstep.workbench.checking.axes.schedules import (
 )
 from lockstep.workbench.checking.invariants.runs import changes_with_passes, crowd
 from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.row_comparison import Place
 from lockstep.workbench.diagnosis.row_sides import RowSide
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.session import create_session
@@ -75,7 +76,9 @@ class ModelAxes:
     folder: Path
     progress: Callable[[str], None] = lambda what: None
     _requests: Requests = field(init=False)
+    _facts: Facts = field(init=False)
     _recorded: dict[tuple[EngineConfig, str], Path] = field(default_factory=dict)
+    _known: dict[Path, dict[str, frozenset[Place] | None]] = field(default_factory=dict)
     _engine: tuple[EngineConfig, Inferior] | None = None
 
     def __post_init__(self) -> None:
@@ -83,6 +86,7 @@ class ModelAxes:
         prompts = crowd(self.prompts[0], room) if len(self.prompts) == 1 else self.prompts
         self._requests = Requests(tuple(map(tuple, prompts)), self.steps)
         self.config = plan(self.opened, self.config, prompts, self.steps + 1, FULL)
+        self._facts = Facts.of(self.opened.path, self.config.dtype)
 
     def run(self, axes: Sequence[AxisName]) -> list[AxisResult]:
         """Each variant of each axis. RequestError, ConfigError and RankError where the run as it was asked for cannot
@@ -120,9 +124,12 @@ class ModelAxes:
                 yield self._compared(axis, pair.told, *paths)
 
     def _compared(self, axis: AxisName, told: str, base: Path, variant: Path) -> AxisResult:
-        facts = Facts.of(self.opened.path, self.config.dtype)
+        facts, known = self._facts, self._known
         with Session.open(base, UNLIMITED) as first, Session.open(variant, UNLIMITED) as second:
-            judges = RowJudge.of(first, facts), RowJudge.of(second, facts)
+            judges = (
+                RowJudge.of(first, facts, known.setdefault(base, {})),
+                RowJudge.of(second, facts, known.setdefault(variant, {})),
+            )
             sides = RowSide(first, counted=True), RowSide(second, counted=True)
             return Variants(*sides, judges).compare(axis, told)
 

@@ -18,23 +18,26 @@ from lockstep.workbench.diagnosis.row_comparison import Place
 
 @dataclass(frozen=True, slots=True)
 class RowJudge:
-    """One recording, by the checkpoint's weights. Each operation is looked at when it is asked for."""
+    """One recording, by the checkpoint's weights. Each operation is looked at when it is asked for; what was found is
+    kept in `known`."""
 
     taps: RecordedTaps
     facts: Facts
-    _known: dict[str, frozenset[Place] | None] = field(default_factory=dict)
+    known: dict[str, frozenset[Place] | None] = field(default_factory=dict)
 
     @classmethod
-    def of(cls, session: Session, facts: Facts) -> RowJudge:
-        """Of the first branch."""
-        return cls(RecordedTaps(Recording(session)), facts)
+    def of(
+        cls, session: Session, facts: Facts, known: dict[str, frozenset[Place] | None] | None = None
+    ) -> RowJudge:
+        """Of the first branch; `known` from an earlier one of the same recording."""
+        return cls(RecordedTaps(Recording(session)), facts, {} if known is None else known)
 
     def wrong(self, tap: str) -> frozenset[Place] | None:
         """The rows (sequence, position as counted) at which the operation is wrong on some rank, of a cache those that
         read it; None where it cannot be judged on all of them."""
-        if tap not in self._known:
-            self._known[tap] = self._judged(tap) if self.taps.has(tap) and is_known(tap) else None
-        return self._known[tap]
+        if tap not in self.known:
+            self.known[tap] = self._judged(tap) if self.taps.has(tap) and is_known(tap) else None
+        return self.known[tap]
 
     def _judged(self, tap: str) -> frozenset[Place] | None:
         found: set[Place] = set()
