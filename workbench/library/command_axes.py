@@ -96,7 +96,7 @@ class CommandAxes:
                 return AxisResult(axis, variant.told, "not tried", why=why)
             sides = RowSide(first), RowSide(second)
             found = Variants(*sides, self._judges(first, second)).compare(axis, variant.told)
-            return found if found.verdict == "bug" else _unless_lost(found, second, rows)
+            return found if found.verdict == "bug" else _unless_lost(found, first, second)
 
     def _judges(self, first: Session, second: Session) -> tuple[RowJudge, RowJudge] | None:
         dtype = first.meta.config.dtype
@@ -124,17 +124,14 @@ class CommandAxes:
         return target
 
 
-def _unless_lost(found: AxisResult, variant: Session, rows: int) -> AxisResult:
+def _unless_lost(found: AxisResult, first: Session, second: Session) -> AxisResult:
     """Inconclusive where rows of the command as it is have no counterpart: they prove nothing."""
-    dropped = variant.meta.foreign.dropped.get(UNFINISHED, 0) if variant.meta.foreign is not None else 0
-    if dropped:
-        why = (
-            f"{plural(dropped, 'row')} of requests that begin with rows of the cache are not in the recording"
-        )
-    elif found.axis != "prefix" and 0 < found.rows < rows and not found.why:
-        why = f"only {found.rows} of {plural(rows, 'row')} were computed again"
-    else:
+    rows = _rows(first)
+    if found.why or found.rows >= rows:
         return found
+    why = f"only {found.rows} of {plural(rows, 'row')} are in both runs"
+    if second.meta.foreign is not None and (dropped := second.meta.foreign.dropped.get(UNFINISHED, 0)):
+        why += f": {plural(dropped, 'row')} of the variant were dropped ({UNFINISHED})"
     return replace(found, verdict="inconclusive", why=why)
 
 
