@@ -86,7 +86,11 @@ def _figures(ran: Iterable[Bug], results: Results, told: dict[str, Reading]) -> 
         cells = [len(rows), found, *(named.count(kind) for kind in _NAMED)]
         seconds = median(results.rows[one.name].seconds for one in rows)
         lines.append(f"| {title} | {' | '.join(map(str, cells))} | {seconds:.0f} |\n")
-    clean = [results.clean[key] for key in sorted({clean_key(one) for one in ran}) if key in results.clean]
+    clean = [
+        results.clean[key]
+        for key in sorted({clean_key(one) for one in ran if not one.released})
+        if key in results.clean
+    ]
     accused = sum(one.verdict != "match" for one in clean)
     lines.append(
         f"\nOf the {len(clean)} runs of the same models and programs without a bug {accused or 'none'} "
@@ -104,7 +108,8 @@ def _table(ran: Iterable[Bug], results: Results, told: dict[str, Reading], *, he
     for one in ran:
         if (one.name in held_out()) != held:
             continue
-        found, clean = results.rows[one.name], results.clean.get(clean_key(one))
+        found = results.rows[one.name]
+        clean = None if one.released else results.clean.get(clean_key(one))
         named = told[one.name].named if one.name in told else "not read"
         of = f"[{one.of}]({one.thread})" + (", emulated" if one.emulated else "")
         without = clean.verdict if clean else ""

@@ -129,12 +129,13 @@ def surroundings(values: dict[str, str]) -> Iterator[None]:
 def tried(row: Bug | Control, models: Path, again: bool) -> None:
     """Run a row, and what it lacks of the clean run beside it, and note both."""
     key, results = clean_key(row), Results.load()
-    if key not in results.clean or (again and isinstance(row, Control)):
+    alone = isinstance(row, Bug) and row.released
+    if (not alone and key not in results.clean) or (again and isinstance(row, Control)):
         results = Results.noted(clean={key: looked_for(row, "", models)})
     if isinstance(row, Bug) and (again or row.name not in results.rows):
         results = Results.noted(rows={row.name: looked_for(row, row.name, models)})
     found = results.rows[row.name] if isinstance(row, Bug) else results.clean[key]
-    clean = results.clean[key].verdict
+    clean = "no such run" if alone else results.clean[key].verdict
     print(f"{row.name}: {found.verdict} {found.tap} [without: {clean}] {found.seconds:.0f} s", flush=True)
     for place, cause in zip(found.places, found.causes, strict=True):
         print(f"    {place}: {cause}", flush=True)

@@ -118,6 +118,13 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         if abs(by) == 1:
             text = f"the window of {window} is one token too {'wide' if by > 0 else 'narrow'}"
         fitted["window"] = window
+    if name == "window_width" and window is None:
+        others = [n for n, own in enumerate(site.facts.model.windows or ()) if own == fitted["width"]]
+        if others:  # as in scores that were recorded
+            layers = f"layer{'s' * (len(others) > 1)} {', '.join(map(str, others))}"
+            text = (
+                f"a sliding window of {{0:g}} is applied, which this layer does not have (that of {layers})"
+            )
     if name == "window_missing" and window is None:
         name, text = "mask_causal", "the mask is causal alone"
     return Told(name, "mask", _filled(text, rest, window), fitted)

@@ -34,6 +34,22 @@ def partial_rotations(site: Site) -> Iterator[Variant]:
         text = f"{pairs_in_words(chosen.tolist(), count)} {are} not rotated"
         yield r.variant("rope_partial", "rope", text, {"pairs": chosen.tolist()}, predicted)
     yield from _smaller_heads(r)
+    yield from _fewer_pairs(r)
+
+
+def _fewer_pairs(r: Rotated) -> Iterator[Variant]:
+    """Of channels that turn with their neighbours the first alone rotated, by the frequencies of a head as narrow."""
+    pairs = r.x.shape[-1] // 2
+    moved = np.abs(r.wrong_part(r.seen) - r.wrong_part(r.x)).max((0, 1)) > 1e-6 * np.abs(r.x).max()
+    turned = moved.reshape(2, pairs).any(0)
+    count = int(turned.sum())
+    if not r.site.facts.model.neighbours or not 0 < count < pairs or not turned[:count].all():
+        return
+    turns = np.zeros(pairs)
+    turns[:count] = r.model.rope_theta ** (-np.arange(count) / count)
+    text = f"the first {2 * count} of the {2 * pairs} channels that rotate do, by the frequencies of so narrow a head"
+    predicted = r.turned(r.positions[:, None, None] * turns)
+    yield r.variant("rope_partial", "rope", text, {"first": 0, "elements": 2 * count}, predicted)
 
 
 def _smaller_heads(r: Rotated) -> Iterator[Variant]:

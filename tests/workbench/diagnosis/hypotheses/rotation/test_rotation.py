@@ -293,3 +293,17 @@ def test_noise_beyond_the_floor_is_not_given_a_name() -> None:
 def test_a_position_and_the_attention_factor_are_told_together() -> None:
     (found,) = best(site(turned(np.where(DECODE, 0, POSITIONS), YARN, factor=1.0), YARN, x=X))[:1]
     assert found.variant.kind in ("positions", "rope")
+
+
+def test_fewer_channels_of_pairs_of_neighbours_are_named() -> None:
+    """As where the rotary width is halved again for each layer: four of 16 channels turn, as a head of four."""
+    model = of_model(neighbours=True)
+    turns = np.array([1.0, model.rope_theta**-0.5, *[0.0] * 6])
+    x, angle = X.reshape(len(X), 4, 8, 2), (POSITIONS[:, None] * turns)[:, None]
+    first, second = x[..., 0], x[..., 1]
+    seen = np.stack(
+        [first * np.cos(angle) - second * np.sin(angle), second * np.cos(angle) + first * np.sin(angle)], -1
+    ).reshape(X.shape)
+    (found,) = best(site(seen, model))
+    assert found.variant.name == "rope_partial"
+    assert found.variant.text.startswith("the first 4 of the 16 channels that rotate do")

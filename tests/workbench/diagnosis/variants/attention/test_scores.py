@@ -274,6 +274,9 @@ def test_windows_of_another_width_are_told_by_the_later_steps(
 def test_a_layer_that_slides_although_it_should_see_all_and_the_other_way() -> None:
     run = Run(WINDOWED, {"scores": masked_by(lambda at: masked(*where(at), None if at.layer < 2 else 5))})
     assert names(run, "scores", layer=1) == ["window_missing"]
+    fused = Run(WINDOWED, run.spoil, fused=True)
+    (first, *_) = causes(fused, "context", layer=2)
+    assert "which this layer does not have (that of layers 0, 1)" in first.variant.text
     (first, *_) = causes(run, "scores", layer=2)
     assert (
         "window of 5 is applied, which this layer does not have (that of layers 0, 1)" in first.variant.text
