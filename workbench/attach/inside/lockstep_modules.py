@@ -297,7 +297,9 @@ class _CallInputs:
         start = 0 if past is None else int(past.get_seq_length())
         self.batches += start == 0
         given = [kwargs[name] for name in ("position_ids", "cache_position") if kwargs.get(name) is not None]
-        real = torch.ones(ids.shape) if mask is None or mask.ndim != 2 else mask[:, -ids.shape[1] :]
+        real = torch.ones(ids.shape)
+        if isinstance(mask, Tensor) and mask.ndim == 2:  # a static cache gives a dict of whole masks
+            real = mask[:, -ids.shape[1] :]
         requests = [
             f"{self.batches}.{b}" if one else "" for b, row in enumerate(real.tolist()) for one in row
         ]

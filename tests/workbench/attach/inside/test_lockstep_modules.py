@@ -336,3 +336,11 @@ def test_a_cache_tells_positions_by_either_of_its_names(name: str) -> None:
     told = call_inputs()((), {"input_ids": torch.tensor([[5]]), name: Cache()})
     assert told is not None
     assert told[1] == 7
+
+
+def test_whole_masks_of_a_static_cache_leave_every_token_in() -> None:
+    """`generate` with a static cache hands on a dict of masks [B, 1, T, K], one a kind of layer."""
+    masks = {"full_attention": torch.ones(1, 1, 3, 8, dtype=torch.bool)}
+    told = call_inputs()((), {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": masks})
+    assert told is not None
+    assert told[2] == ["1.0"] * 3
