@@ -47,7 +47,9 @@ FOOT = """
 
 Rows with a bug first showed six classes that were not named, and are now: experts in one kernel, rows of caches (by the
 slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations that no
-statistic shows, calls of transformers with a static cache. Rows without a bug first showed three errors of Lockstep, mended since: an embedding that a model multiplies by a root
+statistic shows, calls of transformers with a static cache.
+
+Rows without a bug first showed three errors of Lockstep, mended since: an embedding that a model multiplies by a root
 that is not a whole number was not taken for the token's (no verdict on any such Gemma), vLLM's Gemma and Granite were
 accused for what they multiply outside of the module, and causes of attention with a soft cap were not found.
 """
