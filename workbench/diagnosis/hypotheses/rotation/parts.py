@@ -33,15 +33,16 @@ def partial_rotations(site: Site) -> Iterator[Variant]:
         are = "is" if len(chosen) == 1 else "are"
         text = f"{pairs_in_words(chosen.tolist(), count)} {are} not rotated"
         yield r.variant("rope_partial", "rope", text, {"pairs": chosen.tolist()}, predicted)
-    yield from _smaller_heads(r)
-    yield from _fewer_pairs(r)
+    change = np.abs(r.wrong_part(r.seen) - r.wrong_part(r.x)).max((0, 1))
+    moved = np.asarray(change) > 1e-6 * np.abs(r.x).max()
+    yield from _smaller_heads(r, moved)
+    yield from _fewer_pairs(r, moved)
 
 
-def _fewer_pairs(r: Rotated) -> Iterator[Variant]:
+def _fewer_pairs(r: Rotated, moved: NDArray[np.bool_]) -> Iterator[Variant]:
     """Of channels that turn with their neighbours the first alone rotated, by the frequencies of a head as narrow."""
     pairs = r.x.shape[-1] // 2
-    moved = np.abs(r.wrong_part(r.seen) - r.wrong_part(r.x)).max((0, 1)) > 1e-6 * np.abs(r.x).max()
-    turned = moved.reshape(2, pairs).any(0)
+    turned = np.asarray(moved.reshape(2, pairs).any(0))
     count = int(turned.sum())
     if not r.site.facts.model.neighbours or not 0 < count < pairs or not turned[:count].all():
         return
@@ -52,10 +53,9 @@ def _fewer_pairs(r: Rotated) -> Iterator[Variant]:
     yield r.variant("rope_partial", "rope", text, {"first": 0, "elements": 2 * count}, predicted)
 
 
-def _smaller_heads(r: Rotated) -> Iterator[Variant]:
+def _smaller_heads(r: Rotated, moved: NDArray[np.bool_]) -> Iterator[Variant]:
     """Only the first, or the last, elements of each head rotated, as a head of their own."""
     width, theta = r.x.shape[-1], r.model.rope_theta
-    moved = np.abs(r.wrong_part(r.seen) - r.wrong_part(r.x)).max((0, 1)) > 1e-6 * np.abs(r.x).max()
     turned = np.flatnonzero(moved)
     if moved.all() or not len(turned):
         return
