@@ -1,6 +1,7 @@
-"""Decode speed of a 0.5B model against transformers, in the same run: fp32 on the CPU, by batch.
+"""Decode speed of a 0.5B model against transformers, in the same run: fp32 on the CPU unless said, by batch.
 
     python -m benchmarks.decode [--tp 1 2] [--batch 1 4 32] [--steps 12] [--rounds 4] [--threads N] [--json]
+                                [--device cuda] [--dtype bfloat16]
 
 Every round runs each contender in turn, so that what else the machine does falls on all alike; the figure is
 the median over all rounds' tokens, measured where a user would (engine: at the host, the messages to the rank
@@ -36,10 +37,14 @@ WARM_UP = 2
 Contender = Callable[[int], list[float]]
 
 
-def engine(path: Path, tp: int, threads: int, batch: int) -> tuple[Client, Callable[[int, bool], Contender]]:
+def engine(
+    path: Path, tp: int, threads: int, batch: int, **where: str
+) -> tuple[Client, Callable[[int, bool], Contender]]:
     """A running engine for up to `batch` sequences; called with how many, and whether statistics are on, a
     contender."""
-    config = EngineConfig(tp=tp, threads=max(1, threads // tp), max_tokens=512, max_sequences=batch)
+    config = EngineConfig(
+        tp=tp, threads=max(1, threads // tp), max_tokens=128 * max(4, batch), max_sequences=batch, **where
+    )
     client = Client(config, program="lockstep.engine.ranks")
     client.load(path)
 
@@ -68,12 +73,15 @@ def reference(model: PreTrainedModel, batch: int) -> Contender:
     @torch.inference_mode()
     def run(steps: int) -> list[float]:
         cache = DynamicCache(config=model.config)
-        logits = model(torch.tensor([PROMPT] * batch), logits_to_keep=1, **{CACHE: cache}).logits
+        logits = model(
+            torch.tensor([PROMPT] * batch, device=model.device), logits_to_keep=1, **{CACHE: cache}
+        ).logits
         seconds = []
         for _ in range(WARM_UP + steps):
             started = time.perf_counter()
             tokens = logits[:, -1].argmax(-1).tolist()
-            logits = model(torch.tensor(tokens)[:, None], logits_to_keep=1, **{CACHE: cache}).logits
+            ids = torch.tensor(tokens, device=model.device)[:, None]
+            logits = model(ids, logits_to_keep=1, **{CACHE: cache}).logits
             seconds.append(time.perf_counter() - started)
         return seconds[WARM_UP:]
 
@@ -99,7 +107,7 @@ def report(
     for name, values in seconds.items():
         median, least = statistics.median(values), min(values)
         rows.append({
-            "name": name, "batch": batch, "ms": round(1e3 * median, 1), "least_ms": round(1e3 * least, 1),
+            "name": name, "batch": batch, "ms": round(1e3 * median, 2), "least_ms": round(1e3 * least, 2),
             "gb_per_s": round(weight_bytes / median / 1e9, 2),
             "speed": round(statistics.median(base) / median, 2), "speed_of_least": round(min(base) / least, 2),
         })  # fmt: skip
@@ -116,21 +124,26 @@ def main() -> None:
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1, help="in all, for each contender")
+    parser.add_argument("--device", default="cpu")
+    parser.add_argument("--dtype", default="float32")
     parser.add_argument("--directory", type=Path, help="where the checkpoint is made (default: the temp dir)")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     path = half_billion(arguments.directory)
     torch.set_num_threads(arguments.threads)
-    model = AutoModelForCausalLM.from_pretrained(path, dtype=torch.float32).eval()
-    weight_bytes = 2 * (path / "model.safetensors").stat().st_size  # bfloat16 on disk, float32 in memory
+    model = AutoModelForCausalLM.from_pretrained(path, dtype=arguments.dtype).to(arguments.device).eval()
+    on_disk = (path / "model.safetensors").stat().st_size  # in bfloat16
+    weight_bytes = on_disk * getattr(torch, arguments.dtype).itemsize // 2
+    where = {"device": arguments.device, "dtype": arguments.dtype}
     clients, made = [], {}
     try:
         for tp in arguments.tp:
-            client, made[tp] = engine(path, tp, arguments.threads, max(arguments.batch))
+            client, made[tp] = engine(path, tp, arguments.threads, max(arguments.batch), **where)
             clients.append(client)
         rows = []
         if not arguments.json:
-            print(f"{arguments.threads} threads, load average {os.getloadavg()[0]:.1f}")
+            place = f"{arguments.threads} threads, {arguments.device}, {arguments.dtype}"
+            print(f"{place}, load average {os.getloadavg()[0]:.1f}")
         for batch in arguments.batch:
             contenders: dict[str, Contender] = {"transformers": reference(model, batch)}
             for tp, contender in made.items():
@@ -141,7 +154,7 @@ def main() -> None:
             rows += found
             for row in () if arguments.json else found:
                 print(
-                    "{name:28} batch {batch:2} {ms:7.1f} ms/step (least {least_ms:.1f})  {gb_per_s:5.2f} GB/s  "
+                    "{name:28} batch {batch:2} {ms:7.2f} ms/step (least {least_ms:.2f})  {gb_per_s:5.2f} GB/s  "
                     "{speed:.2f} x (of the least {speed_of_least:.2f})".format(**row),
                     flush=True,
                 )

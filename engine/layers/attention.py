@@ -32,7 +32,7 @@ from lockstep.engine.layers.linear import (
 )
 from lockstep.engine.layers.norm import QKNorm
 from lockstep.engine.layers.paged_attention import Pages
-from lockstep.engine.layers.tiles import CELLS, Tile, Tiling
+from lockstep.engine.layers.tiles import Tile, Tiling
 from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
@@ -68,7 +68,8 @@ class StepInputs:
         span = self._batch.spans[index]
         queries = span.stop - span.start
         keys = span.kv_len - self._rules.cache_reuse(span.kv_len, queries)
-        return Tiling(kv_heads, group, queries, keys, self._as_usual and span.in_order, window)
+        causal = self._as_usual and span.in_order
+        return Tiling(kv_heads, group, queries, keys, causal, window, on_gpu=span.rows.is_cuda)
 
     def bias(self, index: int, tiling: Tiling, tile: Tile, *, every_key: bool = False) -> Tensor | None:
         """What is added to the scores of a tile's last keys, or of every one, [queries, keys]; None where all of its
@@ -82,16 +83,16 @@ class StepInputs:
             keys = slice(keys.stop - (rows.stop - rows.start), keys.stop)
         key = (index, tiling.window, rows.start, rows.stop, keys.start, keys.stop)
         if key not in self._made:
-            self._make_room((rows.stop - rows.start) * (keys.stop - keys.start))
+            self._make_room((rows.stop - rows.start) * (keys.stop - keys.start), tiling.cells)
             span = self._batch.spans[index]
             read = span.kv_positions[span.kv_len - tiling.keys :]
             allowed = self._rules.window(span.q_positions, rows, read[keys], tiling.window)
             self._made[key] = self._rules.mask(allowed).to(self._dtype)
         return self._made[key]
 
-    def _make_room(self, cells: int) -> None:
-        """Let go of the biases that were made where they become many."""
-        if self._cells + cells > CELLS:
+    def _make_room(self, cells: int, most: int) -> None:
+        """Let go of the biases that were made where they would have more cells than `most`."""
+        if self._cells + cells > most:
             self._made.clear()
             self._cells = 0
         self._cells += cells

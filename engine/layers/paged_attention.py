@@ -1,10 +1,10 @@
 """Attention straight out of the paged pool: one FlashAttention call for a whole ragged batch.
 
 `torch.nn.attention.varlen` follows block tables itself, so no row is gathered before attention. It needs a GPU,
-half precision and pages that the FlashAttention in force can read (FlashAttention-2: multiples of 256 slots), it
-implements only the correct mask, and it never materialises scores or probabilities. It is used where no tap needs
-those and no seam inside it is replaced; otherwise, and where `refusal` finds the kernel unavailable or inaccurate,
-`engine.layers.attention` computes the same with SDPA.
+half precision, a torch whose kernel takes pages (2.11's does not) and pages that the FlashAttention in force can
+read (FlashAttention-2: multiples of 256 slots), it implements only the correct mask, and it never materialises
+scores or probabilities. It is used where no tap needs those and no seam inside it is replaced; otherwise, and where
+`refusal` finds the kernel unavailable or inaccurate, `engine.layers.attention` computes the same with SDPA.
 """
 
 from __future__ import annotations
@@ -159,7 +159,7 @@ def _self_test(
     scale = head_dim**-0.5
     try:
         found = attend(q, keys, values, pages, scale=scale, window=None).float()
-    except (RuntimeError, NotImplementedError) as error:
+    except (RuntimeError, NotImplementedError, TypeError) as error:  # TypeError: torch 2.11's takes no pages
         return f"paged FlashAttention is not to be had here: {str(error).splitlines()[0]}"
     start, worst = 0, 0.0
     for taken, (rows, queries) in zip(blocks, shapes, strict=True):

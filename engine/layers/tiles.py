@@ -11,7 +11,9 @@ from dataclasses import dataclass, replace
 
 #: Scores of a tile: 1 MiB of float32, which stays in a processor's cache while it is measured.
 CELLS = 1 << 18
-#: Most and least queries of a tile: more compute cells that the mask covers, fewer make slow products.
+#: The same on a GPU, where a tile must be worth the launches of its kernels: 32 MiB.
+GPU_CELLS = 1 << 23
+#: Most queries of a tile on the CPU, where more compute cells that the mask covers; least: fewer make slow products.
 _MOST_ROWS, _LEAST_ROWS = 64, 8
 
 
@@ -36,6 +38,12 @@ class Tiling:
     keys: int
     causal: bool
     window: int | None = None
+    on_gpu: bool = False
+
+    @property
+    def cells(self) -> int:
+        """The most scores of a tile of more than the least number of queries."""
+        return GPU_CELLS if self.on_gpu else CELLS
 
     @property
     def shape(self) -> tuple[int, int, int]:
@@ -54,8 +62,9 @@ class Tiling:
         return first if cells == (self.kv_heads, self.queries, self.keys) else None
 
     def __iter__(self) -> Iterator[Tile]:
-        rows = min(self.queries, _MOST_ROWS, max(_LEAST_ROWS, CELLS // (self.group * self.keys)))
-        heads = max(1, CELLS // (self.group * rows * self.keys))
+        most = self.queries if self.on_gpu else min(self.queries, _MOST_ROWS)
+        rows = min(most, max(_LEAST_ROWS, self.cells // (self.group * self.keys)))
+        heads = max(1, self.cells // (self.group * rows * self.keys))
         for span in self.by_rows(rows):
             for head in range(0, self.kv_heads, heads):
                 yield Tile(slice(head, min(head + heads, self.kv_heads)), span.rows, span.keys)

@@ -70,7 +70,7 @@ class Comm:
 
     @cached_property
     def _through_host(self) -> bool:
-        """Gloo sums and broadcasts CUDA tensors, but sends and gathers only what is in host memory."""
+        """Gloo sends and gathers only what is in host memory; there the ranks' order of summation holds as well."""
         return self.size > 1 and self.device.type == "cuda" and self.backend == "gloo"
 
     @classmethod
@@ -92,12 +92,13 @@ class Comm:
         if size > 1:
             comm._begin(OpKind.RENDEZVOUS)
             store = None if store_path is None else _store(store_path, size)
-            sums = Path(f"{store_path}.sums") if store_path is not None and possible(device) else None
+            nccl = device.type == "cuda" and own_gpus(local_size)
+            sums = Path(f"{store_path}.sums") if store_path is not None and possible() and not nccl else None
             if rank == 0 and sums is not None:
                 with suppress(OSError):  # no room for it: the others find none either
                     comm._shared_sum = SharedSum(sums, rank, size, timeout)
             dist.init_process_group(
-                "nccl" if device.type == "cuda" and own_gpus(local_size) else "gloo",
+                "nccl" if nccl else "gloo",
                 store=store,
                 rank=rank,
                 world_size=size,
@@ -154,19 +155,23 @@ class Comm:
     def all_reduce(self, x: Tensor) -> Tensor:
         """Sum over the ranks, in place; returns x.
 
-        On the CPU the order of summation depends on the ranks alone: Gloo's own, from three ranks on, depends on the
-        buffer's size and on an element's place in it, so that a sequence would not compute the same alone and in a
-        batch. NCCL promises no order. Ranks that one host has started sum through shared memory where they can.
+        On the CPU, and for ranks that share a GPU, the order of summation depends on the ranks alone: Gloo's own, from
+        three ranks on, depends on the buffer's size and on an element's place in it, so that a sequence would not
+        compute the same alone and in a batch. NCCL promises no order. Ranks that one host has started sum through
+        shared memory where they can.
         """
         if self.size > 1:
             _assert_contiguous(x)
             self._begin(OpKind.ALL_REDUCE)
+            summed = x.cpu() if self._through_host else x
             if self._shared_sum is not None:
-                self._shared_sum(x)
-            elif self.size == 2 or x.device.type != "cpu":
-                dist.all_reduce(x)
+                self._shared_sum(summed)
+            elif self.size == 2 or summed.device.type != "cpu":
+                dist.all_reduce(summed)
             else:
-                self._sum_in_order(x)
+                self._sum_in_order(summed)
+            if summed is not x:
+                x.copy_(summed)
             self._end(OpKind.ALL_REDUCE)
         return x
 

@@ -9,13 +9,17 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.measure import PIECE, TiledStatistics, measured_rows, measured_whole
+from lockstep.engine.taps.measure import TiledStatistics, measured_rows, measured_whole
 from lockstep.engine.taps.parts import merge_groups, statistics, unmask
 
 #: Tensors of up to this many elements are copied next to others of their size, and measured when these fill a piece.
 #: Larger ones are measured at once: one kernel each is cheap.
 DEFERRED = 1 << 15
-#: Sizes of tensors that room is kept for from step to step, half a MiB each.
+#: The same on a GPU, where what is measured at once costs two dozen launches.
+GPU_DEFERRED = 1 << 20
+#: Elements of the room for tensors of one size: half a MiB of float32, 16 of a GPU's.
+_ROOM, _GPU_ROOM = 1 << 17, 1 << 22
+#: Sizes of tensors that room is kept for from step to step.
 SIZES = 16
 
 
@@ -25,7 +29,8 @@ class _Slab:
     __slots__ = ("entries", "rows", "space")
 
     def __init__(self, size: int, like: Tensor) -> None:
-        self.space = torch.empty((max(1, PIECE // max(1, size)), size), dtype=like.dtype, device=like.device)
+        room = _GPU_ROOM if like.is_cuda else _ROOM
+        self.space = torch.empty((max(1, room // max(1, size)), size), dtype=like.dtype, device=like.device)
         self.rows, self.entries = self.space.unbind(), list[int]()
 
     def add(self, entry: int, x: Tensor) -> bool:
@@ -64,7 +69,7 @@ class StatisticsLedger:
         -inf."""
         entry = self._enter(tap, masked)
         size = x.numel()
-        if size > DEFERRED:
+        if size > (GPU_DEFERRED if x.is_cuda else DEFERRED):
             self._measured.append(_Measured([entry], *measured_whole(x)))
             return
         slab = self._slabs.get((size, x.dtype))
@@ -104,8 +109,11 @@ class StatisticsLedger:
         parts, sums = np.zeros((entries, 8)), np.zeros(entries, dtype=np.int64)
         waiting = [slab.measured() for slab in self._slabs.values() if slab.entries]
         tiled = [_Measured([entry], *one.close()) for entry, one in self._tiled.items()]
-        for one in (*self._measured, *waiting, *tiled):
-            parts[one.entries], sums[one.entries] = one.parts.cpu().numpy(), one.checksums.cpu().numpy()
+        found = [*self._measured, *waiting, *tiled]
+        if found:  # one copy to the host: it waits for all that a GPU has been given
+            order = [entry for one in found for entry in one.entries]
+            parts[order] = torch.cat([one.parts for one in found]).cpu().numpy()
+            sums[order] = torch.cat([one.checksums for one in found]).cpu().numpy()
         parts = unmask(parts, self._masked)
         stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
         checksums = np.zeros(self.num_taps, dtype=np.uint64)

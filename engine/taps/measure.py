@@ -2,7 +2,8 @@
 
 Rows of equal length are measured together, so a decode step of a 24-layer model costs a handful of
 kernels and one copy to the host instead of some for each of 480 taps. Longer rows are measured in pieces that stay
-in a processor's cache: what is read six times is fetched once, and nothing as large as a tensor is allocated.
+in a processor's cache: what is read six times is fetched once, and nothing as large as a tensor is allocated. A GPU
+takes larger ones: there a piece must be worth the launches of its kernels.
 """
 
 from __future__ import annotations
@@ -19,9 +20,16 @@ from lockstep.engine.taps.parts import ODD, PARTS
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Elements of a piece: half a MiB of float32, which with its float64 copy stays in a core's own cache.
 PIECE = 1 << 17
+#: The same on a GPU: 32 MiB of float32.
+GPU_PIECE = 1 << 23
 _COLUMNS = 256  # of the blocks that a checksum is summed in
 _SHORT = 2048  # elements of a row that is not worth it
 _SIGNED_ODD = ODD - (1 << 64)
+
+
+def piece_of(x: Tensor) -> int:
+    """Elements of a piece where x is."""
+    return GPU_PIECE if x.is_cuda else PIECE
 
 
 def measure(rows: Tensor) -> Tensor:
@@ -34,15 +42,15 @@ def measure(rows: Tensor) -> Tensor:
 
 def measured_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[n, m] -> the parts [n, len(PARTS)] and the checksum [n] of each row; every piece is read from memory once."""
-    count, length = rows.shape
-    if rows.numel() <= PIECE:
+    (count, length), most = rows.shape, piece_of(rows)
+    if rows.numel() <= most:
         return _measured(rows), _places_times(bits_of(rows), 0) * _SIGNED_ODD
     if count > 1:
-        some = [measured_rows(part) for part in rows.split(max(1, PIECE // length))]
+        some = [measured_rows(part) for part in rows.split(max(1, most // length))]
         return torch.cat([parts for parts, _ in some]), torch.cat([sums for _, sums in some])
     found, total = [], torch.zeros(1, dtype=torch.int64, device=rows.device)
-    for start in range(0, length, PIECE):
-        piece = rows[:, start : start + PIECE]
+    for start in range(0, length, most):
+        piece = rows[:, start : start + most]
         found.append(_measured(piece))
         total += _places_times(bits_of(piece), start)
     return merged(torch.stack(found)), total * _SIGNED_ODD
@@ -98,8 +106,9 @@ def checksum(rows: Tensor) -> Tensor:
     integer addition is exact; a permutation or one flipped bit gives another.
     """
     total = torch.zeros(rows.shape[0], dtype=torch.int64, device=rows.device)
-    for start in range(0, rows.shape[1], PIECE):
-        total += _places_times(bits_of(rows[:, start : start + PIECE]), start)
+    most = piece_of(rows)
+    for start in range(0, rows.shape[1], most):
+        total += _places_times(bits_of(rows[:, start : start + most]), start)
     return total * _SIGNED_ODD
 
 
@@ -156,10 +165,11 @@ def _all_numbers(bits: int, device: torch.device) -> Tensor:
 def measured_whole(x: Tensor) -> tuple[Tensor, Tensor]:
     """Parts [1, len(PARTS)] and checksum [1] of one tensor of any shape. One that is not contiguous is copied piece by
     piece, along its first dimension."""
-    if x.is_contiguous() or x.numel() <= PIECE:
+    most = piece_of(x)
+    if x.is_contiguous() or x.numel() <= most:
         return measured_rows(x.reshape(1, -1))
     found, total, start = [], torch.zeros(1, dtype=torch.int64, device=x.device), 0
-    for part in x.split(max(1, PIECE * len(x) // x.numel())):
+    for part in x.split(max(1, most * len(x) // x.numel())):
         row = part.reshape(1, -1)
         found.append(measure(row))
         total += _places_times(bits_of(row), start)
@@ -182,9 +192,9 @@ class TiledStatistics:
 
     def add(self, x: Tensor, head: int, row: int, key: int) -> None:
         """A tile [h, t, k], whose first element stands at those indices. Of a masked tensor the last t columns, where
-        its infinities are, are measured apart: all else takes the short way."""
+        its infinities are, are measured apart: all else takes the short way, which a GPU has not."""
         _, rows, keys = x.shape
-        if self.outside and keys > 4 * rows > 4:
+        if self.outside and keys > 4 * rows > 4 and not x.is_cuda:
             self._cut(x[..., :-rows], head, row, key)
             self._cut(x[..., -rows:], head, row, key + keys - rows)
         else:
@@ -192,10 +202,10 @@ class TiledStatistics:
 
     def _cut(self, x: Tensor, head: int, row: int, key: int) -> None:
         heads, rows, keys = x.shape
-        if x.numel() <= PIECE:
+        if x.numel() <= piece_of(x):
             self._add(x, head, row, key)
             return
-        most = max(1, PIECE // keys)
+        most = max(1, piece_of(x) // keys)
         for at in range(heads):
             for first in range(0, rows, most):
                 self._add(x[at : at + 1, first : first + most], head + at, row + first, key)

@@ -79,8 +79,9 @@ def model_config(path: Path) -> ModelConfig:
 def local_runner(path: Path, rules: Mapping[str, str] | None = None, **config: Any) -> Runner:
     """A single rank in this process: no sockets, no start-up, the same code."""
     engine = EngineConfig(**config)
-    loader = Loader(path, engine, Comm())
-    return Runner(loader.model, engine, Comm(), resolve(rules or {}), loader)
+    comm = Comm(device=torch.device(engine.device))
+    loader = Loader(path, engine, comm)
+    return Runner(loader.model, engine, comm, resolve(rules or {}), loader)
 
 
 def reference_logits(model: Any, ids: Sequence[int], steps: int) -> tuple[torch.Tensor, list[int]]:

@@ -31,15 +31,15 @@ PROMPTS = ([5, 6, 7] * 9, [9, 8], [3] * 13)
 
 @given(
     st.integers(1, 3), st.integers(1, 3), st.integers(1, 20), st.integers(0, 9), st.sampled_from([None, 1, 3, 50]),
-    st.integers(1, 400),
+    st.integers(1, 400), st.booleans(),
 )  # fmt: skip
 def test_every_cell_that_is_seen_lies_in_one_tile(
-    kv_heads: int, group: int, queries: int, cached: int, window: int | None, cells: int
+    kv_heads: int, group: int, queries: int, cached: int, window: int | None, cells: int, on_gpu: bool
 ) -> None:
     keys = cached + queries
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tiles, "CELLS", cells)
-        tiling = Tiling(kv_heads, group, queries, keys, True, window)
+        patch.setattr(tiles, "GPU_CELLS" if on_gpu else "CELLS", cells)
+        tiling = Tiling(kv_heads, group, queries, keys, True, window, on_gpu)
         times = torch.zeros(kv_heads, queries, keys, dtype=torch.int64)
         for tile in tiling:
             times[tile.heads, tile.rows, tile.keys] += 1

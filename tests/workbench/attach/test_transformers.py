@@ -169,3 +169,24 @@ def test_a_bug_in_a_sharded_model_is_placed(name: str, bug: str, tap: str, tmp_p
     told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, bug)
     assert told["verdict"] == "diverged"
     assert told["first_divergence"]["tap"] == tap
+
+
+@pytest.mark.gpu
+def test_a_cuda_graph_is_left_alone(tmp_path: Path) -> None:
+    """What cannot be recorded ends the recording, not the engine."""
+    program = [sys.executable, str(Path(__file__).parent / "cuda_graph_program.py")]
+    program.append(str(tiny_checkpoint(tmp_path / "model", "qwen2")))
+    alone = subprocess.run(program, check=True, capture_output=True, text=True)
+    attach = [
+        sys.executable,
+        "-m",
+        "lockstep.workbench.cli.entry",
+        "attach",
+        "-o",
+        str(tmp_path / "run.session"),
+    ]
+    attached = subprocess.run([*attach, "--", *program], capture_output=True, text=True)
+    assert attached.stdout.splitlines()[-1] == alone.stdout.splitlines()[-1]
+    assert "a CUDA graph is being captured: run the engine eager" in attached.stderr
+    with Session.open(tmp_path / "run.session") as session:
+        assert session.step(0).sequences

@@ -42,6 +42,12 @@ def alone(method: Method) -> Method:
     return call  # type: ignore[return-value]
 
 
+def refuse_capture() -> None:
+    """RuntimeError while a CUDA graph is captured: to read a tensor would end the capture, and with it the engine."""
+    if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError("a CUDA graph is being captured: run the engine eager")
+
+
 class TapeLimits:
     """What one of `ranks` may take, whatever is tapped. Beyond it is an error, which stops the tape."""
 

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call
 
 if TYPE_CHECKING:
@@ -259,7 +260,10 @@ def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
     told = inputs or _CallInputs()
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if tape.closed:
+            return
         try:
+            refuse_capture()
             found = told(args, kwargs)
         except Exception as error:
             tape.stop("inputs", error)

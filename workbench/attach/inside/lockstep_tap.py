@@ -31,7 +31,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .lockstep_limits import TapeLimits, alone
+from .lockstep_limits import TapeLimits, alone, refuse_capture
 
 __version__ = "1.0"
 FORMAT = 1  # of the dump
@@ -99,12 +99,14 @@ class Tape:
 
         `requests`: the request of each token ("" for padding), one name for all; None: all are of one request.
         """
-        self.end()
-        if self.index >= self.passes:
-            self.close()
         if self.closed:
             return
         try:
+            refuse_capture()
+            self.end()
+            if self.index >= self.passes:
+                self.close()
+                return
             self.limits.begin()
             ids, at = torch.as_tensor(ids), torch.as_tensor(positions)
             at = at if at.ndim else at + torch.arange(ids.shape[-1], device=at.device)
@@ -139,8 +141,8 @@ class Tape:
             batch = rows is None and len(self.shape) == 2 and x.shape[:2] == self.shape
             self.limits.take(name, layout, x.nbytes, name in self._whole)
             x = x.flatten(0, 1) if batch else x.reshape(x.shape or (1,))
-            if x.is_cuda and torch.cuda.is_current_stream_capturing():
-                raise RuntimeError("a CUDA graph is being captured: run the engine eager")
+            if x.is_cuda:
+                refuse_capture()
             key, dtype = str(len(self.line["taps"])), str(x.dtype).removeprefix("torch.")
             x = x.half() if dtype in ("float8_e4m3fn", "float8_e5m2") else x  # the same numbers
             if name in self._whole:

@@ -16,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from lockstep.engine.taps import measure, parts
 from lockstep.workbench.attach.inside import lockstep_tap
@@ -260,12 +261,18 @@ def test_a_second_tape_is_refused(tmp_path: Path) -> None:
 
 
 def test_a_graph_that_is_captured_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a tensor is read: of a pass, and of one that began before the capture."""
+    untouched = FakeTensorMode().from_tensor(torch.ones(1, dtype=torch.int64))  # to read it is an error
+    begun = Tape(tmp_path / "begun")
+    begun.step([1], 0)
     monkeypatch.setattr(Tensor, "is_cuda", True)
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
-    tape = Tape(tmp_path)
-    tape.step([1], 0)
-    tape.tap("x", torch.ones(1, 1))
-    assert "run the engine eager" in tape.facts["stopped"]
+    begun.tap("x", torch.ones(1, 1))
+    tape = Tape(tmp_path / "captured")
+    tape.step(untouched, untouched)
+    for one in (begun, tape):
+        assert "run the engine eager" in one.facts["stopped"]
 
 
 DYING = """
