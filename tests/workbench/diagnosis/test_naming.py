@@ -198,7 +198,7 @@ def on_golden_inputs(
 STAND_INS = {
     # what was not recorded, tap, what is done to it, ranks, name
     "input of a projection": (("attn_norm",), "attn.q_proj", "bias", 2, "bias_dropped"),
-    "in features of all ranks": (("attn.context",), "attn.o_proj", "twice", 2, "factor"),
+    "in features of all ranks": (("attn.context",), "attn.o_proj", "thrice", 2, "factor"),
     "queries": (("attn.q_rope", "attn.q_proj"), "attn.scores", "twice", 1, "scores_scale"),
     "what was cached": (("attn.v_proj",), "attn.v_cache", "zero", 1, "cache_rows_zero"),
     "hidden state": (("final_norm",), "logits", "twice", 1, "factor"),
@@ -210,7 +210,8 @@ def test_golden_inputs_stand_in_for_those_that_were_not_recorded(
     case: Case, tmp_path: Path, lacks: tuple[str, ...], kind: str, how: str, tp: int, name: str
 ) -> None:
     tap = kind if kind == "logits" else f"layers.1.{kind}"
-    changes = {"bias": lambda x: x - bias_of(case, tap), "twice": lambda x: 2 * x, "zero": lambda x: 0 * x}
+    changes = {"bias": lambda x: x - bias_of(case, tap), "twice": lambda x: 2 * x}
+    changes |= {"thrice": lambda x: 3 * x, "zero": lambda x: 0 * x}  # by two ranks, twice may be a second sum
     found = on_golden_inputs(case, tmp_path, lacks, {tap: lambda x, at: changes[how](x)}, tp)
     assert found[0].name == name
     assert "its own inputs were not recorded" in found[0].evidence[0]

@@ -92,7 +92,7 @@ def test_every_tap_of_linear_attention_and_of_gated_attention(family: str, tmp_p
     assert any(tap.endswith("attn.state") for tap in found)
     for tap in wanted.keys() - made_again:
         mine = found[tap][len(found[tap]) // 2 :]
-        np.testing.assert_allclose(mine.reshape(wanted[tap].shape), wanted[tap], atol=1e-5, err_msg=tap)
+        np.testing.assert_allclose(mine.reshape(wanted[tap].shape), wanted[tap], atol=3e-5, err_msg=tap)
 
 
 @pytest.mark.parametrize("family", ["qwen2_moe", "glm4_moe", "gpt_oss", "minimax_m2"])
