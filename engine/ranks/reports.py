@@ -13,6 +13,7 @@ from msgspec import Struct, field
 from msgspec.msgpack import Decoder
 
 from lockstep.engine.errors import EngineError
+from lockstep.engine.machine import full_gpu
 from lockstep.engine.ranks.wire import WireArray
 from lockstep.engine.run.results import Phase, SequenceResult, TokenChoice
 from lockstep.engine.taps.breaks import Pause
@@ -41,7 +42,9 @@ class CommandFailure(Struct, frozen=True, tag="failure"):
     def of(cls, error: Exception) -> CommandFailure:
         """What `error` was."""
         told = "".join(traceback.format_exception(error))
-        return cls(type(error).__name__, isinstance(error, EngineError), str(error), told)
+        kind = type(error).__name__
+        message = full_gpu(str(error)) if kind == "OutOfMemoryError" else str(error)
+        return cls(kind, isinstance(error, EngineError), message, told)
 
 
 class LoadReport(Struct, frozen=True, tag="loaded"):

@@ -6,8 +6,10 @@ from pathlib import Path
 
 import psutil
 import pytest
+import torch
 
 from lockstep.engine.machine import MemoryBefore, free_memory
+from lockstep.engine.ranks.reports import CommandFailure
 
 
 def group(folder: Path, names: tuple[str, str, str], limit: str, used: int, cache: int) -> None:
@@ -52,3 +54,19 @@ def test_a_kill_by_the_kernel_is_told_from_one_by_somebody() -> None:
     for told in (before.killed(now=5), MemoryBefore(3 << 30, None).killed()):
         assert "the kernel does when memory runs out: 3.0 GiB were free when it started" in told
         assert "--chunk" in told
+
+
+def test_a_full_gpu_is_told_with_what_takes_less() -> None:
+    """In torch's own words of 2.11, as far as they are of use."""
+    message = (
+        "CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 79.18 GiB of which 698.56 MiB "
+        "is free. Process 1 has 78.49 GiB memory in use. Of the allocated memory 0 bytes is allocated by PyTorch, and "
+        "0 bytes is reserved by PyTorch but unallocated. If reserved but unallocated memory is large try setting "
+        "PYTORCH_ALLOC_CONF=expandable_segments:True to avoid fragmentation."
+    )
+    failure = CommandFailure.of(torch.OutOfMemoryError(message))
+    assert failure.message == (
+        "CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 79.18 GiB of which 698.56 MiB "
+        "is free. Use --chunk N, fewer taps (--capture), a smaller --dtype, or a shorter prompt; or --device cpu"
+    )
+    assert not failure.expected

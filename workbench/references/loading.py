@@ -14,6 +14,7 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import Mxfp4Config
 
 from lockstep.engine.config import FAMILIES
+from lockstep.engine.machine import full_gpu
 from lockstep.engine.text import printable
 from lockstep.workbench.references import experts
 from lockstep.workbench.references.attention import register
@@ -46,6 +47,8 @@ def load_golden(path: Path, dtype: DType, device: str) -> Any:
         model = model.eval().to(device)
     except ReferenceFailure:
         raise
+    except torch.OutOfMemoryError as error:
+        raise ReferenceFailure(f"{path}: no room for transformers' model: {full_gpu(str(error))}") from error
     except Exception as error:  # transformers raises whatever it likes; whoever asked needs one line
         reason = f"{type(error).__name__}: {printable(error, 400)}"
         raise ReferenceFailure(f"{path}: transformers cannot load it: {reason}") from error
@@ -67,6 +70,8 @@ def import_family(path: Path) -> None:
         MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # imports the module that defines it
     except ReferenceFailure:
         raise
+    except torch.OutOfMemoryError as error:
+        raise ReferenceFailure(f"{path}: no room for transformers' model: {full_gpu(str(error))}") from error
     except Exception as error:  # transformers raises whatever it likes
         raise ReferenceFailure(f"{path}: {type(error).__name__}: {printable(error, 400)}") from error
 
