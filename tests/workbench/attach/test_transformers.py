@@ -177,14 +177,7 @@ def test_a_cuda_graph_is_left_alone(tmp_path: Path) -> None:
     program = [sys.executable, str(Path(__file__).parent / "cuda_graph_program.py")]
     program.append(str(tiny_checkpoint(tmp_path / "model", "qwen2")))
     alone = subprocess.run(program, check=True, capture_output=True, text=True)
-    attach = [
-        sys.executable,
-        "-m",
-        "lockstep.workbench.cli.entry",
-        "attach",
-        "-o",
-        str(tmp_path / "run.session"),
-    ]
+    attach = [sys.executable, "-m", "lockstep", "attach", "-o", str(tmp_path / "run.session")]
     attached = subprocess.run([*attach, "--", *program], capture_output=True, text=True)
     assert attached.stdout == alone.stdout, attached.stderr
     assert "a CUDA graph is being captured: run the engine eager" in attached.stderr
