@@ -7,6 +7,7 @@ passes[0].logits(0)                    # [vocab] of sequence 0, put together fro
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -27,6 +28,8 @@ from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sampling import Sampling
 
 PROGRAM = "lockstep.engine.faults.rank"
+#: Where rank processes compute in tests that do not say: `LOCKSTEP_TEST_DEVICE=cuda` takes the engine's tests to a GPU.
+DEVICE = os.environ.get("LOCKSTEP_TEST_DEVICE", "cpu")
 
 
 class Pass(public.Pass):
@@ -43,7 +46,8 @@ class Engine(public.Engine):
     last: Pass  # for tests that run passes in a helper
 
     def __init__(self, tp: int, **config: Any) -> None:
-        super().__init__(EngineConfig(**{"tp": tp, "threads": 1} | config), program=PROGRAM)
+        defaults = {"tp": tp, "threads": 1, "device": DEVICE}
+        super().__init__(EngineConfig(**defaults | config), program=PROGRAM)
         self.first_config = self.client.config
 
     def load(self, path: Path, rules: Mapping[str, str] | None = None, **config: Any) -> list[LoadReport]:
