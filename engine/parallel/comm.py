@@ -122,6 +122,14 @@ class Comm:
         """What carries the collectives: "none", "gloo" or "nccl"."""
         return str(dist.get_backend()) if self.size > 1 else "none"
 
+    def free_on_gpu(self) -> int | None:
+        """Bytes of its GPU that this rank may take, with what torch keeps for it; None on the CPU. Ranks that share the
+        GPU take theirs of the same."""
+        if self.device.type != "cuda":
+            return None
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
+
     def enter(self, place: int) -> None:
         """Note that this rank has reached `place` (a tap's index in execution order)."""
         self.place = place

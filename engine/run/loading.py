@@ -48,7 +48,7 @@ class Loader:
 
     def __init__(self, path: Path, config: EngineConfig, comm: Comm) -> None:
         self.path, self.config, self.comm = path, config, comm
-        self.model = check_loadable(path, config, comm.rank)
+        self.model = check_loadable(path, config, comm.rank, comm.free_on_gpu())
 
     def __call__(self, decoder: Decoder, rules: Rules) -> Loaded:
         """Fill every parameter that `rules` let through; one that has no tensor is an error."""

@@ -26,10 +26,12 @@ _WIDEST = 8
 _BESIDE_TENSORS = 64 << 20
 
 
-def check_loadable(path: Path, config: EngineConfig, rank: int | None = None) -> ModelConfig:
+def check_loadable(
+    path: Path, config: EngineConfig, rank: int | None = None, free: int | None = None
+) -> ModelConfig:
     """The model of a checkpoint that can be split as `config` says, whose headers fit its config.json, and for
-    which there is memory: for the share of `rank`, or (None) of all ranks that are started on this machine.
-    ConfigError or CheckpointError otherwise."""
+    which there is memory: for the share of `rank`, or (None) of all ranks that are started on this machine. `free`:
+    bytes of the GPU that the rank may take; a host does not know them. ConfigError or CheckpointError otherwise."""
     model, source = open_checkpoint(path)
     with source:
         check_fit(model, config)
@@ -38,25 +40,30 @@ def check_loadable(path: Path, config: EngineConfig, rank: int | None = None) ->
         raise ConfigError(
             f"{path} is no GGUF file: there is nothing quantised to keep; use --weights dequantised"
         )
-    if not config.device.startswith("cuda"):
-        started_here = range(0 if config.listen else config.tp)
-        _check_memory(model, config, source, started_here if rank is None else [rank])
+    if free is None and config.device.startswith("cuda"):
+        return model
+    started_here = range(0 if config.listen else config.tp)
+    ranks = started_here if rank is None else [rank]
+    _check_memory(model, config, source, ranks, free_memory() if free is None else free)
     return model
 
 
-def _check_memory(model: ModelConfig, config: EngineConfig, source: Source, ranks: Sequence[int]) -> None:
-    """CheckpointError where `ranks` need more memory than is free (swap counted)."""
+def _check_memory(
+    model: ModelConfig, config: EngineConfig, source: Source, ranks: Sequence[int], free: int
+) -> None:
+    """CheckpointError where `ranks` need more memory than is free."""
     if config.weights == "quantised":
         weights = sum(kept_bytes(model, config, rank, source) for rank in ranks)
     else:
         weights = sum(weight_bytes(model, config, rank) for rank in ranks)
     cache = sum(cache_bytes(model, config, rank) + state_bytes(model, config, rank) for rank in ranks)
-    free = free_memory()
     if weights + cache > free:
+        on_gpu = config.device.startswith("cuda")
+        who, where = (f"rank {ranks[0]}", " on its GPU") if on_gpu else ("the model", "")
         raise CheckpointError(
-            f"the model needs {bytes_text(weights + cache)} in {config.dtype}: {bytes_text(weights)} of weights, "
-            f"{bytes_text(cache)} of KV cache; {bytes_text(free)} are free: use a smaller dtype, a shorter "
-            "context, or a machine with more memory"
+            f"{who} needs {bytes_text(weights + cache)} in {config.dtype}: {bytes_text(weights)} of weights, "
+            f"{bytes_text(cache)} of KV cache; {bytes_text(free)} are free{where}: use a smaller dtype, a shorter "
+            f"context, or {'more GPUs (--tp)' if on_gpu else 'a machine with more memory'}"
         )
 
 

@@ -94,6 +94,17 @@ def test_a_model_that_memory_cannot_hold_is_refused_with_the_numbers(
     check_loadable(path, EngineConfig(listen="localhost:29600"))  # its ranks are elsewhere
 
 
+def test_a_rank_that_its_gpu_cannot_hold_is_refused_with_the_numbers(variant: Callable[[str], Path]) -> None:
+    path, config = variant("llama"), EngineConfig(tp=2, device="cuda", max_tokens=100)
+    model = check_loadable(path, config)  # a host does not know what is free there
+    needed = weight_bytes(model, config, 1) + cache_bytes(model, config, 1)
+    assert check_loadable(path, config, rank=1, free=needed) == model
+    with pytest.raises(
+        CheckpointError, match=r"rank 1 needs .* are free on its GPU: use .* or more GPUs \(--tp\)"
+    ):
+        check_loadable(path, config, rank=1, free=needed - 1)
+
+
 def test_a_split_that_cannot_be_made_is_refused_first(variant: Callable[[str], Path]) -> None:
     with pytest.raises(ConfigError, match="tp=3 does not divide"):
         check_loadable(variant("qwen2-tied"), EngineConfig(tp=3))
