@@ -17,8 +17,8 @@ from lockstep.engine.taps.parts import merge_groups, statistics, unmask
 DEFERRED = 1 << 15
 #: The same on a GPU, where what is measured at once costs two dozen launches.
 GPU_DEFERRED = 1 << 20
-#: Elements of the room for tensors of one size: half a MiB of float32; on a GPU 2, and 16 for the larger, of which there
-#: are few sizes in a step.
+#: Elements of the room for tensors of one size: half a MiB of float32; on a GPU 2, and 16 for larger ones, of which a
+#: step has few sizes.
 _ROOM, _GPU_ROOM, _LARGE_ROOM = 1 << 17, 1 << 19, 1 << 22
 #: Sizes of tensors that room is kept for from step to step.
 SIZES = 16
