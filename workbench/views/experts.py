@@ -143,8 +143,8 @@ class Choices:
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerExperts:
     """One layer at one step. The loads are of all `tokens` of the step's `sequences`, `choices` of the one at hand.
-    Where there is nothing `missing` says why, and `captures` are the taps to capture. `placement` says how the experts lie on
-    the ranks, `dropped` what was not kept, `wrong` what the ranks disagree on."""
+    Where there is nothing `missing` says why, and `captures` are the taps to capture. `placement` says how the experts
+    lie on the ranks, `dropped` what was not kept, `wrong` what the ranks disagree on."""
 
     layer: int
     step: int
