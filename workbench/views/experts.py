@@ -67,7 +67,7 @@ class TokenExperts:
 
 
 @dataclass(frozen=True, slots=True)
-class Choices:
+class RoutedTokens:
     """One sequence's tokens in one layer and step, as recorded: experts and weights [T, S], logits [T, E], the
     reference's experts [T, S]."""
 
@@ -148,7 +148,7 @@ class LayerExperts:
 
     layer: int
     step: int
-    choices: Choices | None = None
+    choices: RoutedTokens | None = None
     loads: tuple[ExpertLoad, ...] = ()
     tokens: int = 0
     sequences: int = 1
@@ -211,7 +211,7 @@ def _why_none(source: SessionSource, layer: int) -> str:
     )
 
 
-def _choices(source: SessionSource, where: Where, layer: int) -> tuple[Choices | None, Rebuilt]:
+def _choices(source: SessionSource, where: Where, layer: int) -> tuple[RoutedTokens | None, Rebuilt]:
     """The choices of the sequence at `where`, and how the ranks' came together."""
     told = _rebuilt(source, where, layer, CHOSEN)
     ids = _matrix(told)
@@ -220,7 +220,7 @@ def _choices(source: SessionSource, where: Where, layer: int) -> tuple[Choices |
     weights, logits = (_matrix(_rebuilt(source, where, layer, name)) for name in (WEIGHTS, ROUTER))
     fed = source.sequence(where.step, where.branch, where.seq)
     tap, positions = f"layers.{layer}.{CHOSEN}", () if fed is None else fed.positions
-    choices = Choices(tap_axes(tap, ids.shape, told.slice, positions)[0].numbers, ids)
+    choices = RoutedTokens(tap_axes(tap, ids.shape, told.slice, positions)[0].numbers, ids)
     if weights is not None and weights.shape == ids.shape:
         choices = replace(choices, weights=weights)
     if logits is not None and len(logits) == len(ids):
@@ -233,7 +233,7 @@ def _choices(source: SessionSource, where: Where, layer: int) -> tuple[Choices |
     return choices, told
 
 
-def _others(source: SessionSource, where: Where, layer: int) -> list[Choices]:
+def _others(source: SessionSource, where: Where, layer: int) -> list[RoutedTokens]:
     """The choices of the other sequences that the step fed."""
     told = source.under_way(where.branch, where.step) or source.record(where.step, where.branch)
     beside = (replace(where, seq=one.seq) for one in told.sequences if one.seq != where.seq)
@@ -254,7 +254,7 @@ def _matrix(told: Rebuilt) -> Numbers | None:
     return array.astype(np.float64) if array is not None and array.ndim == 2 and array.size else None
 
 
-def _loads(every: Sequence[Choices], count: int, ranks: Sequence[range]) -> tuple[ExpertLoad, ...]:
+def _loads(every: Sequence[RoutedTokens], count: int, ranks: Sequence[range]) -> tuple[ExpertLoad, ...]:
     tokens, slots, weight = np.zeros(count, int), np.zeros(count, int), np.zeros(count)
     weighed = all(one.weights is not None for one in every)
     for one in every:
