@@ -147,11 +147,14 @@ def vocab(vocab_size: int, tp: int, rank: int) -> Span:
 
 def held_experts(model: ModelConfig, tp: int, rank: int, ep: int) -> Span:
     """The experts that a rank has, whole or in part."""
-    if model.experts is None:
-        return Span(0, 0)
+    return Span(0, 0) if model.experts is None else placed_experts(model.experts.count, tp, rank, ep)
+
+
+def placed_experts(count: int, tp: int, rank: int, ep: int) -> Span:
+    """Of `count` experts those that a rank has, whole or in part, where `ep` groups of ranks divide them."""
     if tp % ep:
         raise ConfigError(f"ep={ep} does not divide tp={tp}")
-    return even(model.experts.count, ep, rank // (tp // ep), "the number of experts")
+    return even(count, ep, rank // (tp // ep), "the number of experts")
 
 
 def is_first_of_group(tp: int, rank: int, ep: int) -> bool:

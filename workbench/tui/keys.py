@@ -10,7 +10,7 @@ from textual.binding import Binding
 from textual.keys import format_key
 
 from lockstep.workbench.debugger.core.registry import Command
-from lockstep.workbench.tui.panes.titles import TITLES
+from lockstep.workbench.tui.panes.titles import TITLES, digit
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
 
 
@@ -37,7 +37,7 @@ class ScreenKey:
 #: The panes, by their numbers.
 PANE_KEYS = tuple(
     ScreenKey(
-        str(number),
+        digit(number),
         f"view('pane', {number})",
         f"the {title} pane",
         name=f"pane-{title.lower().replace(' ', '-')}",
@@ -79,7 +79,7 @@ VIEW_KEYS = (
 )
 
 #: The order in the footer, the help sheet and the palette; keys that are not named here follow.
-_ORDER = "123456789nNsSiIcCf[]{}=(),.Rw|TxbBgoazye:?"
+_ORDER = "1234567890nNsSiIcCf[]{}=(),.Rw|TxbBgoazye:?"
 
 
 def keys_of(commands: Iterable[Command]) -> tuple[ScreenKey, ...]:
@@ -159,7 +159,7 @@ def reference(keys: Sequence[ScreenKey]) -> list[tuple[str, str]]:
     """Every key with what it does, for the help sheet."""
     usual = set(PANE_KEYS) <= set(keys)
     rows = [(key.shown, key.what) for key in keys if not usual or key not in PANE_KEYS]
-    panes = [("1 … 9", "the panes")] * usual
+    panes = [("1 … 9 0", "the panes")] * usual
     return [*panes, *rows, ("^p", "palette of everything"), ("^z", "suspend"), ("^q", "quit")]
 
 

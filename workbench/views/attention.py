@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.taps.names import layer_of
 from lockstep.sessions import slices
 from lockstep.sessions.layouts import Rebuilt
 from lockstep.workbench.views.difference import less
+from lockstep.workbench.views.present_layer import present_layer
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
 
@@ -95,27 +95,12 @@ def attention(
     return replace(found, values=values, first_query=first, heads=heads, dropped=told)
 
 
-def attended_layer(source: SessionSource, where: Where, kind: str) -> int:
-    """The layer of the operation at `where`; where a step stands still at it and its attention is still to come, the
-    layer that has just passed. The first before the layers, the last after them."""
-    taps = source.session.taps
-    layers = [layer for tap in taps if (layer := layer_of(tap.name)) is not None]
-    if not layers or where.tap >= len(taps):
-        return 0
-    layer = layer_of(taps[where.tap].name)
-    if layer is None:
-        return max(layers) if where.tap > 0 else 0
-    flight, tap = source.under_way(where.branch, where.step), f"layers.{layer}.attn.{kind}"
-    to_come = source.session.has_tap(tap) and source.session.tap(tap).index > where.tap
-    return layer - (layer > 0 and to_come and flight is not None and flight.place == where.tap)
-
-
 def attention_and_golden(
     source: SessionSource, where: Where, kind: str, layer: int | None = None
 ) -> LayerAttention:
     """The same of a layer (None: the one at `where`) with the golden reference's rows beside, where there are any of
     the same tokens."""
-    layer = attended_layer(source, where, kind) if layer is None else layer
+    layer = present_layer(source, where, f"attn.{kind}") if layer is None else layer
     found, reference = attention(source, where, layer, kind), source.golden(where)
     if found.values is None or reference is None:
         return found

@@ -45,7 +45,7 @@ def test_the_first_picture_of_a_session_waits_for_one_pane() -> None:
         "from lockstep.workbench.tui import reader\nfrom lockstep.workbench.tui.drivers import replay\n"
         "from lockstep.workbench.tui.screens import workbench"
     )
-    names = ("attention", "cache", "golden", "journal", "logits", "sentinels", "tensor", "weights")
+    names = ("attention", "cache", "experts", "golden", "journal", "logits", "sentinels", "tensor", "weights")
     panes = tuple(f"lockstep.workbench.tui.panes.{name}" for name in names)
     rest = (
         "lockstep.workbench.tui.split.maps", "lockstep.workbench.tui.screens.split",

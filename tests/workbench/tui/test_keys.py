@@ -214,7 +214,7 @@ async def test_the_keys_of_the_panes_are_the_users_too(session: Path, tmp_path: 
         await settle(pilot)
         tabs = next(line for line in text_of(pilot) if "Operations" in line)
         assert tabs.split()[:7] == ["1", "Operations", "Attention", "f3", "KV", "cache", "4"]
-        assert tabs.split()[-1] == "Tensor"
+        assert tabs.split()[-3:] == ["Tensor", "0", "Experts"]
         assert any("key of pane-attention, which has none now" in one.message for one in app._notifications)
         await press(pilot, "3")
         assert app.screen.pane == 1, "its own key does nothing any more"

@@ -16,7 +16,7 @@ from textual.widgets import Static
 import lockstep.workbench.tui
 from lockstep.engine.faults.catalogue import FAULTS
 from lockstep.workbench.debugger.core.registry import commands
-from lockstep.workbench.tui.panes.titles import TITLES
+from lockstep.workbench.tui.panes.titles import TITLES, digit
 from lockstep.workbench.tui.screens.output import OutputScreen
 from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 from lockstep.workbench.tui.widgets.grid import Grid
@@ -146,7 +146,7 @@ async def test_every_pane_fits_or_says_so_at_80_columns(bench: Bench, tmp_path: 
     """Whatever is drawn as text: no line of a block, no empty pane, no dialog loses its end unsaid."""
     async with bench(size=(80, 24), path=build_odd(tmp_path / "odd.session", "nan")) as pilot:
         for number, _title in enumerate(TITLES, 1):
-            await press(pilot, str(number))
+            await press(pilot, digit(number))
             _is_whole(pilot)
         await press(pilot, "x")
         grid = pilot.app.screen.query_one(Grid)

@@ -15,6 +15,7 @@ from textual.pilot import Pilot
 from lockstep.workbench.tui.app import LockstepApp
 from lockstep.workbench.tui.reader import Reader
 from lockstep.workbench.tui.settings import UserSettings
+from tests.workbench.mixture import build_mixture
 from tests.workbench.tui.conftest import press, replaying, settle
 
 SMALL, USUAL, LARGE = (80, 24), (120, 40), (200, 60)
@@ -45,6 +46,9 @@ SHOTS = {
     "split-large": (LARGE, DARK, "vertical_line o 2 down"),
 }
 
+#: The same of a mixture of experts.
+EXPERT_SHOTS = {"experts": (USUAL, DARK, "0"), "experts-tokens-small": (SMALL, DARK, "0 m")}
+
 
 @pytest.fixture
 def readers() -> Iterator[list[Reader]]:
@@ -59,6 +63,21 @@ def readers() -> Iterator[list[Reader]]:
 def test_screen_looks_as_it_did(name: str, session: Path, readers: list[Reader], snap_compare: Any) -> None:
     size, theme, keys = SHOTS[name]
     readers.append(Reader.open(session))
+
+    async def look(pilot: Pilot[int]) -> None:
+        await settle(pilot)
+        await press(pilot, *keys.split())
+
+    app = LockstepApp(replaying(readers[-1]), UserSettings(theme=theme))
+    assert snap_compare(app, terminal_size=size, run_before=look)
+
+
+@pytest.mark.parametrize("name", list(EXPERT_SHOTS))
+def test_the_experts_look_as_they_did(
+    name: str, tmp_path: Path, readers: list[Reader], snap_compare: Any
+) -> None:
+    size, theme, keys = EXPERT_SHOTS[name]
+    readers.append(Reader.open(build_mixture(tmp_path / "mixture.session")))
 
     async def look(pilot: Pilot[int]) -> None:
         await settle(pilot)

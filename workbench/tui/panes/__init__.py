@@ -19,6 +19,7 @@ def pane_classes() -> tuple[type[Pane], ...]:
     """All, in the order of their numbers."""
     from lockstep.workbench.tui.panes.attention import AttentionPane
     from lockstep.workbench.tui.panes.cache import CachePane
+    from lockstep.workbench.tui.panes.experts import ExpertsPane
     from lockstep.workbench.tui.panes.golden import GoldenPane
     from lockstep.workbench.tui.panes.journal import JournalPane
     from lockstep.workbench.tui.panes.logits import LogitsPane
@@ -37,4 +38,5 @@ def pane_classes() -> tuple[type[Pane], ...]:
         GoldenPane,
         JournalPane,
         TensorPane,
+        ExpertsPane,
     )

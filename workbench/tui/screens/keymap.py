@@ -16,7 +16,7 @@ from lockstep.workbench.settings import config_file
 from lockstep.workbench.tui import keys
 from lockstep.workbench.tui.drivers.port import Driver
 from lockstep.workbench.tui.panes import pane_classes
-from lockstep.workbench.tui.panes.titles import TITLES
+from lockstep.workbench.tui.panes.titles import TITLES, digit
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
 
 
@@ -99,7 +99,7 @@ class Keymap:
         """Every pane, key, command and toggle as an entry of the palette. A command comes onto the `:` line, where its
         arguments are typed; enter carries it out. Toggles are found by what is typed, and not listed before."""
         for number, title in enumerate(TITLES, 1):
-            told = f"{self.pane_keys[number - 1]}   pane {number}".lstrip()
+            told = f"{self.pane_keys[number - 1]}   pane {digit(number)}".lstrip()
             yield SystemCommand(title, told, lambda n=number: self._act(f"view('pane', {n})"))
         for key in self.keys:
             if key.press not in ("ctrl+c", "colon") and not key.name.startswith("pane-"):

@@ -9,6 +9,7 @@ from textual.actions import SkipAction
 from lockstep.workbench.export.table import Table
 from lockstep.workbench.tui import keys, screenshots
 from lockstep.workbench.tui.navigator import Navigator, clamped, next_rank, same_operation
+from lockstep.workbench.tui.panes.titles import digit
 from lockstep.workbench.tui.screens.bench import Bench
 from lockstep.workbench.tui.screens.exporter import Exporter
 from lockstep.workbench.tui.screens.follower import Follower
@@ -112,7 +113,9 @@ class ViewActions:
         """What the pane shows, and every key."""
         pane = self.bench.front
         if pane is not None:
-            sheet = HelpScreen(f"{pane.NUMBER}  {pane.TITLE}", pane.HELP, keys.reference(self.keymap.keys))
+            sheet = HelpScreen(
+                f"{digit(pane.NUMBER)}  {pane.TITLE}", pane.HELP, keys.reference(self.keymap.keys)
+            )
             self.bench.app.push_screen(sheet)
 
     def read_message(self) -> None:
