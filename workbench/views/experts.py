@@ -85,13 +85,13 @@ class RoutedTokens:
     def real(self) -> NDArray[np.bool_]:
         """The slots [T, S] that hold the number of an expert."""
         top = np.inf if self.count is None else self.count
-        return (self.ids >= 0) & (self.ids < top) & (self.ids == np.floor(self.ids))
+        return np.asarray((self.ids >= 0) & (self.ids < top) & (self.ids == np.floor(self.ids)))
 
     @property
     def first(self) -> NDArray[np.bool_]:
         """The slots [T, S] that hold an expert which no slot before holds."""
         same = self.ids[:, :, None] == self.ids[:, None, :]  # [T, S, S]
-        return self.real & ~np.tril(same, -1).any(-1)
+        return np.asarray(self.real & ~np.tril(same, -1).any(-1))
 
     @property
     def differing(self) -> NDArray[np.bool_]:
