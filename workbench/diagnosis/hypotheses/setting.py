@@ -29,7 +29,8 @@ class Setting:
 
     `channels` are the only wrong columns where these are few, `replica` says that the copies of other ranks are right.
     `ranks` is how many there are, `first` the rank's first (out feature, in feature) of the whole, `size` how many it
-    has of each. `row`: how many columns of the row that a norm's mean is over the rank has, and all ranks. `seen`: of several places together, whether tensors are told as seen from each layer, or by their own.
+    has of each. `row`: how many columns of a norm's row the rank has, and all ranks. `seen`: of several places
+    together, whether tensors are told as seen from each layer, or by their own.
     """
 
     operation: str
@@ -46,7 +47,7 @@ class Setting:
     first: tuple[int, int]
     size: tuple[int, int]
     split_rows: bool
-    row: tuple[int, int]
+    row: tuple[int, int] = (0, 0)
     seen: Literal["", "from each", "by itself"] = ""
 
     @classmethod

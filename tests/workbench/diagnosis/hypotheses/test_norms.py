@@ -150,7 +150,10 @@ def test_a_norm_over_the_whole_row_by_the_rank_s_own_squares() -> None:
         weights={"model.layers.1.self_attn.q_norm.weight": w}, model=model, tp=2, rank=1, span=slice(32, 64),
     )  # fmt: skip
     (told,) = best(found)
-    assert told.variant.text == "the mean of squares is over the rank's own 32 columns, not over all 64 of the 2 ranks"
+    assert (
+        told.variant.text
+        == "the mean of squares is over the rank's own 32 columns, not over all 64 of the 2 ranks"
+    )
 
 
 def whole_heads(seen: Array, x: Array, w: Array) -> Any:
@@ -167,7 +170,9 @@ def test_gathered_heads_normalised_by_the_squares_of_each_rank(dtype: str) -> No
     x = x.to(getattr(torch, dtype)).double()
     shards = torch.cat([F.rms_norm(shard, (32,), None, EPS) for shard in x.chunk(2, -1)], -1).numpy() * w
     (told,) = best(whole_heads(shards, x.numpy(), w))
-    assert told.variant.text.startswith("the mean of squares is over 32 columns, not over all 64: each of 2 parts")
+    assert told.variant.text.startswith(
+        "the mean of squares is over 32 columns, not over all 64: each of 2 parts"
+    )
 
 
 def test_gathered_heads_normalised_otherwise_are_not_taken_for_shards() -> None:
