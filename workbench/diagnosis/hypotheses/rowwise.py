@@ -162,6 +162,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     """The operation with all that its formula may read; None where what came out has another shape."""
     shape = site.expected.shape
     whole = "whole" in site.inputs  # a norm over all heads, whose weight has all channels
+    shard = whole and site.inputs["whole"].shape != site.inputs["x"].shape
     inputs = {role: x for role, x in site.inputs.items() if role != "whole"}
     if site.seen.shape != shape or any(x.size != site.expected.size for x in inputs.values()):
         return None
@@ -190,7 +191,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         added=added,
         together=[names for names in _elsewhere(site) if all(one in others for one in names)],
         dtypes=tuple(narrower(site.facts.dtype)),
-        parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0 and not whole],
+        parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0 and not shard],
         rows=_MIXING,
     )
 

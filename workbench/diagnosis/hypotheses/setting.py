@@ -29,7 +29,8 @@ class Setting:
 
     `channels` are the only wrong columns where these are few, `replica` says that the copies of other ranks are right.
     `ranks` is how many there are, `first` the rank's first (out feature, in feature) of the whole, `size` how many it
-    has of each. `seen`: of several places together, whether tensors are told as seen from each layer, or by their own.
+    has of each. `row`: how many columns of a norm's row the rank has, and all ranks. `seen`: of several places
+    together, whether tensors are told as seen from each layer, or by their own.
     """
 
     operation: str
@@ -46,18 +47,21 @@ class Setting:
     first: tuple[int, int]
     size: tuple[int, int]
     split_rows: bool
+    row: tuple[int, int] = (0, 0)
     seen: Literal["", "from each", "by itself"] = ""
 
     @classmethod
     def of(cls, site: Site) -> Setting:
         columns = site.deviation.columns if site.deviation is not None else None
-        x = site.inputs.get("x")
+        x, whole = site.inputs.get("x"), site.inputs.get("whole")
+        width = site.parts[0].expected.shape[-1]
         return cls(
             site.operation, site.kind, site.layer, site.facts.model, formula_at(site),
             site.weights.get("weight", ""), site.weights.get("bias", ""),
             tuple(site.first_out + one for one in columns or ()), differing_replica(site),
             site.rank, len(site.taps.ranks), (site.first_out, site.first_in),
-            (site.parts[0].expected.shape[-1], 0 if x is None else x.shape[-1]), site.columns is None,
+            (width, 0 if x is None else x.shape[-1]), site.columns is None,
+            (width, width) if x is None or whole is None else (x.shape[-1], whole.shape[-1]),
         )  # fmt: skip
 
     @property

@@ -65,7 +65,8 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
         ((0, 1, 0, 0), "function", "mean_over_heads"):
             "the root mean square is taken over all heads of the rank, not each head's own",
         ((0, 1, 0, 0), "function", "mean_of_each_part"):
-            "each of {a:g} parts of the row is divided by its own root mean square, as on shards never reduced",
+            "the mean of squares is over {part:g} columns, not over all {row}: each of {a:g} parts of the row is "
+            "divided by its own root mean square, as on shards never reduced",
         ((0, 1, 0, 0), "function", "mean_of_part"): "the root mean square is that of part {b:g} of {a:g} of the row",
         **{
             ((0, 1, *inner), "applied", function): f"{how}{whose}"
@@ -77,8 +78,8 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
                 ("rows_mean_of_step", "the root mean square is taken over all tokens ", "of the step"),
             )
         },
-        ((0, 1, 0, 0, 0, 0), "operand", "x"): 
-            "the root mean square is that of the rank's own channels, not of all ranks'",
+        ((0, 1, 0, 0, 0, 0), "operand", "x"):
+            "the mean of squares is over the rank's own {own} columns, not over all {row} of the {ranks} ranks",
         ((0, 1), "outside", 0.0): "the epsilon is added outside of the root",
         ("x", "applied", "centred"): "the mean is subtracted first, as LayerNorm does",
         ((0, 0), "applied", "centred"): "the mean is subtracted after the root mean square was taken",
@@ -242,6 +243,10 @@ def _sentence(at: Setting, edit: Edit) -> str:
         "by": named(numbers[0]) if numbers else "",
         "then": " before it is added to the sum" if at.operation == "residual" and edit.place else "",
         "branch": at.branch,
+        "own": at.row[0],
+        "row": at.row[1],
+        "part": at.row[1] / numbers[0] if edit.detail[:1] == ("mean_of_each_part",) else 0,
+        "ranks": at.ranks,
         **dict(zip("abc", numbers, strict=False)),
     }
     first = edit.detail[0] if edit.detail else None

@@ -150,7 +150,39 @@ def test_a_norm_over_the_whole_row_by_the_rank_s_own_squares() -> None:
         weights={"model.layers.1.self_attn.q_norm.weight": w}, model=model, tp=2, rank=1, span=slice(32, 64),
     )  # fmt: skip
     (told,) = best(found)
-    assert "that of the rank's own channels, not of all ranks'" in told.variant.text
+    assert (
+        told.variant.text
+        == "the mean of squares is over the rank's own 32 columns, not over all 64 of the 2 ranks"
+    )
+
+
+def whole_heads(seen: Array, x: Array, w: Array) -> Any:
+    """A norm over all heads on a rank that has gathered them all."""
+    model = of_model(family="olmo2", qk_norm=True, qk_norm_whole=True)
+    weights = {"model.layers.1.self_attn.q_norm.weight": w}
+    inputs = {"x": x, "whole": x}
+    return made_site("norm", "layers.1.attn.q_norm", inputs, seen, weights=weights, model=model, tp=2)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_gathered_heads_normalised_by_the_squares_of_each_rank(dtype: str) -> None:
+    x, w = torch.tensor(drawn(RNG, len(ROWS), 64) * np.repeat([1.0, 3.0], 32)), 1 + drawn(RNG, 64) / 4
+    x = x.to(getattr(torch, dtype)).double()
+    shards = torch.cat([F.rms_norm(shard, (32,), None, EPS) for shard in x.chunk(2, -1)], -1).numpy() * w
+    (told,) = best(whole_heads(shards, x.numpy(), w))
+    assert told.variant.text.startswith(
+        "the mean of squares is over 32 columns, not over all 64: each of 2 parts"
+    )
+
+
+def test_gathered_heads_normalised_otherwise_are_not_taken_for_shards() -> None:
+    x, w = drawn(RNG, len(ROWS), 64) * np.repeat([1.0, 3.0], 32), 1 + drawn(RNG, 64) / 4
+    t = torch.tensor(x)
+    assert whole_heads(F.rms_norm(t, (64,), torch.tensor(w), EPS).numpy(), x, w).deviation is None
+    heads = F.rms_norm(t.unflatten(-1, (4, 16)), (16,), None, EPS).flatten(1).numpy() * w
+    for seen in (heads, norm(x, w, eps=0.5), norm(x, w) * np.linspace(0.5, 2, len(x))[:, None]):
+        texts = [one.variant.text for one in best(whole_heads(seen, x, w))]
+        assert not any("over 32 columns" in text for text in texts), texts
 
 
 def test_rounding_before_the_weight_in_a_float32_engine() -> None:

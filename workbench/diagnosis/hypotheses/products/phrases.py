@@ -185,6 +185,9 @@ _PHRASES: Mapping[str, tuple[str, str, str]] = {
         ("summed_wrongly", "reduce", "the ranks' partial products count {0} times in the sum"),
     "summed_twice": ("reduce_repeated", "reduce",
         "the product is {1:g} times what it should be: summed twice over the ranks"),
+    "summed_already": ("summed_already", "reduce",
+        "{rank} has the whole sum where its own term is due: the product is summed over the ranks already, and counts "
+        "{0:g} times once the ranks' terms are added up"),
     "averaged": ("reduce_averaged", "reduce",
         "the product is 1/{2:g} of what it should be: averaged over the ranks, not summed"),
     "product_missing":

@@ -51,6 +51,7 @@ from lockstep.workbench.diagnosis.hypotheses.products.sums import (
     former_partials,
     in_eight_bits,
     reduced_otherwise,
+    summed_already,
 )
 from lockstep.workbench.diagnosis.hypotheses.products.table import (
     added_by_position,
@@ -134,7 +135,8 @@ def _variant(site: Site, edit: Edit, predicted: Array, fitted: int) -> Variant:
 
 _MAPS: Mapping[str, Sequence[Callable[[Site], Iterator[Mapped]]]] = {
     "linear": (
-        counted, columns_moved, moved_maps, cut_along_inputs, single_weights, nothing_multiplied, features_ordered,
+        counted, summed_already, columns_moved, moved_maps, cut_along_inputs, single_weights, nothing_multiplied,
+        features_ordered,
     ),
     "reduce": (counted, moved_maps),
     "head": (not_the_head, rows_of_others, ids_elsewhere, rows_shifted),

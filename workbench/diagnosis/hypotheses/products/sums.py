@@ -62,6 +62,20 @@ def counted(site: Site) -> Iterator[Mapped]:
         yield mapped("summed_wrongly", at=(told,)), np.tensordot(by, np.stack(terms), 1), len(by)
 
 
+def summed_already(site: Site) -> Iterator[Mapped]:
+    """A rank's own term is what all ranks' terms come to: each of the in features of all ranks is multiplied, or the
+    terms were added up before they are."""
+    declared, whole = site.declared, site.facts.weight(site.weights["weight"])
+    if declared is None or not declared.summed or site.columns is None or whole is None:
+        return
+    x = site.taps.whole(site.near(declared.inputs["x"]), site.passes)
+    if x is None or x.ndim != 2 or x.shape != (len(site.seen), whole.shape[1]):
+        return
+    bias = site.facts.vector(site.weights["bias"]) if "bias" in site.weights else None
+    found = product(x, whole) + (0.0 if bias is None else bias)
+    yield mapped("summed_already", float(len(site.taps.ranks))), found, 0
+
+
 def _partials(site: Site) -> Array | None:
     name, weight = MULTIPLIED.get(site.kind), site.facts.weight(site.weights["weight"])
     if name is None or len(site.taps.ranks) < 2 or weight is None:

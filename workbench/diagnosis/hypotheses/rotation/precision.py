@@ -25,6 +25,11 @@ _POINTS: Mapping[str, str] = {
     "terms": "both terms of the sum",
     "rotated": "the rotation's result",
 }
+#: Those of them at which an engine of 16 bits does not round, and the sets of those at which it may.
+_IN_FLOAT32 = ("position", "frequency", "phase")
+_OF_THE_DTYPE = (("tables", "terms", "rotated"), ("tables", "rotated"), ("rotated",))
+#: Engines whose own dtype is too narrow for angles.
+_SIXTEEN_BITS = ("bfloat16", "float16")
 #: Numbers that stand for pi.
 _PIS = (3.14, 3.1416, 3.140625, 22 / 7, 3.0)
 
@@ -48,11 +53,29 @@ def coarse_rotations(site: Site) -> Iterator[Variant]:
                     text = text.replace("input are", "input is").replace("result are", "result is")
                     predicted = _rounded(r, points, dtype)
                     yield r.variant("rope_precision", "precision", text, fitted, predicted)
+    if site.facts.dtype in _SIXTEEN_BITS:
+        yield from _coarse_angles(r)
     for pi in _PIS:
         phase = np.fmod(r.phase, 2 * pi)
         if r.share(r.phases(RIGHT, r.factor), phase) <= NEAR:
             text = f"whole turns are taken off the angles with {pi:.7g} for pi: each turn adds to the error"
             yield r.variant("rope_whole_turns", "rope", text, {"pi": pi}, r.turned(phase))
+
+
+def _coarse_angles(r: Rotated) -> Iterator[Variant]:
+    """Angles in the 16 bits of the engine itself, where they belong in float32."""
+    dtype, tried = r.site.facts.dtype, set[bytes]()
+    for count in range(1, len(_IN_FLOAT32) + 1):
+        for points in combinations(_IN_FLOAT32, count):
+            few = {others: _rounded(r, (*points, *others), dtype, few=True) for others in _OF_THE_DTYPE}
+            others = min(few, key=lambda one: _left(r, few[one]))
+            if few[others].tobytes() in tried or not _near(r, few[others]):
+                continue
+            tried.add(few[others].tobytes())
+            fitted = {"dtype": dtype, "points": "+".join(points)}
+            text = f"the angles are computed in {dtype}, not in float32: {_joined(points)} are rounded to it"
+            predicted = _rounded(r, (*points, *others), dtype)
+            yield r.variant("rope_precision", "precision", text, fitted, predicted)
 
 
 def _rounded(r: Rotated, points: Collection[str], dtype: str, *, few: bool = False) -> Array:
@@ -69,9 +92,13 @@ def _rounded(r: Rotated, points: Collection[str], dtype: str, *, few: bool = Fal
     return at("rotated", at("terms", a * cos[..., table]) + at("terms", b * sin[..., table]))
 
 
+def _left(r: Rotated, few: Array) -> float:
+    """What a rotation of the sampled tokens leaves of what was seen of them."""
+    return float(np.linalg.norm(few[:, r.heads] - r.seen[r.sample][:, r.heads]))
+
+
 def _near(r: Rotated, few: Array) -> bool:
-    seen, right = r.seen[r.sample][:, r.heads], r.site.expected[..., r.order][r.sample][:, r.heads]
-    return bool(np.linalg.norm(few[:, r.heads] - seen) <= NEAR * np.linalg.norm(seen - right))
+    return _left(r, few) <= NEAR * _left(r, r.site.expected[..., r.order][r.sample])
 
 
 def _joined(points: Collection[str]) -> str:

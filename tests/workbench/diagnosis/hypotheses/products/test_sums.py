@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.workbench.diagnosis.banks import stages
 from lockstep.workbench.diagnosis.operations.site import Site
 from tests.workbench.diagnosis.variants.made import (
@@ -19,6 +20,7 @@ from tests.workbench.diagnosis.variants.made import (
     drawn,
     fits,
     made_site,
+    of_model,
 )
 
 RNG = np.random.default_rng(4)
@@ -38,6 +40,40 @@ def low(x: Array, dtype: torch.dtype = torch.bfloat16) -> Array:
 def int8(x: Array) -> Array:
     scale = np.abs(x).max(-1, keepdims=True) / 127
     return np.rint(x / scale) * scale
+
+
+def own_term(tap: str, seen: Array, x: Array, weight: Array) -> Site:
+    """Rank 1's term of a sum over two ranks: `x` and `weight` are whole, `seen` is what the rank has."""
+    kind, module = (
+        ("mlp.shared.act", "mlp.shared_expert.down_proj") if "shared" in tap else ("mlp.act", "mlp.down_proj")
+    )
+    experts = ExpertsConfig(count=4, top_k=2, width=8, layers=(True,) * 3, shared_width=x.shape[1])
+    half = x.shape[1] // 2
+    others = {f"layers.1.{kind}": (x[:, :half], x[:, half:])}
+    return made_site(
+        "linear", tap, {"x": x[:, half:]}, seen, weights={f"model.layers.1.{module}.weight": weight}, others=others,
+        model=of_model(family="qwen2_moe", experts=experts) if "shared" in tap else MODEL,
+        tp=2, rank=1, columns=slice(half, 2 * half),
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("tap", ["layers.1.mlp.shared.down", "layers.1.mlp.down.partial"])
+def test_a_term_that_is_the_sum_already_is_named(tap: str) -> None:
+    x, weight = drawn(RNG, len(ROWS), 96), drawn(RNG, 64, 96)
+    terms = torch.tensor(x) @ torch.tensor(weight).T
+    first = accepted(own_term(tap, terms.numpy(), x, weight))[0].variant
+    assert (first.name, first.kind) == ("summed_already", "reduce")
+    assert "rank 1 has the whole sum where its own term is due" in first.text
+    assert "counts 2 times" in first.text
+
+
+def test_other_terms_are_not_taken_for_the_sum() -> None:
+    x, weight, tap = drawn(RNG, len(ROWS), 96), drawn(RNG, 64, 96), "layers.1.mlp.shared.down"
+    own, other = x[:, 48:] @ weight[:, 48:].T, x[:, :48] @ weight[:, :48].T
+    assert own_term(tap, own, x, weight).deviation is None
+    for seen in (2 * own, other, own + 2 * other, x[:, 48:] @ weight[:, :48].T, own / 2):
+        found = accepted(own_term(tap, seen, x, weight))
+        assert "summed_already" not in {one.variant.name for one in found}
 
 
 def reduced(seen: Array) -> Site:

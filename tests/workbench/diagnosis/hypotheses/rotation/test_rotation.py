@@ -268,6 +268,37 @@ def test_frequencies_of_no_rule_are_told_by_pair() -> None:
     assert (found.variant.name, found.variant.fitted["pairs"]) == ("rope_frequencies", [3, 4])
 
 
+def _in_bfloat16(at: Array, freq: Array = FREQ, *, coarse: bool) -> Array:
+    """The rotation of a bfloat16 engine as transformers has it; `coarse`: the angles are of that dtype as well."""
+    x = torch.tensor(X).bfloat16()
+    dtype = torch.bfloat16 if coarse else torch.float32
+    angle = torch.tensor(at)[:, None].to(dtype) * torch.tensor(freq)[None].to(dtype)
+    both = torch.cat([angle, angle], -1)
+    cos, sin = both.cos().bfloat16(), both.sin().bfloat16()
+    out, _ = apply_rotary_pos_emb(x[None], x[None], cos[None], sin[None], unsqueeze_dim=2)
+    return out[0].double().numpy()
+
+
+LATE = tuple(replace(row, position=row.position + 90) for row in ROWS)
+LATE_POSITIONS = POSITIONS + 90
+
+
+def test_angles_in_the_16_bits_of_the_engine_are_named() -> None:
+    seen = _in_bfloat16(LATE_POSITIONS, coarse=True)
+    first = best(site(seen, dtype="bfloat16", rows=LATE))[0].variant
+    assert (first.name, first.kind) == ("rope_precision", "precision")
+    assert "the angles are computed in bfloat16, not in float32" in first.text
+    assert np.linalg.norm(np.asarray(first.predicted) - seen) == 0
+
+
+def test_other_rotations_of_a_bfloat16_engine_are_not_taken_for_coarse_angles() -> None:
+    assert site(_in_bfloat16(LATE_POSITIONS, coarse=False), dtype="bfloat16", rows=LATE).deviation is None
+    for at, freq in ((LATE_POSITIONS + 1, FREQ), (LATE_POSITIONS, FREQ * 1.01), (LATE_POSITIONS / 2, FREQ)):
+        seen = _in_bfloat16(at, freq, coarse=False)
+        texts = [one.variant.text for one in accepted(site(seen, dtype="bfloat16", rows=LATE))]
+        assert not any("angles are computed" in text for text in texts), texts
+
+
 def test_tables_in_bfloat16_of_a_float32_engine() -> None:
     cos, sin = (torch.tensor(t).bfloat16().double().numpy() for t in _tables())
     a, b = X[..., :8], X[..., 8:]
