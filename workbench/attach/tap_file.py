@@ -11,7 +11,8 @@ INSIDE = Path(__file__).absolute().parent / "inside"
 SOURCE = INSIDE / NAME
 _FUTURE = "from __future__ import annotations\n"
 _TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"
-_LIMITS = "from .lockstep_limits import TapeLimits, alone\n"
+_LIMITS = "from .lockstep_limits import TapeLimits, alone, refuse_capture\n"
+_CAPTURE = "from .lockstep_limits import refuse_capture\n"
 _LINEAR = "from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call\n"
 
 
@@ -22,8 +23,9 @@ def tap_file() -> str:
     assert _TAPE in modules, "what the joined file has already"
     assert _TAPE in linear, "as well"
     assert _LINEAR in modules, "which stands before it there"
+    assert _CAPTURE in modules, "which is in the limits"
     assert _LIMITS in tape, "where its limits belong"
-    behind = f"{linear}\n\n{modules.replace(_LINEAR, '')}".replace(_TAPE, "")
+    behind = f"{linear}\n\n{modules.replace(_CAPTURE, '').replace(_LINEAR, '')}".replace(_TAPE, "")
     return f"{tape.replace(_LIMITS, limits)}\n\n{behind}"
 
 
