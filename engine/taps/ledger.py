@@ -9,7 +9,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.measure import TiledStatistics, measured_rows, measured_whole
+from lockstep.engine.taps.measure import PIECE, TiledStatistics, measured_rows, measured_whole
 from lockstep.engine.taps.parts import merge_groups, statistics, unmask
 
 #: Tensors of up to this many elements are copied next to others of their size, and measured when these fill a piece.
@@ -17,9 +17,9 @@ from lockstep.engine.taps.parts import merge_groups, statistics, unmask
 DEFERRED = 1 << 15
 #: The same on a GPU, where what is measured at once costs two dozen launches.
 GPU_DEFERRED = 1 << 20
-#: Elements of the room for tensors of one size: half a MiB of float32; on a GPU 2, and 16 for larger ones, of which a
-#: step has few sizes.
-_ROOM, _GPU_ROOM, _LARGE_ROOM = 1 << 17, 1 << 19, 1 << 22
+#: Elements of the room for tensors of one size, on the CPU a piece: on a GPU 2 MiB of float32, 16 for larger ones, of
+#: which a step has few sizes.
+_GPU_ROOM, _LARGE_ROOM = 1 << 19, 1 << 22
 #: Sizes of tensors that room is kept for from step to step.
 SIZES = 16
 
@@ -30,7 +30,7 @@ class _Slab:
     __slots__ = ("entries", "rows", "space")
 
     def __init__(self, size: int, like: Tensor) -> None:
-        room = (_LARGE_ROOM if size > DEFERRED else _GPU_ROOM) if like.is_cuda else _ROOM
+        room = (_LARGE_ROOM if size > DEFERRED else _GPU_ROOM) if like.is_cuda else PIECE
         self.space = torch.empty((max(1, room // max(1, size)), size), dtype=like.dtype, device=like.device)
         self.rows, self.entries = self.space.unbind(), list[int]()
 

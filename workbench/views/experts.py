@@ -190,7 +190,7 @@ def experts(source: SessionSource, where: Where, layer: int | None = None) -> La
         tokens=sum(map(len, every)),
         sequences=len(every),
         placement=placement,
-        dropped=f"captured of {len(choices)} of {new} tokens" if cut else "",
+        dropped=f"{len(choices)} of {new} tokens were captured" if cut else "",
         wrong=clean(told.note, limit=300) if told.disagreeing_ranks else "",
     )
 
