@@ -101,5 +101,7 @@ def shown_call(
             see((args, named, out))
         return out
 
+    # Of transformers' registry an own entry hides what is registered for all: it does not stay where there was none.
+    own = name in getattr(functions, "_local_mapping", functions)
     functions[name] = shown
-    tape.undo.append(lambda: functions.update({name: real}))
+    tape.undo.append(lambda: functions.update({name: real}) if own else functions.pop(name))

@@ -10,6 +10,8 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from transformers import AttentionInterface
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lockstep.workbench.attach.inside.lockstep_modules import FUSED, attach, follow
 from lockstep.workbench.attach.inside.lockstep_modules import _CallInputs as call_inputs
@@ -344,3 +346,28 @@ def test_whole_masks_of_a_static_cache_leave_every_token_in() -> None:
     told = call_inputs()((), {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": masks})
     assert told is not None
     assert told[2] == ["1.0"] * 3
+
+
+def test_what_is_registered_after_a_recording_is_used(tmp_path: Path) -> None:
+    """An entry of its own that a recording left in transformers' registry would hide it."""
+    model = load_golden(tiny_checkpoint(tmp_path, "qwen3_next"), "float32", "cpu")
+    name = model.config._attn_implementation
+    tape = Tape(tmp_path / "tape", config=model.config)
+    attach(model, tape)
+    follow(model, tape)
+    with torch.no_grad():
+        model(torch.tensor([IDS]))
+    tape.close()
+    known, calls = ALL_ATTENTION_FUNCTIONS[name], list[str]()
+
+    def counted(*args: Any, **named: Any) -> Any:
+        calls.append(name)
+        return known(*args, **named)
+
+    AttentionInterface.register(name, counted)
+    try:
+        with torch.no_grad():
+            model(torch.tensor([IDS]))
+    finally:
+        AttentionInterface.register(name, known)
+    assert calls == [name] * model.config.layer_types.count("full_attention")
