@@ -22,6 +22,7 @@ from lockstep.workbench.diagnosis.operations.site import Unjudged
 from lockstep.workbench.diagnosis.operations.sites import sites
 from lockstep.workbench.diagnosis.range_of_dtype import beyond_range
 from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.diagnosis.rounding_order import rounding_orders
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS, SearchTime
 from lockstep.workbench.diagnosis.stream_scale import ScaledStream, scaled_stream
 from lockstep.workbench.views.causes import Cause
@@ -83,6 +84,11 @@ def diagnose(
             *(_note(found[number], effect, extent) for number, effect in without.items()),
             *(f"as the reference in {facts.dtype}: {_what(found[number], extent)}" for number in over),
             *_notes_of_time(seen, extent),
+            *(
+                []
+                if floor is None or seen.ended
+                else _notes_of_rounding(seen, taps, Recording(floor), facts, extent)
+            ),
         ),
         tuple(finding for group in wrong for finding in group.findings),
         (
@@ -106,6 +112,15 @@ def _notes_of_time(seen: Survey, extent: Extent) -> Iterator[str]:
         yield f"not all hypotheses were tried at {taps}: {why.removesuffix('.')}"
     if seen.ended:
         yield f"operations after these were not judged, nor whether they have an effect: {seen.ended}"
+
+
+def _notes_of_rounding(
+    seen: Survey, taps: RecordedTaps, floor: Recording, facts: Facts, extent: Extent
+) -> Iterator[str]:
+    """Where the engine rounds in another order than the reference at its dtype."""
+    wrong = [finding.tap for finding in seen.findings]
+    for one in rounding_orders(taps, RecordedTaps(floor), facts, wrong):
+        yield one.in_words(extent.layers)
 
 
 def _note_of_stream(scaled: ScaledStream, extent: Extent) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections.abc import Sequence
 
 from lockstep.sessions.text import clean
 
@@ -39,3 +40,8 @@ def finite(value: float | None) -> bool:
 def plural(count: int, noun: str) -> str:
     """`1 step`, `2 steps`, `10 000 steps`."""
     return f"{count:,} {noun}{'' if count == 1 else 's'}".replace(",", " ")
+
+
+def listed(words: Sequence[str]) -> str:
+    """`a`, `a and b`, `a, b and c`."""
+    return " and ".join(part for part in (", ".join(words[:-1]), *words[-1:]) if part)

@@ -14,6 +14,7 @@ from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.views.plain_text import listed
 
 #: The points at which a rotation may be rounded, in words, in their order.
 _POINTS: Mapping[str, str] = {
@@ -103,4 +104,4 @@ def _near(r: Rotated, few: Array) -> bool:
 
 def _joined(points: Collection[str]) -> str:
     words = [_POINTS[point] for point in points]
-    return words[0] if len(words) == 1 else f"{', '.join(words[:-1])} and {words[-1]}"
+    return listed(words)

@@ -1,0 +1,347 @@
+"""In what order a 16-bit engine rounds: which of the inner results of an operation it rounds to its dtype, as its own
+bits show, held against the reference at the same dtype.
+
+A norm may round before it multiplies by its weight or after it, may read the residual sum before that is rounded, an
+activation may keep its sigmoid in float32. None of it is an error beyond the dtype's noise, all of it changes tokens
+(https://github.com/huggingface/transformers/pull/29402): so it is a note, never an accusation.
+
+Every subset of the inner nodes of an operation's formula is tried: which has the bits that were recorded?
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.graph import operation_of
+from lockstep.engine.graph.formula import (
+    FUNCTIONS,
+    Node,
+    evaluate,
+    formula_of,
+    numbers_of,
+    rotation_of,
+    substitute,
+)
+from lockstep.engine.taps.flow import is_known, near
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.causes import taps_in_words
+from lockstep.workbench.diagnosis.hypotheses.edits import nodes
+from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
+from lockstep.workbench.diagnosis.operations.expected import Lacking, Operands, heads_of
+from lockstep.workbench.diagnosis.operations.facts import Facts, rounded
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.operations.sites import sites_of
+from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.views.plain_text import listed
+
+Path = tuple[int, ...]
+#: The nodes of a formula, by their paths, whose values are rounded.
+Order = frozenset[Path]
+
+#: Operations whose roundings on the way are looked for; and what engines hold in float32 or not.
+_KINDS = ("norm", "rope", "activation", "residual", "embedding")
+_GRIDS = ("mlp.router", "mlp.topk_weights", "logits", "attn.state")
+#: Rows that are looked at, and the share of elements whose bits an order has to have: what float32 loses inside of an
+#: operation moves a few over the middle of two numbers.
+_ROWS, _SHARE = 8, 0.97
+#: Orders are as good where their shares are that near, and others where they are that far apart.
+_SAME, _APART = 0.003, 0.02
+
+
+@dataclass(frozen=True, slots=True)
+class RoundingOrder:
+    """Operations that round on their way what the reference does not (`more`), or the reverse (`less`), in words.
+    `shares` of the elements at `taps` have exactly the bits that their own order gives, and that the reference's gives;
+    None where results alone were held against each other."""
+
+    taps: tuple[str, ...]
+    dtype: str
+    more: tuple[str, ...]
+    less: tuple[str, ...]
+    shares: tuple[float, float] | None = None
+
+    def in_words(self, layers: int) -> str:
+        """A sentence of it."""
+        does = [f"rounds {listed(self.more)}, which the reference does not"] if self.more else []
+        does += [f"does not round {listed(self.less)}, which the reference does"] if self.less else []
+        text = (
+            f"within what {self.dtype} allows, another rounding than the reference's: "
+            f"{taps_in_words(self.taps, layers)}: {', and '.join(does)}"
+        )
+        if self.shares is None:
+            return text
+        own, other = self.shares
+        return f"{text} (its order gives {own:.1%} of the elements bit by bit, the reference's {other:.1%})"
+
+
+@dataclass(frozen=True, slots=True)
+class _Rounded:
+    """A site's formula on a sample of its rows, and what was seen of these."""
+
+    formula: Node
+    given: Mapping[str, Any]
+    seen: Array
+    dtype: str
+
+    def share(self, order: Order) -> float:
+        """The share of elements that it has bit by bit."""
+        with np.errstate(all="ignore"):
+            return self._share(np.asarray(self._value(self.formula, (), order)))
+
+    def orders(self) -> Mapping[Order, float]:
+        """Every order with its share."""
+        with np.errstate(all="ignore"):
+            return {order: self._share(value) for order, value in self._values(self.formula, ())}
+
+    def _share(self, value: Array) -> float:
+        if value.size != self.seen.size:
+            return 0.0
+        held = rounded(value, self.dtype).astype(np.float64).reshape(self.seen.shape)
+        return float((held == self.seen).mean())
+
+    def _value(self, node: Node, path: Path, order: Order) -> Any:
+        if not node.args:
+            return self.given[node.name]
+        args = [self._value(one, (*path, i), order) for i, one in enumerate(node.args)]
+        return self._held(_FUNCTIONS[node.name](*args), path in order)
+
+    def _values(self, node: Node, path: Path) -> Iterator[tuple[Order, Any]]:
+        """The node's value by every order of the nodes below it, and of itself."""
+        if not node.args:
+            yield frozenset(), self.given[node.name]
+            return
+        below = [list(self._values(one, (*path, i))) for i, one in enumerate(node.args)]
+        for chosen in itertools.product(*below):
+            order = frozenset[Path]().union(*(one for one, _ in chosen))
+            value = _FUNCTIONS[node.name](*(x for _, x in chosen))
+            yield order, value
+            if path:  # the result itself is rounded in any case
+                yield order | {path}, self._held(value, True)
+
+    def _held(self, value: Any, is_rounded: bool) -> Any:
+        return rounded(np.asarray(value), self.dtype).astype(np.float64) if is_rounded else value
+
+
+_FUNCTIONS: Mapping[str, Callable[..., Any]] = {
+    **FUNCTIONS,
+    "identity": lambda x: x,  # a number or a table that may be rounded by itself
+}
+_ROTATED = Node("add", (
+    Node("multiply", (Node("x"), Node("identity", (Node("cos"),)))),
+    Node("multiply", (Node("rotate_half(x)"), Node("identity", (Node("sin"),)))),
+))  # fmt: skip
+#: The residual sum that a norm reads.
+_SUM = Node("add", (Node("stream"), Node("branch")))
+_NAMES = {"weight": "w", "whole": "x"}
+
+
+def rounding_orders(
+    taps: RecordedTaps, reference: RecordedTaps, facts: Facts, wrong: Sequence[str] = ()
+) -> Iterator[RoundingOrder]:
+    """Where an engine rounds in another order than `reference`, which is recorded at the engine's dtype; of none of
+    the taps that are `wrong`. Nothing of an engine of 32 bits or more."""
+    if facts.dtype not in ("bfloat16", "float16"):
+        return
+    theirs: dict[tuple[str, Node], Mapping[Order, float]] = {}
+    found: dict[tuple[str, bool], list[_Place]] = {}  # by what is rounded, and whether the engine does
+    for tap in (one.name for one in taps.recording.session.taps):
+        if not (is_known(tap) and taps.captured(tap)) or tap in wrong:
+            continue
+        kind = local_name(tap)
+        if kind in _GRIDS:
+            if (narrow := _narrower(tap, taps, reference, facts.dtype)) is not None:
+                found.setdefault(("its result", narrow), []).append(_Place(tap))
+            continue
+        one = _first(tap, taps, facts)
+        if one is None:
+            continue
+        key = kind, one.formula  # which is another where there is no sum before it
+        if key not in theirs:
+            theirs[key] = _best(_first(tap, reference, facts), one.formula)
+        if theirs[key] and (other := _other(one, theirs[key])) is not None:
+            ours, shares = other
+            for words, does in _difference(one.formula, ours, _least(theirs[key])):
+                found.setdefault((words, does), []).append(_Place(tap, shares))
+    yield from _together(found, facts.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """A tap, and the shares of its elements as in `RoundingOrder`."""
+
+    tap: str
+    shares: tuple[float, float] | None = None
+
+
+def _together(found: Mapping[tuple[str, bool], list[_Place]], dtype: str) -> Iterator[RoundingOrder]:
+    """What differs at the same taps as one."""
+    alike: dict[tuple[_Place, ...], list[tuple[str, bool]]] = {}
+    for what, where in found.items():
+        alike.setdefault(tuple(where), []).append(what)
+    for places, whats in alike.items():
+        more, less = (tuple(words for words, does in whats if does is wanted) for wanted in (True, False))
+        bits = [one.shares for one in places if one.shares is not None]
+        shares = (min(own for own, _ in bits), max(other for _, other in bits)) if bits else None
+        yield RoundingOrder(tuple(one.tap for one in places), dtype, more, less, shares)
+
+
+def _other(one: _Rounded, theirs: Mapping[Order, float]) -> tuple[Order, tuple[float, float]] | None:
+    """The order that an operation has where none of the reference's gives its bits: with its share and theirs."""
+    of_theirs = max(one.share(order) for order in theirs)
+    if of_theirs >= 1 - _SAME:
+        return None
+    ours = _best(one, one.formula)
+    if not ours or set(ours) & set(theirs) or max(ours.values()) - of_theirs < _APART:
+        return None
+    least = _least(ours)
+    return least, (ours[least], of_theirs)
+
+
+def _best(one: _Rounded | None, formula: Node) -> Mapping[Order, float]:
+    """The orders that give what was seen, as good as each other; none where even the best does not, or the operation's
+    formula is another."""
+    shares = {} if one is None or one.formula != formula else one.orders()
+    best = max(shares.values(), default=0.0)
+    return {order: share for order, share in shares.items() if share >= max(best - _SAME, _SHARE)}
+
+
+def _least(orders: Mapping[Order, float]) -> Order:
+    """Of equals the one with the fewest roundings, nearest to the result."""
+    return min(orders, key=lambda order: (len(order), sum(map(len, order)), sorted(order)))
+
+
+def _difference(formula: Node, ours: Order, theirs: Order) -> Iterator[tuple[str, bool]]:
+    """What one order alone rounds, in words, and whether it is ours."""
+    at = dict(nodes(formula))
+    found = [
+        (_text(at[path]), does)
+        for order, does in ((ours - theirs, True), (theirs - ours, False))
+        for path in sorted(order, key=lambda path: (-len(path), path))
+    ]
+    yield from dict.fromkeys(found)
+
+
+def _text(node: Node) -> str:
+    """A node as a reader writes it, the sum that a norm reads as its x."""
+    return "the residual sum that it reads" if node == _SUM else formula_text(_without_sum(node), _NAMES)
+
+
+def _without_sum(node: Node) -> Node:
+    return Node("x") if node == _SUM else replace(node, args=tuple(map(_without_sum, node.args)))
+
+
+def _first(tap: str, taps: RecordedTaps, facts: Facts) -> _Rounded | None:
+    """The operation at a tap on the lowest rank; None where it rounds nothing on its way, or lacks something."""
+    if not taps.captured(tap):
+        return None
+    site = next(iter(sites_of(tap, taps, facts)), None)
+    if not isinstance(site, Site) or site.operation not in _KINDS or not site.parts[0].fits:
+        return None
+    at = np.unique(np.linspace(0, len(site.rows) - 1, _ROWS).astype(int))
+    try:
+        formula, given = _formula(site, at)
+    except Lacking:
+        return None
+    if sum(1 for _, node in nodes(formula) if node.args) < 2:
+        return None
+    return _Rounded(formula, given, site.seen[at], site.facts.dtype)
+
+
+def _formula(site: Site, at: Any) -> tuple[Node, Mapping[str, Any]]:
+    """What a site computes, in nodes as engines have them, and its leaves on these rows. Lacking without a weight."""
+    declared, model = site.declared, site.facts.model
+    if declared is None:
+        raise Lacking("the model is not known")
+    inputs = {role: x[at] for role, x in site.inputs.items()}
+    given: dict[str, Any] = {"bias": 0.0, **numbers_of(model, declared), **inputs}
+    operands = Operands(
+        site.facts, site.rows, site.inputs, site.weights, site.span, site.columns, declared, site.held
+    )  # fmt: skip
+    formula = formula_of(declared, model)
+    match site.operation:
+        case "rope":
+            return _ROTATED, _rotation(site, at, heads_of(inputs["x"], model.head_dim))
+        case "embedding":
+            given |= {"weight": operands.weight(), "token": [site.rows[i].token for i in at]}
+            return substitute(formula, {name: Node("identity", (Node(name),)) for name in _FACTORS}), given
+        case "residual":
+            return substitute(formula, {name: Node("identity", (Node(name),)) for name in _FACTORS}), given
+        case "norm":
+            weight = operands.weight().astype(np.float64)
+            bias = operands.bias()
+            given |= {"weight": weight, "bias": 0.0 if bias is None else bias}
+            given["x"] = _as_normed(given["x"], weight)
+            terms = _terms(site)
+            if terms is not None and "whole" not in inputs:
+                formula = substitute(formula, {"x": _SUM})
+                given |= {name: _as_normed(x[at], weight) for name, x in terms.items()}
+    return formula, given
+
+
+#: Numbers of a model that engines multiply by in their dtype or wider.
+_FACTORS = ("embedding_multiplier", "residual_multiplier")
+
+
+def _as_normed(x: Array, weight: Array) -> Array:
+    """Heads apart where each is normalised by itself."""
+    return x if x.shape[-1] == len(weight) else x.reshape(len(x), -1, len(weight))
+
+
+def _terms(site: Site) -> Mapping[str, Array] | None:
+    """The two terms of the residual sum that a norm reads; None where it reads none, or it is no plain sum of them."""
+    assert site.declared is not None
+    read = site.near(site.declared.inputs["x"])
+    producer = operation_of(site.facts.model, local_name(read))
+    if producer is None or producer.kind != "residual" or site.facts.model.residual_multiplier != 1:
+        return None
+    layers = site.facts.model.num_layers
+    x, y = (site.rows_of(near(producer.inputs[role], layer_of(read), layers)) for role in ("x", "y"))
+    held = site.rows_of(read)
+    if x is None or y is None or held is None or not x.shape == y.shape == held.shape:
+        return None
+    same = rounded(x + y, site.facts.dtype).astype(np.float64) == held
+    return {"stream": x, "branch": y} if bool(same.all()) else None
+
+
+def _rotation(site: Site, at: Any, x: Array) -> Mapping[str, Any]:
+    """x [N, heads, D], its other halves with their signs, and the tables, of which channels that are not rotated have
+    1 and 0."""
+    model, rotate = site.facts.model, rotation_of(site.facts.model)
+    positions = np.array([row.position for row in site.rows])[:, None, None]
+    angles = (positions * frequencies(model, lengths_of(site.rows)))[at]
+
+    def turned(y: Array, by: Array, factor: float = 1.0) -> Array:
+        return np.asarray(evaluate(rotate, {"x": y, "angles": by, "factor": factor}))
+
+    ones = np.ones_like(x)
+    right = np.broadcast_to(np.pi / 2, angles.shape)
+    ahead, back = (turned(ones, sign * angles, magnitude(model)) for sign in (1, -1))
+    signs = np.where(ahead == back, 0.0, np.rint(turned(ones, right)))
+    half = rounded(turned(x, right), site.facts.dtype).astype(
+        np.float64
+    )  # of what a right angle leaves of cosines
+    return {"x": x, "rotate_half(x)": half, "cos": (ahead + back) / 2, "sin": (ahead - back) / 2 * signs}
+
+
+def _narrower(tap: str, taps: RecordedTaps, reference: RecordedTaps, dtype: str) -> bool | None:
+    """Whether all of a tap's numbers are of the dtype where the reference's are wider (False: the reverse); None where
+    both are alike."""
+    numbers = [_some(tap, side) for side in (taps, reference)]
+    held = [x is not None and bool((rounded(x, dtype).astype(np.float64) == x).all()) for x in numbers]
+    return None if any(x is None for x in numbers) or held[0] == held[1] else held[0]
+
+
+def _some(tap: str, taps: RecordedTaps) -> Array | None:
+    """The finite numbers of one pass; None without any."""
+    if not taps.captured(tap):
+        return None
+    first = next((x for x in taps.tensors(tap, 0) if x is not None), None)
+    found = None if first is None else first[np.isfinite(first)]
+    return None if found is None or not found.size else found
