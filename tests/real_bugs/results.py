@@ -13,7 +13,7 @@ HERE = Path(__file__).parent
 
 
 class Found(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What one command told. `causes` are those named first, `others` their alternatives."""
+    """What one command reported. `causes` are those named first, `others` their alternatives."""
 
     verdict: Literal["match", "diverged", "inconclusive", "error"]
     seconds: float
@@ -21,6 +21,7 @@ class Found(msgspec.Struct, kw_only=True, omit_defaults=True):
     places: list[str] = []
     causes: list[str] = []
     others: list[str] = []
+    notes: list[str] = []
     rests: str = ""
     error: str = ""
 

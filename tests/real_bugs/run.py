@@ -107,6 +107,7 @@ def looked_for(row: Bug | Control, bug: str, models: Path) -> Found:
         places=[one.place for one in causes],
         causes=[one.text for one in causes],
         others=[one.text for one in event.causes if one.alternative],
+        notes=[*event.notes],
         seconds=round(seconds, 1),
         rests=""
         if rests is None

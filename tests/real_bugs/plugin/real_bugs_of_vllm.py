@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import linear, rms_norm
+from torch.nn.functional import rms_norm
 
 
 def register() -> None:
@@ -106,8 +106,8 @@ def router_in_bf16() -> None:
     from vllm.model_executor.models.glm4_moe import Glm4MoE
 
     def low(self: Any, *args: Any, **kwargs: Any) -> None:
-        gate = self.gate
-        gate.forward = lambda x: (linear(x, gate.weight.to(x.dtype)).float(), None)
+        real = self.gate.forward  # its weight, of this dtype in the checkpoint, is packed by the first pass
+        self.gate.forward = lambda x: (real(x)[0].to(x.dtype).float(), None)
 
     after_init(Glm4MoE, low)
 
