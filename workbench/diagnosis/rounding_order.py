@@ -67,18 +67,18 @@ class RoundingOrder:
     less: tuple[str, ...]
     shares: tuple[float, float] | None = None
 
-    def in_words(self, layers: int) -> str:
-        """A sentence of it."""
-        does = [f"rounds {listed(self.more)}, which the reference does not"] if self.more else []
-        does += [f"does not round {listed(self.less)}, which the reference does"] if self.less else []
+    def in_words(self, layers: int, other: str = "the reference") -> str:
+        """A sentence of it; `other` is what the engine is held against."""
+        does = [f"rounds {listed(self.more)}, which {other} does not"] if self.more else []
+        does += [f"does not round {listed(self.less)}, which {other} does"] if self.less else []
         text = (
-            f"within what {self.dtype} allows, another rounding than the reference's: "
+            f"within what {self.dtype} allows, another rounding than {other}'s: "
             f"{taps_in_words(self.taps, layers)}: {', and '.join(does)}"
         )
         if self.shares is None:
             return text
-        own, other = self.shares
-        return f"{text} (its order gives {own:.1%} of the elements bit by bit, the reference's {other:.1%})"
+        own, theirs = self.shares
+        return f"{text} (its order gives {own:.1%} of the elements bit by bit, {other}'s {theirs:.1%})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from lockstep.engine.graph.formula import FORMULAS, Node, substitute
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.mismatch.report import compare_runs
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.recording import Recording
@@ -123,6 +124,18 @@ def test_where_the_weight_is_one_no_order_can_be_told_from_another(recordings: R
 
 def test_nothing_of_32_bits(recordings: Recordings) -> None:
     assert orders(recordings, "late32", late, "float32") == []
+
+
+def test_a_rollout_that_rounds_otherwise_than_its_trainer(recordings: Recordings) -> None:
+    recorded = recordings.of(Bug("late", "", (), "", Place(()), late, "qwen3-kv4", "bfloat16"))
+    with Session.open(recorded.engine, UNLIMITED) as ours, Session.open(recorded.floor, UNLIMITED) as theirs:
+        facts = Facts.of(recorded.checkpoint, "bfloat16")
+        found = compare_runs(ours, theirs, facts=lambda session: facts)
+    assert found.answer is not None
+    assert found.answer.name == "operation"
+    assert "layers.0.mlp_norm has equal inputs and another output" in found.answer.text
+    (detail,) = found.answer.details
+    assert "another rounding than the trainer's: layers.*.mlp_norm: does not round x / sqrt" in detail
 
 
 NORM = substitute(FORMULAS["norm"], {"x": _SUM})

@@ -38,9 +38,13 @@ class Shapes:
 
 
 def compare_operations(
-    a: RowSide, b: RowSide, rows: RowComparison, explained: Mapping[str, Explanation]
+    a: RowSide,
+    b: RowSide,
+    rows: RowComparison,
+    explained: Mapping[str, Explanation],
+    roundings: tuple[str, ...] = (),
 ) -> tuple[Level, Level]:
-    """The levels "operation" and "shape"."""
+    """The levels "operation" and "shape". `roundings` say where one side rounds in another order than the other."""
     if not rows.taps:
         text = "no tap was recorded on both sides"
         return Level("operation", "unknown", text), Level("shape", "unknown", text)
@@ -59,9 +63,15 @@ def compare_operations(
     text = _said(one, size)
     if not within or causes:
         unasked = "not asked: an operation differs by more than rounding"
-        return Level("operation", "differs", text, causes), Level("shape", "unknown", unasked)
+        return Level("operation", "differs", text, (*causes, *roundings)), Level("shape", "unknown", unasked)
+    same = Level("shape", "equal", "the passes have the same shapes")
+    if roundings:  # which no shape explains
+        unasked = f"not asked: an operation rounds in another order; {'; '.join(reasons)}"
+        return Level("operation", "differs", text, roundings), (
+            Level("shape", "unknown", unasked) if reasons else same
+        )
     if not reasons:
-        return Level("operation", "differs", text), Level("shape", "equal", "the passes have the same shapes")
+        return Level("operation", "differs", text), same
     equal = Level("operation", "equal", f"no operation differs by more than rounding; {text}")
     return equal, Level("shape", "differs", reasons[0], tuple(reasons[1:]))
 

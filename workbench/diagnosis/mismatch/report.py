@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 
 from lockstep.sessions import Session
@@ -16,6 +16,9 @@ from lockstep.workbench.diagnosis.mismatch.side import Side
 from lockstep.workbench.diagnosis.mismatch.tokens import compare_tokens
 from lockstep.workbench.diagnosis.mismatch.weights import compare_weights
 from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.recording import Recording
+from lockstep.workbench.diagnosis.rounding_order import rounding_orders
 from lockstep.workbench.diagnosis.row_comparison import RowComparison, compare_rows
 from lockstep.workbench.diagnosis.row_sides import RowSide
 from lockstep.workbench.views.token_texts import TokenTexts
@@ -69,9 +72,10 @@ def compare_runs(
         routing = compare_routing(a, b)
     # The search for causes has a time of its own: what it takes is no matter of what reading may cost.
     explained = {side.name: _explained(side) for side in (ours, theirs) if side.facts is not None}
+    roundings = tuple(_roundings(ours, theirs, explained))
     with rollout.walk(trainer):
         weights = compare_weights({ROLLOUT: a, TRAINER: b}, rows, explained)
-        operation, shape = compare_operations(a, b, rows, explained)
+        operation, shape = compare_operations(a, b, rows, explained, roundings)
     found = gaps(pairs, mine, others)
     levels = (tokens, weights, definition, routing, operation, shape)
     return MismatchReport(levels, tuple(found), GapStatistics.of(found), rows if rows.rows else None)
@@ -80,6 +84,17 @@ def compare_runs(
 def _explained(side: Side) -> Explanation:
     assert side.facts is not None
     return diagnose(side.rows.session, side.facts, branch=side.rows.branch, seconds=_SEARCH_SECONDS)
+
+
+def _roundings(ours: Side, theirs: Side, explained: Mapping[str, Explanation]) -> Iterator[str]:
+    """Where the rollout rounds in another order than the trainer, both being of the same 16 bits."""
+    facts = ours.facts
+    if facts is None or theirs.facts is None or facts.dtype != theirs.facts.dtype:
+        return
+    taps, others = (RecordedTaps(Recording(one.rows.session, one.rows.branch)) for one in (ours, theirs))
+    wrong = [finding.tap for one in explained.values() for finding in one.wrong]
+    for found in rounding_orders(taps, others, facts, wrong):
+        yield found.in_words(facts.model.num_layers, f"the {theirs.name}")
 
 
 def _raw(side: Side) -> dict[int, dict[int, float]]:
