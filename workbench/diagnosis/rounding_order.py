@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import operation_of
 from lockstep.engine.graph.formula import (
     FUNCTIONS,
@@ -239,19 +240,24 @@ def _without_sum(node: Node) -> Node:
 
 def _first(tap: str, taps: RecordedTaps, facts: Facts) -> _Rounded | None:
     """The operation at a tap on the lowest rank; None where it rounds nothing on its way, or lacks something."""
-    if not taps.captured(tap):
+    declared = operation_of(facts.model, local_name(tap))
+    if declared is None or not _rounds_on_its_way(declared.kind, facts.of_layer(layer_of(tap)).model):
         return None
-    site = next(iter(sites_of(tap, taps, facts)), None)
-    if not isinstance(site, Site) or site.operation not in _KINDS or not site.parts[0].fits:
+    site = next(iter(sites_of(tap, taps, facts)), None) if taps.captured(tap) else None
+    if not isinstance(site, Site) or site.operation != declared.kind or not site.parts[0].fits:
         return None
     at = np.unique(np.linspace(0, len(site.rows) - 1, _ROWS).astype(int))
     try:
         formula, given = _formula(site, at)
     except Lacking:
         return None
-    if sum(1 for _, node in nodes(formula) if node.args) < 2:
-        return None
     return _Rounded(formula, given, site.seen[at], site.facts.dtype)
+
+
+def _rounds_on_its_way(kind: str, model: ModelConfig) -> bool:
+    """Whether an operation's formula has inner results."""
+    factors = {"embedding": model.embedding_multiplier, "residual": model.residual_multiplier}
+    return kind in _KINDS and factors.get(kind, 0) != 1
 
 
 def _formula(site: Site, at: Any) -> tuple[Node, Mapping[str, Any]]:
