@@ -18,7 +18,7 @@ from lockstep.engine.batch import Batch, SequenceSpan
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.taps.breaks import Break, Pause, PauseSpec
 from lockstep.engine.taps.measure import measure
-from lockstep.engine.taps.names import STATISTICS, TapSpec, layer_of, layer_path
+from lockstep.engine.taps.names import STATISTICS, TapSpec, layer_of, layer_path, operation_at
 from lockstep.engine.taps.parts import merge, statistics, unmask
 from lockstep.engine.taps.predicate import evaluate
 
@@ -38,7 +38,7 @@ class Pauser:
         self.live: dict[tuple[int, int | None], Tensor] = {}
         self._masked: dict[tuple[int, int | None], int] = {}
         self._held: set[tuple[int, int]] = set()  # (break, place) of this pass, of breaks that name inputs
-        self._caches = [place for place, one in enumerate(specs) if one.name.endswith(".attn.k_cache")]
+        self._caches = _written_at(specs)
         self.arm(spec)
 
     def arm(self, spec: PauseSpec) -> None:
@@ -149,9 +149,19 @@ class Pauser:
         """Rows of a sequence that the tap's layer has cached when the pass is over (outside the layers: the
         layer with the fewest): what it holds by now, and before it has written what it is to hold."""
         layer = layer_of(self._specs[place].name)
-        written = place >= self._caches[layer or 0]
+        written = place >= self._caches.get(layer or 0, 0)
         rows = [
             held if written or cache not in self._batch.caches else max(held, span.end)
             for cache, held in enumerate(span.held)
         ]
         return min(rows) if layer is None else rows[layer]
+
+
+def _written_at(specs: Sequence[TapSpec]) -> dict[int | None, int]:
+    """By layer the first tap at which its cache holds what the pass writes: keys, latents, or a recurrent state."""
+    found: dict[int | None, int] = {}
+    for place, one in enumerate(specs):
+        operation = operation_at(one.name)
+        if operation is not None and operation.kind in ("cache", "state"):
+            found.setdefault(layer_of(one.name), place)
+    return found

@@ -309,3 +309,20 @@ def test_no_rank_counts_its_wait_for_one_that_goes_on_late(engine: Engine) -> No
         os.kill(late, signal.SIGCONT)
     reports = engine.client.collect(command, 60)
     assert max(report.seconds for report in reports) <= time.perf_counter() - began - 1.0
+
+
+@pytest.mark.parametrize("name", ["deepseek-v2", "qwen3-next", "gpt-oss"])
+def test_models_that_cache_latents_or_states_are_stopped_at_every_operation(
+    name: str, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
+) -> None:
+    """A layer that has no cached keys holds its rows once its latents, or its state, are written."""
+    engine = engine_of(1)
+    engine.load(variant(name))
+    engine.add(PROMPT)
+    pauses = list(stops(engine, stop="operation"))
+    assert len(pauses) >= len({spec.name for spec in engine.specs if spec.name.endswith("_norm")})
+    for layer in range(3):
+        lengths = [
+            one.kv_lens for one in pauses if engine.specs[one.place].name.startswith(f"layers.{layer}.")
+        ]
+        assert list(lengths[0].values()) == list(lengths[-1].values()) == [len(PROMPT)]
