@@ -4,7 +4,7 @@ are empty, overwritten or stale, or that hold the row of another slot or head.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -39,13 +39,13 @@ class CacheRows:
 CACHED: Mapping[str, str] = {
     "k_cache": "keys", "v_cache": "values", "rope_cache": "rotated parts of keys", "latent_cache": "latents",
 }  # fmt: skip
-_OF_LATENTS = {"k_cache": "rope_cache", "v_cache": "latent_cache"}
+_OF_LATENTS: Mapping[str, str] = {"k_cache": "rope_cache", "v_cache": "latent_cache"}
 
 
-def cached_as(source: SessionSource, kind: str) -> str:
+def cached_as(has_tap: Callable[[str], bool], kind: str) -> str:
     """The cache in place of that of keys ("k_cache") or values ("v_cache") where a model caches latents."""
     latent = _OF_LATENTS.get(kind)
-    return latent if latent is not None and source.session.has_tap(f"layers.0.attn.{latent}") else kind
+    return latent if latent is not None and has_tap(f"layers.0.attn.{latent}") else kind
 
 
 @dataclass(slots=True)

@@ -63,7 +63,7 @@ def cache(
 ) -> Cache | None:
     """The cache after `where`, or inside its step; None while there is no such step. `kind` is "k_cache" or "v_cache";
     `error`: of the rows their difference to golden's, not their norms."""
-    kind = cached_as(source, kind)
+    kind = cached_as(source.session.has_tap, kind)
     flight, recorded = source.under_way(where.branch, where.step), source.passed(where)
     steps = source.session.steps(where.branch)
     if recorded.step not in steps:
@@ -105,7 +105,7 @@ def cache(
 
 def written_layers(source: SessionSource, flight: StepInFlight, layers: int) -> int:
     """How many layers, from the first on, have written their rows in the step under way."""
-    kinds = (cached_as(source, "k_cache"), "state")
+    kinds = (cached_as(source.session.has_tap, "k_cache"), "state")
     names = [f"layers.{layer}.attn.{kind}" for layer in range(layers) for kind in kinds]
     session = source.session
     return sum(session.has_tap(name) and session.tap(name).index <= flight.place for name in names)

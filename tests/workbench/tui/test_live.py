@@ -531,3 +531,18 @@ async def test_what_is_caught_from_the_beginning_is_a_setting(model: Path, tmp_p
         await press(pilot, "n")
         assert (_driver(pilot).at.step, _driver(pilot).at.tap) == (step, None)
         assert "from layers.0.attn.scores on" in text_of(pilot)[1], "the header tells it all the same"
+
+
+async def test_latents_are_stepped_into_and_captured(tmp_path: Path) -> None:
+    """What a model caches in place of keys: the key of the pane captures that."""
+    model = tiny_checkpoint(tmp_path, "deepseek_v2")
+    async with running(model, tmp_path) as pilot:
+        await press(pilot, "s", "s", "3")
+        assert any("step 1 is under way" in line for line in text_of(pilot))
+        await press(pilot, "n", "a")
+        text = "\n".join(text_of(pilot))
+        assert "norm of the cached rotated parts of keys" in text
+        await press(pilot, "v")
+        assert any("The cached latents were not captured." in line for line in text_of(pilot))
+        await press(pilot, "a")
+        assert any("norm of the cached latents" in line for line in text_of(pilot))

@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar
 
-from textual import work
+from textual import on, work
 from textual.app import ComposeResult
+from textual.events import DescendantBlur
 from textual.message import Message
 from textual.reactive import var
 from textual.widget import Widget
@@ -266,6 +267,15 @@ class Pane(PaintedWidget):
             in_a_pane = focused is None or any(isinstance(one, Pane) for one in focused.ancestors_with_self)
             if in_a_pane and not isinstance(focused, Input):
                 self.focus_content()
+
+    @on(DescendantBlur)
+    def _keep_keys(self) -> None:
+        """What had the keys may be shown no longer, of a map that the present step has not."""
+        self.call_after_refresh(self._focus_if_lost)
+
+    def _focus_if_lost(self) -> None:
+        if self.is_attached and self.screen.focused is None:
+            self._focus_if_free()
 
     def focus_content(self) -> None:
         """Give the keys to the pane's main widget: a table or a map before mere lines."""

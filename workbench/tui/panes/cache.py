@@ -38,7 +38,7 @@ from lockstep.workbench.tui.widgets.shading import Matrix
 from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, flow
 from lockstep.workbench.views.cache_history import CacheHistory
-from lockstep.workbench.views.cache_rows import CACHED
+from lockstep.workbench.views.cache_rows import CACHED, cached_as
 from lockstep.workbench.views.kv_cache import Cache, cache
 
 #: From this height on both maps are shown.
@@ -112,7 +112,7 @@ one has changed it, as far as states were captured.
 
     def lacks(self) -> str:
         """The cached keys or values of every layer."""
-        return f"capture layers.*.attn.{self.kind}"
+        return f"capture layers.*.attn.{self._cached}"
 
     def answer(self, snapshot: Cache | None) -> None:
         """Show it."""
@@ -258,8 +258,14 @@ one has changed it, as far as states were captured.
     def action_kind(self) -> None:
         """Keys or values."""
         self.kind = "v_cache" if self.kind == "k_cache" else "k_cache"
-        self._say("cached keys" if self.kind == "k_cache" else "cached values")
+        self._say(f"cached {CACHED[self._cached]}")
         self.again()
+
+    @property
+    def _cached(self) -> str:
+        """The tap of `kind` in this model, which may cache latents."""
+        overview = self.overview
+        return self.kind if overview is None else cached_as(lambda tap: tap in overview.taps, self.kind)
 
     def action_error(self) -> None:
         """The error to golden's rows, where there is one."""
