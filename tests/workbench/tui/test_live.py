@@ -546,3 +546,18 @@ async def test_latents_are_stepped_into_and_captured(tmp_path: Path) -> None:
         assert any("The cached latents were not captured." in line for line in text_of(pilot))
         await press(pilot, "a")
         assert any("norm of the cached latents" in line for line in text_of(pilot))
+
+
+async def test_layers_that_keep_a_state_say_so_and_show_it(tmp_path: Path) -> None:
+    """Qwen3-Next: layer 1 attends, the others hand on a state."""
+    async with running(tiny_checkpoint(tmp_path, "qwen3_next"), tmp_path) as pilot:
+        await press(pilot, "2")
+        lines = text_of(pilot)
+        assert any("Layer 0 has linear attention: it keeps a state" in line for line in lines)
+        assert any(", .  layer 1 attends to tokens" in line for line in lines)
+        await press(pilot, "full_stop")
+        assert any("layer 1 probs" in line for line in text_of(pilot))
+        await press(pilot, "3", "a", "n")
+        lines = text_of(pilot)
+        assert any(re.search(r"state 0 .* norm .*, changed by .*% in this step", line) for line in lines)
+        assert any("norm of the cached keys" in line for line in lines)

@@ -14,6 +14,7 @@ from textual.events import Resize
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.export.colormap import Scale
 from lockstep.workbench.export.table import Table
 from lockstep.workbench.tui.panes.attention_text import (
@@ -36,6 +37,7 @@ from lockstep.workbench.tui.widgets.shading import Matrix
 from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.tui.widgets.text_block import TextBlock
 from lockstep.workbench.views.attention import LayerAttention, attention_and_golden
+from lockstep.workbench.views.causes import numbers_in_words
 
 _MODES = ("heads", "head", "rows")
 #: From this width on a head is large beside all heads.
@@ -106,7 +108,11 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
 
     def lacks(self) -> str:
         """The layer's own attention, whole."""
-        return f"capture layers.{self.snapshot.layer if self.snapshot else 0}.attn.{self.kind}"
+        return (
+            ""
+            if self._linear()
+            else f"capture layers.{self.snapshot.layer if self.snapshot else 0}.attn.{self.kind}"
+        )
 
     @property
     def _values(self) -> NDArray[np.float32] | None:
@@ -116,6 +122,12 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
         """Show the layer."""
         before, self.snapshot = self._values, snapshot
         self.shows(snapshot.step)
+        if snapshot.values is None and (layers := self._linear()):
+            self.empty(
+                f"Layer {snapshot.layer} has linear attention: it keeps a state, and attends to no earlier token.\n\n"
+                f", .  {layers}\n\n3  shows the state"
+            )
+            return
         if snapshot.values is None:
             absent = self.overview.absent if self.overview else {}
             why = absent.get(f"layers.{snapshot.layer}.attn.{snapshot.kind}", "")
@@ -136,6 +148,15 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
             if self.mode != "rows":
                 self.query_one(Heatmap).cursor = (snapshot.values.shape[1] - 1, column)
         self._tell_under()
+
+    def _linear(self) -> str:
+        """Of a layer that keeps a state which layers have scores instead, in words; "" of any other."""
+        taps = () if self.overview is None else self.overview.taps
+        layer = 0 if self.snapshot is None else self.snapshot.layer
+        if f"layers.{layer}.attn.state" not in taps:
+            return ""
+        others = [at for tap in taps if tap.endswith(".attn.probs") and (at := layer_of(tap)) is not None]
+        return f"layer{'s' * (len(others) > 1)} {numbers_in_words(others)} attend{'s' * (len(others) == 1)} to tokens"
 
     def _drawn(self) -> tuple[NDArray[np.float32], Scale, str]:
         """What the maps show, on which scale, and what it is: the values, or their difference to golden."""

@@ -111,8 +111,10 @@ one has changed it, as far as states were captured.
         return cache, (overview.block_size, overview.layers, self.kind, self.error)
 
     def lacks(self) -> str:
-        """The cached keys or values of every layer."""
-        return f"capture layers.*.attn.{self._cached}"
+        """The cached keys or values of every layer, and the states of those that hold one instead."""
+        taps = () if self.overview is None else self.overview.taps
+        kinds = [self._cached, *["state"] * any(tap.endswith(".attn.state") for tap in taps)]
+        return f"capture {' '.join(f'layers.*.attn.{kind}' for kind in kinds)}"
 
     def answer(self, snapshot: Cache | None) -> None:
         """Show it."""
