@@ -99,6 +99,8 @@ def _captured(source: SessionSource, where: Where, layers: int, kind: str) -> di
     found: dict[tuple[int, int], Rows] = {}
     for layer in range(layers):
         tap = f"layers.{layer}.attn.{kind}"
+        if not source.session.has_tap(tap):  # a layer that keeps a state
+            continue
         step = source.passed(where, tap).step
         for rank in range(source.session.ranks):
             try:
