@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
 from pathlib import Path
 
 import pytest
@@ -44,6 +44,14 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(server.close)
     config.add_cleanup(lambda: os.environ.pop(_SHARED_SERVER))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collecting leaves, torch, transformers and thousands of tests among it, is no garbage: the collector walks
+    through it neither now nor later."""
+    with children.loading():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
