@@ -43,7 +43,7 @@ def pytest_sessionstart(session: pytest.Session) -> None:
     os.environ[_SHARED_SERVER] = server.address
     config.add_cleanup(folder.cleanup)
     config.add_cleanup(server.close)
-    config.add_cleanup(lambda: os.environ.pop(_SHARED_SERVER))
+    config.add_cleanup(lambda: os.environ.pop(_SHARED_SERVER, None))
 
 
 @pytest.hookimpl(wrapper=True)
