@@ -6,7 +6,9 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-from collections.abc import Iterator
+import tempfile
+from collections.abc import Generator, Iterator
+from pathlib import Path
 
 import pytest
 from hypothesis import settings
@@ -19,8 +21,37 @@ from tests.shared_memory import pytest_configure, pytest_sessionfinish  # noqa: 
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
 settings.load_profile("suite")
 
+#: Where it is not Linux, each child is started.
+_FORKING = hasattr(os, "pidfd_open")
+
 # What the suite starts is sent SIGHUP by some tests, and would inherit that nohup ignores it.
 signal.signal(signal.SIGHUP, signal.SIG_DFL)
+
+
+#: Names the address of the server that forks for all workers of xdist.
+_SHARED_SERVER = "LOCKSTEP_TEST_SERVER"
+
+
+def pytest_sessionstart(session: pytest.Session) -> None:
+    """Before xdist starts its workers: the server that forks their children."""
+    config = session.config
+    if hasattr(config, "workerinput") or config.getoption("dist", "no") == "no" or not _FORKING:
+        return
+    folder = tempfile.TemporaryDirectory(prefix="lockstep-tests-")
+    server = Server(Path(folder.name) / "server")
+    server.ensure_started()
+    os.environ[_SHARED_SERVER] = server.address
+    config.add_cleanup(folder.cleanup)
+    config.add_cleanup(server.close)
+    config.add_cleanup(lambda: os.environ.pop(_SHARED_SERVER, None))
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Generator[None, object, object]:
+    """What collecting leaves, torch, transformers and thousands of tests among it, is no garbage: the collector walks
+    through it neither now nor later."""
+    with children.loading():
+        return (yield)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -67,10 +98,13 @@ def own_directories(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 @pytest.fixture(scope="session", autouse=True)
 def preloaded_processes(own_directories: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Ranks, hosts and recorders are forked from a process that has torch loaded: see `tests.preloaded`."""
-    if not hasattr(os, "pidfd_open"):  # not Linux: each is started
+    if not _FORKING:
         yield
         return
-    server = Server(tmp_path_factory.mktemp("children") / "server")
+    shared = os.environ.pop(_SHARED_SERVER, None)
+    server = Server(
+        Path(shared or tmp_path_factory.mktemp("children") / "server"), elsewhere=shared is not None
+    )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(children, "subprocess", Forking(server))
         yield

@@ -34,9 +34,10 @@ FOLDERS = {
 _ALL = [folder for folders in FOLDERS.values() for folder in folders]
 
 #: Part -> what pytest is given. Files of quick tests stay together, as they share engines; the cases of one slow file
-#: may take longer than all other files of its part.
+#: may take longer than all other files of its part. Quick files run in their order, e2e first and views last: those
+#: of few tests take longest, and xdist would leave them for the end, where other workers have nothing left to do.
 PARTS: dict[str, list[str]] = {
-    "quick": ["--dist", "loadfile", "-m", f"not slow and not ({_ELSEWHERE})"],
+    "quick": ["--dist", "loadfile", "--no-loadscope-reorder", "-m", f"not slow and not ({_ELSEWHERE})"],
     **{name: ["--dist", "worksteal", "-m", _SLOW, *folders] for name, folders in FOLDERS.items()},
     "rest": ["--dist", "worksteal", "-m", _SLOW, *(f"--ignore={folder}" for folder in _ALL)],
     "backends": ["--dist", "loadfile", "-m", _ELSEWHERE],

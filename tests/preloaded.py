@@ -2,10 +2,11 @@
 
 A rank, a debugger host and a recorder of references spend two to four seconds of CPU on imports before they do
 anything, and the tests start hundreds of them. Those that `engine.children.start_python` is asked for are forked by a
-server (`python -P -m tests.preloaded FD`) instead. They have what a process of their own has: arguments, environment,
-working directory, descriptors under their numbers, process group, a fresh `__main__`. Only the modules are there
-before. Any other program is started as ever, and so is everything where a test asks for the fixture `fresh_processes`:
-tests of starting, of imports and of memory. Commands that a test starts in a shell, and all of e2e, know no server.
+server (`python -P -m tests.preloaded ADDRESS FD`) instead, one for all workers of xdist. They have what a process of
+their own has: arguments, environment, working directory, descriptors under their numbers, process group, a fresh
+`__main__`. Only the modules are there before. Any other program is started as ever, and so is everything where a test
+asks for the fixture `fresh_processes`: tests of starting, of imports and of memory. Commands that a test starts in a
+shell, and all of e2e, know no server; `tests.preloaded_program` starts one that does.
 """
 
 from __future__ import annotations
@@ -47,6 +48,8 @@ _MODULES = (
     "lockstep.workbench.export.command", "lockstep.workbench.references.transformers_recorder",
     "transformers.models.llama.modeling_llama", "transformers.models.qwen2.modeling_qwen2",
 )  # fmt: skip
+#: What transformers reads while it is imported.
+_ENVIRONMENT = {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
 #: Descriptors are moved up here before each gets the number that it is to have.
 _HIGH = 512
 
@@ -63,18 +66,23 @@ class ForkRequest(msgspec.Struct):
 
 
 class Server:
-    """The process that forks, started by the first test that needs it. What it forks uses the same one."""
+    """The process that forks, started by the first test that needs it, unless another process has (`elsewhere`). What
+    it forks uses the same one."""
 
-    def __init__(self, address: Path) -> None:
-        self.address, self._owner = str(address), os.getpid()
+    def __init__(self, address: Path, elsewhere: bool = False) -> None:
+        self.address, self._owner = str(address), 0 if elsewhere else os.getpid()
         self._process: subprocess.Popen[bytes] | None = None
         self._lock = threading.Lock()
 
-    def connect(self) -> socket.socket:
-        """A connection for one child."""
+    def ensure_started(self) -> None:
+        """Start it if that is for this process to do and has not been done."""
         with self._lock:
             if self._process is None and os.getpid() == self._owner:
                 self._start()
+
+    def connect(self) -> socket.socket:
+        """A connection for one child."""
+        self.ensure_started()
         connection = socket.socket(socket.AF_UNIX)
         connection.connect(self.address)
         return connection
@@ -85,7 +93,7 @@ class Server:
             listener.listen(64)
             self._process = subprocess.Popen(
                 children.python_command("-m", "tests.preloaded", self.address, str(listener.fileno())),
-                env=children.child_environment({}), stdin=subprocess.PIPE, pass_fds=(listener.fileno(),),
+                env=children.child_environment(_ENVIRONMENT), stdin=subprocess.PIPE, pass_fds=(listener.fileno(),),
                 start_new_session=True,
             )  # fmt: skip
 
@@ -243,6 +251,9 @@ def serve(listener: socket.socket) -> ForkRequest:
             else:
                 starter, _ = listener.accept()
                 request, received = _receive(starter)
+                if request is None:
+                    starter.close()
+                    continue
                 if not (pid := os.fork()):
                     selector.close()
                     for number, (_, other) in running.items():
@@ -265,9 +276,15 @@ def _tell(starter: socket.socket, number: int) -> None:
         starter.sendall(struct.pack("<i", number))
 
 
-def _receive(starter: socket.socket) -> tuple[ForkRequest, list[int]]:
+def _receive(starter: socket.socket) -> tuple[ForkRequest | None, list[int]]:
+    """What is asked for; nothing where whoever asks is killed meanwhile."""
     head, received, _, _ = socket.recv_fds(starter, 4, 64)
-    body = starter.recv(struct.unpack("<I", head)[0], socket.MSG_WAITALL)
+    size = struct.unpack("<I", head)[0] if len(head) == 4 else 0
+    body = starter.recv(size, socket.MSG_WAITALL)
+    if not body or len(body) < size:
+        for number in received:
+            os.close(number)
+        return None, []
     return msgspec.json.decode(body, type=ForkRequest), received
 
 

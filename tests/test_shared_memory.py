@@ -45,10 +45,10 @@ def test_a_run_that_leaves_something_fails(tmp_path: Path, place: Path, body: st
     file = tmp_path / "test_leaving.py"
     file.write_text(f"def test_it():\n    {body.format(str(place))}\n")
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-p", "tests.shared_memory", "-p", "no:cacheprovider", "-p", "no:xdist",
+        [sys.executable, "-m", "pytest", "-q", "-p", "tests.shared_memory", "-p", "no:cacheprovider",
          f"--rootdir={tmp_path}", str(file)],
-        cwd=tmp_path, env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_ADDOPTS": ""}, capture_output=True, text=True,
-        check=False,
+        cwd=tmp_path, capture_output=True, text=True, check=False,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1", "PYTEST_ADDOPTS": ""},
     )  # fmt: skip
     assert done.returncode == code, done.stdout
     assert "1 passed" in done.stdout

@@ -67,14 +67,26 @@ def measure(sides: Recordings) -> Iterator[MeasuredTap]:
     for side in filter(None, (sides.engine, sides.floor)):
         _same_ids(side, sides.golden, sides.engine.steps)
     absent = sides.golden.session.meta.absent
+    lacking = _lacking(sides) if sides._known else frozenset()
     for step in sides.engine.steps:
         seqs = sorted(sides.engine.sequences(step))
         for tap in sides.golden.session.taps:
             for seq in seqs:
+                place = step, seq, tap.name
                 if tap.name in absent:
-                    yield MeasuredTap(step, seq, tap.name, TapComparison(None, absent[tap.name]))
+                    yield MeasuredTap(*place, TapComparison(None, absent[tap.name]))
+                elif tap.name in lacking and place in sides._known:  # the golden tensor need not be read
+                    nothing = compare(sides.engine, tap.name, step, seq, np.empty(0), sides.golden.dtype)
+                    yield MeasuredTap(*place, nothing, *sides._known[place])
                 else:
                     yield _measure_tap(sides, tap.name, step, seq)
+
+
+def _lacking(sides: Recordings) -> frozenset[str]:
+    """The taps of which the engine's recording has no tensor at all: a run without taps keeps little more than its
+    logits."""
+    captured = sides.engine.session.captured_taps(sides.engine.branch)
+    return frozenset(tap.name for tap in sides.golden.session.taps) - captured
 
 
 def _measure_tap(sides: Recordings, tap: str, step: int, seq: int) -> MeasuredTap:

@@ -20,6 +20,7 @@ from mcp import Client, StdioServerParameters
 
 from lockstep.engine.faults.catalogue import FAULTS
 from lockstep.workbench.models.opening import open_model
+from tests.preloaded_program import command_of
 
 TP = 2
 #: What changes no number at this parallelism.
@@ -58,11 +59,12 @@ class Agent:
 
 @asynccontextmanager
 async def agent(*roots: Path) -> AsyncIterator[Agent]:
-    """An agent with a server of its own, which is started as an agent's program starts it."""
+    """An agent with a server of its own, which is started as an agent's program starts it; in a test its ranks and
+    recorders are forked."""
     kept = {
         name: value for name, value in os.environ.items() if name.startswith(("LOCKSTEP_", "HF_", "OMP_"))
     }
-    words = ["-m", "lockstep", "mcp", *map(str, roots)]
+    words = command_of("lockstep", "mcp", *map(str, roots))
     async with Client(StdioServerParameters(command=sys.executable, args=words, env=kept)) as client:
         yield Agent(client)
 

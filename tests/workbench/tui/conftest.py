@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator, Callable
+import signal
+import sys
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
 from pathlib import Path
 
@@ -37,6 +39,17 @@ def own_settings(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setenv("LOCKSTEP_STATE_DIR", str(tmp_path / "state"))
     monkeypatch.setenv("LOCKSTEP_DEBUG", "1")  # the screens' outer net hides nothing from the tests
+
+
+@pytest.fixture(autouse=True)
+def as_it_was() -> Iterator[None]:
+    """What the screens change in their process, which is theirs but for the tests, is put back."""
+    interval = sys.getswitchinterval()
+    handlers = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGHUP)}
+    yield
+    sys.setswitchinterval(interval)
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
 
 
 async def settle(pilot: Pilot[int]) -> None:

@@ -60,8 +60,8 @@ def a_long_name(tape: Tape) -> None:
 
 
 FLOODS: list[tuple[Callable[[Tape], None], str]] = [
-    (endless_names, "more than 500 taps: choose them (only)"),
-    (one_name_for_ever, "more than 500 taps"),
+    (endless_names, "more than 50 taps: choose them (only)"),
+    (one_name_for_ever, "more than 50 taps"),
     (more_than_may_be_written, "4 MiB would be written, 4 MiB may be"),
     (endless_passes, "4 MiB would be written, 4 MiB may be (LOCKSTEP_TAP_BYTES)"),
     (huge_tensor, "MiB: choose taps (only), or statistics"),
@@ -76,7 +76,7 @@ def test_a_flood_is_stopped_and_said(
     flood: Callable[[Tape], None], said: str, capture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(lockstep_limits, "MOST_TAPS", 500)
+    monkeypatch.setattr(lockstep_limits, "MOST_TAPS", 50)
     monkeypatch.setattr(lockstep_limits, "free_memory", lambda: 2 * 99.5 * (1 << 20))
     monkeypatch.setenv("LOCKSTEP_TAP_BYTES", str(4 << 20))
     tape = Tape(tmp_path, capture=capture)
@@ -84,7 +84,7 @@ def test_a_flood_is_stopped_and_said(
     flood(tape)
     tape.close()
     if capture == "stats" and flood in (many_tensors, more_than_may_be_written):  # of which little is kept
-        assert "more than 500 taps" in tape.facts["stopped"]
+        assert "more than 50 taps" in tape.facts["stopped"]
     else:
         assert said in tape.facts["stopped"]
     assert capfd.readouterr().err.count("recording stopped at") == 1
