@@ -126,11 +126,13 @@ class RecordedTaps:
             return None
 
     def replaced(self, tap: str, tensors: Mapping[int, Sequence[Array | None]]) -> RecordedTaps:
-        """The same recording with other tensors of one tap: of each rank one for each pass, None where it lacks."""
+        """The same recording with other tensors of one tap: of each rank one for each pass, None where it lacks. Ranks
+        that share a sequence share a lead."""
+        lead = tuple(next(r for r in self.ranks if tensors[r] is tensors[rank]) for rank in self.ranks)
         other = copy(self)
         other._replaced = {
             **self._replaced,
-            tap: _Decoded(tuple(self.ranks), {r: tuple(t) for r, t in tensors.items()}, 0),
+            tap: _Decoded(lead, {r: tuple(tensors[r]) for r in set(lead)}, 0),
         }
         return other
 
