@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.causes import Extent, causes_of, taps_in_words
 from lockstep.workbench.diagnosis.consequences import folded, misshapen_by_input
 from lockstep.workbench.diagnosis.effects import Effect, harmless
 from lockstep.workbench.diagnosis.findings import Survey, WrongOperation, survey
-from lockstep.workbench.diagnosis.injection.reproduction import reproduce, with_reproduction
+from lockstep.workbench.diagnosis.injection.reproduction import AT_LEAST, proved, reproduce
 from lockstep.workbench.diagnosis.merging import FindingGroup, groups
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
@@ -57,11 +57,11 @@ def diagnose(
     floor: Session | None = None,
     branch: int = 0,
     seconds: float = SEARCH_SECONDS,
-    reproducing: bool = False,
+    reproducing: bool | None = False,
 ) -> Explanation:
     """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
     where there is one, says at which positions tokens stand; `floor`, the reference at that dtype, what it cannot
-    hold. `reproducing`: the causes are put into the reference."""
+    hold. `reproducing`: the causes are put into the reference; None: unless that takes longer than naming them did."""
     truth = None if golden is None else Recording(golden)
     taps = RecordedTaps(Recording(engine, branch), truth)
     time = SearchTime(seconds)
@@ -79,12 +79,15 @@ def diagnose(
         *(tap for effect in without.values() for tap in effect.through),
         *(finding.tap for number in over for finding in found[number].findings),
     )
-    reproduced = reproduce(wrong, taps, facts, time, harmless_taps) if reproducing and wrong else None
+    reproduced = None
+    if wrong and reproducing is not False:
+        left = time if reproducing else SearchTime(max(time.spent, AT_LEAST))
+        reproduced = reproduce(wrong, taps, facts, left, harmless_taps)
     return Explanation(
         tuple(
-            cause if reproduced is None else with_reproduction(cause, reproduced)
+            cause
             for group, after in folded(wrong, seen.judged, extent.layers)
-            for cause in causes_of(group, seen, extent, after)
+            for cause in proved(causes_of(group, seen, extent, after), reproduced)
         ),
         (
             *([] if scaled is None else [_note_of_stream(scaled, extent)]),

@@ -8,11 +8,13 @@ between experts fell. Without anything put into it, it gives what transformers g
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
+from lockstep.engine.taps.names import layer_of, operation_at
 from lockstep.workbench.diagnosis.operations.deviation import distance
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.layers import missing_layers
@@ -65,15 +67,21 @@ class GraphRun:
     def __init__(self, taps: RecordedTaps, facts: Facts, gives: Gives = expected_of) -> None:
         self.taps, self.facts, self.gives = taps, facts, gives
         self._begun = False  # whether anything was computed: what goes in before that may be the reference's
+        self._held: dict[int, list[str]] = {}  # taps that nothing but the next layer reads, by layer
 
     def compute(self, tap: str) -> ComputedTap:
         """The next tap in the order of execution."""
+        self._forget(tap)
         sites = _sites(tap, self.taps, self.facts)
         if not sites and not self._begun:
             self.taps = _lent(tap, self.taps)
             return ComputedTap(tap, (), ())
-        outputs = [(site, _as_listed(site, self.gives(site))) for site in sites]
-        replaced = with_outputs(tap, self.taps, outputs)
+        recorded, rounds = sites, self._rounds(sites)
+        for number in range(rounds):
+            outputs = [(site, _as_listed(site, self.gives(site))) for site in sites]
+            replaced = with_outputs(tap, self.taps, outputs)
+            if replaced is not None and number + 1 < rounds:  # the next pass reads what this one has left
+                sites = _as_seen(_sites(tap, replaced, self.facts), recorded)
         lacking: dict[int, Sequence[Array | None]] = dict.fromkeys(
             self.taps.ranks, (None,) * len(self.taps.passes)
         )
@@ -84,10 +92,42 @@ class GraphRun:
         return ComputedTap(tap, tuple(sites), tuple(given for _, given in outputs))
 
 
+    def _rounds(self, sites: Sequence[Site]) -> int:
+        """How often an operation is computed: one that reads what it gave in the pass before, once for each pass of a
+        sequence."""
+        if not any(site.operation == "state" for site in sites):
+            return 1
+        return max(Counter(one.seq for one in self.taps.passes).values())
+
+    def _forget(self, tap: str) -> None:
+        """Of layers before the last one keep only what the stream is the sum of: no operation of this one reads more."""
+        operation, layer = operation_at(tap), layer_of(tap)
+        if operation is None or layer is None or operation.width == "hidden" and not operation.summed:
+            return
+        self._held.setdefault(layer, []).append(tap)
+        for old in [one for one in self._held if one < layer - 1]:
+            self.taps = self.taps.forgetting(self._held.pop(old))
+
+
 def _sites(tap: str, taps: RecordedTaps, facts: Facts) -> list[Site]:
     """The operation on all ranks that it can be computed on."""
     found = [one for one in sites_of(tap, taps, facts) if isinstance(one, Site)]
     return found or list(missing_layers(tap, taps, facts))
+
+
+def _as_seen(sites: Sequence[Site], recorded: Sequence[Site]) -> list[Site]:
+    """The sites with what was recorded, in place of what was computed before."""
+    by_rank = {rank: one for one in recorded for rank in one.ranks}
+    return [
+        replace(
+            site,
+            parts=tuple(
+                replace(part, seen=other.seen)
+                for part, other in zip(site.parts, by_rank[site.rank].parts, strict=True)
+            ),
+        )
+        for site in sites
+    ]
 
 
 def _as_listed(site: Site, outputs: Outputs) -> Outputs:

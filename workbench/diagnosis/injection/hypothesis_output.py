@@ -7,11 +7,13 @@ run's inputs, and the places are those at which the recording is wrong.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
+from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
+from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
 from lockstep.workbench.diagnosis.hypotheses.variant import Fit, Variant, preference
 from lockstep.workbench.diagnosis.merging import FindingGroup, alike
 from lockstep.workbench.diagnosis.operations.deviation import Part
@@ -33,7 +35,7 @@ class NotInjected(Exception):
     """A hypothesis that cannot be put into another run; the message says why."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@dataclass(slots=True, eq=False)
 class Injected:
     """What is put in, by place; and the recording as it is."""
 
@@ -41,6 +43,7 @@ class Injected:
     taps: RecordedTaps
     facts: Facts
     time: SearchTime
+    _known: list[Site] = field(default_factory=list, init=False)  # the last that was asked for as it was recorded
 
     @classmethod
     def of(
@@ -72,18 +75,24 @@ class Injected:
 
     def _recorded(self, site: Site) -> Site:
         """The same operation on what was recorded."""
-        found = [*sites_of(site.tap, self.taps, self.facts), *missing_layers(site.tap, self.taps, self.facts)]
-        for one in found:
-            if isinstance(one, Site) and one.operation == site.operation and site.rank in one.ranks:
+        if not self._known or (self._known[0].tap, self._known[0].operation) != (site.tap, site.operation):
+            found = [*sites_of(site.tap, self.taps, self.facts), *missing_layers(site.tap, self.taps, self.facts)]
+            self._known = [
+                one for one in found if isinstance(one, Site) and one.operation == site.operation
+            ]
+        for one in self._known:
+            if site.rank in one.ranks:
                 return one
         raise NotInjected(f"{site.tap} cannot be judged by itself")
 
     def _variant(self, site: Site, hypothesis: Hypothesis) -> Variant | None:
         if site.deviation is None:
             return None
+        if hypothesis.edits and site.operation in (*EDITED, *PRODUCTS):
+            for variant in known_edits(site, [(site.layer, hypothesis.edits)]):
+                if variant.edits == hypothesis.edits:
+                    return variant
         search = Search(self.time, {site.kind: {hypothesis.name}})
-        if hypothesis.edits:
-            search.edits[site.kind] = {hypothesis.edits: site.layer}
         found = [one for one in search.fits(site)[0] if _same(one, hypothesis)]
         return min(found, key=preference).variant if found else None
 

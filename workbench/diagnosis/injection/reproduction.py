@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from lockstep.sessions.limits import LimitExceeded
+from lockstep.workbench.diagnosis.confidence import confidence_after
 from lockstep.workbench.diagnosis.injection.graph_run import ComputedTap, GraphRun
 from lockstep.workbench.diagnosis.injection.hypothesis_output import Injected, NotInjected, Rounded
 from lockstep.workbench.diagnosis.merging import FindingGroup
@@ -28,6 +29,8 @@ from lockstep.workbench.views.reproduction import Outcome, Reproduction
 
 #: What the graph may be off transformers in float64 by, relative: transformers has single steps in float32.
 GRAPH_IS_REFERENCE = 1e-5
+#: Seconds that it may always take.
+AT_LEAST = 5.0
 #: Share of the difference that may be left of it where a part of it is explained.
 PARTLY = 0.5
 
@@ -79,13 +82,19 @@ def reproduce(
         return _not_tried(f"what is wrong at {unnamed.first.tap} is not explained")
     try:
         return _compared(Injected.of(groups, taps, facts, time), frozenset(harmless))
-    except (NotInjected, SearchEnded, LimitExceeded) as error:
+    except SearchEnded:
+        return _not_tried(f"it takes longer than {time.seconds:.2g} s (`--reproduce` gives it the time)")
+    except (NotInjected, LimitExceeded) as error:
         return _not_tried(str(error))
 
 
-def with_reproduction(cause: Cause, found: Reproduction) -> Cause:
-    """The cause with what came of it. Nothing tells one that explains the same numbers as well from the first."""
-    return cause if cause.alternative else msgspec.structs.replace(cause, reproduction=found)
+def proved(causes: Sequence[Cause], found: Reproduction | None) -> Sequence[Cause]:
+    """The cause of a group, and those that explain it as well, with what came of the first in the reference."""
+    first, *rivals = causes
+    if found is None:
+        return causes
+    sure = None if first.confidence is None else confidence_after(first.confidence, found.outcome, len(rivals))
+    return [msgspec.structs.replace(first, reproduction=found, confidence=sure and round(sure, 4)), *rivals]
 
 
 def _not_tried(why: str) -> Reproduction:

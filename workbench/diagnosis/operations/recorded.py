@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -134,6 +134,12 @@ class RecordedTaps:
             **self._replaced,
             tap: _Decoded(lead, {r: tuple(tensors[r]) for r in set(lead)}, 0),
         }
+        return other
+
+    def forgetting(self, replaced: Collection[str]) -> RecordedTaps:
+        """The same with what was recorded of some taps, where other tensors had taken its place."""
+        other = copy(self)
+        other._replaced = {tap: held for tap, held in self._replaced.items() if tap not in replaced}
         return other
 
     def scaled(self, factors: Mapping[str, float]) -> RecordedTaps:

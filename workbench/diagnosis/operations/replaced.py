@@ -6,6 +6,8 @@ from collections.abc import Iterable, Sequence
 
 import numpy as np
 
+from lockstep.engine.graph.operation import OF_POSITIONS
+from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import layouts
 from lockstep.sessions.errors import LayoutError
 from lockstep.workbench.diagnosis.operations.facts import rounded
@@ -25,6 +27,8 @@ def with_outputs(tap: str, taps: RecordedTaps, outputs: Iterable[tuple[Site, Out
         held: list[Array | None] = [None] * len(taps.passes)
         for i, output in zip(site.passes, _by_pass(site, given), strict=True):
             held[i] = output
+        if (operation := operation_at(tap)) and operation.form in OF_POSITIONS and site.operation != "cache":
+            held = _with_rows_before(held, taps)
         tensors.update(dict.fromkeys(site.ranks, held))
     return taps.replaced(tap, tensors) if len(tensors) == len(taps.ranks) else None
 
@@ -32,6 +36,19 @@ def with_outputs(tap: str, taps: RecordedTaps, outputs: Iterable[tuple[Site, Out
 def expected_of(site: Site) -> Outputs:
     """What each part should have given."""
     return [part.expected for part in site.parts]
+
+
+def _with_rows_before(held: Sequence[Array | None], taps: RecordedTaps) -> list[Array | None]:
+    """What is made of cached rows, of which an operation gives those of the new tokens: below those of the passes before
+    of the same sequence."""
+    found: list[Array | None] = []
+    last: dict[int, Array | None] = {}
+    for one, new in zip(taps.passes, held, strict=True):
+        before = last.get(one.seq, np.zeros((0, 0)))
+        whole = None if before is None or new is None else np.concatenate([before, new]) if before.size else new
+        last[one.seq] = whole
+        found.append(whole)
+    return found
 
 
 def _by_pass(site: Site, outputs: Outputs) -> Outputs:
