@@ -7,14 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.causes import UNNAMED, Cause
 
 
 class Row(msgspec.Struct, frozen=True):
     """`key` is unique. `outcome`: named, unnamed, misleading, missed; of what is harmless `named` means that nothing
     was accused. `worded`: the sentence says what is wrong. `all_named`: of several faults each was. `runs` counts how
-    often the engine ran over the prompts. `reproduction`: what came of the first cause in the reference, "" where there is
-    none, or it was not asked."""
+    often the engine ran over the prompts. `reproduction`: what came of the first cause in the
+    reference, "" where there is none, or it was not asked."""
 
     key: str
     part: str
@@ -37,8 +37,9 @@ def confidence_of(causes: Iterable[Cause]) -> float | None:
 
 
 def reproduction_of(causes: Iterable[Cause]) -> str:
-    """What came of the first cause in the reference."""
-    return next((cause.reproduction.outcome for cause in causes if cause.reproduction is not None), "")
+    """What came of the first cause that has a name in the reference."""
+    named = (cause.reproduction for cause in causes if cause.kind != UNNAMED)
+    return next((found.outcome for found in named if found is not None), "")
 
 
 _ROWS = msgspec.json.Decoder(Row)

@@ -71,8 +71,8 @@ def diagnose_recording(
     """Judge and explain a branch of a recording of `checkpoint`; `golden` and `floor` as in `Reference`.
 
     Without a golden session a reference by transformers is recorded on its tokens, unless `record` is False: then
-    operations are judged on their own inputs alone. `seconds` and `reproducing` as in `diagnose`. DiagnosisError where the recording holds too little to judge;
-    CheckpointError and ConfigError from the checkpoint.
+    operations are judged on their own inputs alone. `seconds` and `reproducing` as in `diagnose`. DiagnosisError where
+    the recording holds too little to judge; CheckpointError and ConfigError from the checkpoint.
     """
     facts = Facts.of(checkpoint, session.meta.config.dtype or "float32")
     if golden is None and record:

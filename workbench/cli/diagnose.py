@@ -81,8 +81,8 @@ def diagnose(
         bool | None,
         typer.Option(
             "--reproduce/--no-reproduce",
-            help="Of a recording: put the causes into the reference, whether that gives the run's tensors and tokens; by "
-            "default unless it takes longer than naming them.",
+            help="Of a recording: put the causes into the reference, to see whether that gives the run's tensors and "
+            "tokens; by default unless it takes longer than naming them.",
             show_default=False,
         ),
     ] = None,

@@ -168,7 +168,15 @@ def diagnose(
             {"prompt": prompt, "ids": ids, "prompt_tokens": prompt_tokens, "faults": faults, "chunk": chunk}
         )
         result = judged_recording(
-            recording, _word(model), _path(golden), reference, branch, device, heard, search_seconds, reproduce
+            recording,
+            _word(model),
+            _path(golden),
+            reference,
+            branch,
+            device,
+            heard,
+            search_seconds,
+            reproduce,
         )
         return Verdict(result, warnings=tuple(heard.warnings))
     _refuse_recording(model, golden)

@@ -20,6 +20,7 @@ class Reproduction(msgspec.Struct, frozen=True):
     relative L2, `before` and `after`, and how far roundings of the run's dtype take the changed reference (`floor`).
     `within` of `taps` taps behind the first change are within that, `first_off` is the first that is not. The likeliest
     token is the run's in `tokens` of `of_tokens` passes, without the change in `tokens_before`. `why` it was not tried.
+    `held`: the graph that stands for the reference was held against a golden session, and has its logits.
     """
 
     outcome: Outcome
@@ -34,6 +35,7 @@ class Reproduction(msgspec.Struct, frozen=True):
     tokens: int = 0
     tokens_before: int = 0
     of_tokens: int = 0
+    held: bool = True
 
     def in_words(self) -> str:
         """ "reproduced: put into the reference, it gives the run's logits within rounding (rel 3e-07; without it 0.21),
@@ -41,14 +43,15 @@ class Reproduction(msgspec.Struct, frozen=True):
         if self.outcome == "not tried":
             return f"not tried: {self.why}"
         tokens = f", {self.tokens} of {self.of_tokens} tokens" if self.of_tokens else ""
+        into = "put into the reference" + ("" if self.held else " (the graph in float64: none was recorded)")
         left = f"rel {number(self.after)}; without it {number(self.before)}"
         if self.outcome == "reproduced":
-            return f"reproduced: put into the reference, it gives the run's {self.end} within rounding ({left}){tokens}"
+            return f"reproduced: {into}, it gives the run's {self.end} within rounding ({left}){tokens}"
         off = f"; first off at {self.first_off}" if self.first_off else ""
         if self.outcome == "partly":
             share = 1 - (self.after or 0.0) / self.before if self.before else math.nan
             return (
-                f"reproduced in part: put into the reference, it takes away {100 * share:.0f} % of what the run's "
+                f"reproduced in part: {into}, it takes away {100 * share:.0f} % of what the run's "
                 f"{self.end} are off by ({left}){tokens}{off}"
             )
-        return f"not reproduced: put into the reference, it does not give the run's {self.end} ({left}){tokens}{off}"
+        return f"not reproduced: {into}, it does not give the run's {self.end} ({left}){tokens}{off}"

@@ -91,7 +91,6 @@ class GraphRun:
         self._begun = True
         return ComputedTap(tap, tuple(sites), tuple(given for _, given in outputs))
 
-
     def _rounds(self, sites: Sequence[Site]) -> int:
         """How often an operation is computed: one that reads what it gave in the pass before, once for each pass of a
         sequence."""
@@ -100,9 +99,9 @@ class GraphRun:
         return max(Counter(one.seq for one in self.taps.passes).values())
 
     def _forget(self, tap: str) -> None:
-        """Of layers before the last one keep only what the stream is the sum of: no operation of this one reads more."""
+        """Of layers before the last one keeps what the stream is the sum of: no operation reads more of them."""
         operation, layer = operation_at(tap), layer_of(tap)
-        if operation is None or layer is None or operation.width == "hidden" and not operation.summed:
+        if operation is None or layer is None or (operation.width == "hidden" and not operation.summed):
             return
         self._held.setdefault(layer, []).append(tap)
         for old in [one for one in self._held if one < layer - 1]:

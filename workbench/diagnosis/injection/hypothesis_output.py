@@ -43,7 +43,9 @@ class Injected:
     taps: RecordedTaps
     facts: Facts
     time: SearchTime
-    _known: list[Site] = field(default_factory=list, init=False)  # the last that was asked for as it was recorded
+    _known: list[Site] = field(
+        default_factory=list, init=False
+    )  # the last that was asked for as it was recorded
 
     @classmethod
     def of(
@@ -76,10 +78,11 @@ class Injected:
     def _recorded(self, site: Site) -> Site:
         """The same operation on what was recorded."""
         if not self._known or (self._known[0].tap, self._known[0].operation) != (site.tap, site.operation):
-            found = [*sites_of(site.tap, self.taps, self.facts), *missing_layers(site.tap, self.taps, self.facts)]
-            self._known = [
-                one for one in found if isinstance(one, Site) and one.operation == site.operation
+            found = [
+                *sites_of(site.tap, self.taps, self.facts),
+                *missing_layers(site.tap, self.taps, self.facts),
             ]
+            self._known = [one for one in found if isinstance(one, Site) and one.operation == site.operation]
         for one in self._known:
             if site.rank in one.ranks:
                 return one

@@ -1,8 +1,8 @@
 """Causes put into the reference: whether that gives the run's tensors and tokens.
 
-The graph is run three times, tap by tap: as it is, which has to give the reference's own logits; with the hypotheses of
-all causes in their places; and so with roundings of the run's dtype on top, which says how far rounding alone takes such
-a run. What the recording is off the second run by is held against that.
+The graph is run three times, tap by tap: as it is, which has to give the reference's own logits; with the hypotheses
+of all causes in their places; and so with roundings of the run's dtype on top, which says how far rounding alone takes
+such a run. What the recording is off the second run by is held against that.
 """
 
 from __future__ import annotations
@@ -93,7 +93,9 @@ def proved(causes: Sequence[Cause], found: Reproduction | None) -> Sequence[Caus
     first, *rivals = causes
     if found is None:
         return causes
-    sure = None if first.confidence is None else confidence_after(first.confidence, found.outcome, len(rivals))
+    sure = (
+        None if first.confidence is None else confidence_after(first.confidence, found.outcome, len(rivals))
+    )
     return [msgspec.structs.replace(first, reproduction=found, confidence=sure and round(sure, 4)), *rivals]
 
 
@@ -103,7 +105,11 @@ def _not_tried(why: str) -> Reproduction:
 
 def _compared(injected: Injected, harmless: frozenset[str]) -> Reproduction:
     taps, facts = injected.taps, injected.facts
-    runs = (GraphRun(taps, facts), GraphRun(taps, facts, injected), GraphRun(taps, facts, Rounded(injected)))
+    runs = (
+        GraphRun(taps, facts.at("float64")),  # weights are not rounded there
+        GraphRun(taps, facts, injected),
+        GraphRun(taps, facts, Rounded(injected)),
+    )
     places, found = {place[:2] for place in injected.hypotheses}, _Compared()
     begun = False
     for tap in taps.recording.session.taps:
@@ -124,7 +130,7 @@ def _compared(injected: Injected, harmless: frozenset[str]) -> Reproduction:
     before, after = (sum(same) for same in zip(*found.tokens, strict=True)) if found.tokens else (0, 0)
     return Reproduction(
         found.outcome, "", found.end, found.before, found.after, found.floor, found.within, found.taps,
-        found.first_off, after, before, len(found.tokens),
+        found.first_off, after, before, len(found.tokens), taps.golden is not None,
     )  # fmt: skip
 
 

@@ -19,7 +19,9 @@ from lockstep.workbench.diagnosis.recording import Array
 Outputs = Sequence[Array]
 
 
-def with_outputs(tap: str, taps: RecordedTaps, outputs: Iterable[tuple[Site, Outputs]]) -> RecordedTaps | None:
+def with_outputs(
+    tap: str, taps: RecordedTaps, outputs: Iterable[tuple[Site, Outputs]]
+) -> RecordedTaps | None:
     """The recording with other outputs of an operation; None where some rank has none. Passes in which it could not be
     judged have none either."""
     tensors: dict[int, list[Array | None]] = {}
@@ -39,13 +41,15 @@ def expected_of(site: Site) -> Outputs:
 
 
 def _with_rows_before(held: Sequence[Array | None], taps: RecordedTaps) -> list[Array | None]:
-    """What is made of cached rows, of which an operation gives those of the new tokens: below those of the passes before
-    of the same sequence."""
+    """What is made of cached rows, of which an operation gives those of the new tokens: below those of the passes
+    before of the same sequence."""
     found: list[Array | None] = []
     last: dict[int, Array | None] = {}
     for one, new in zip(taps.passes, held, strict=True):
         before = last.get(one.seq, np.zeros((0, 0)))
-        whole = None if before is None or new is None else np.concatenate([before, new]) if before.size else new
+        whole = (
+            None if before is None or new is None else np.concatenate([before, new]) if before.size else new
+        )
         last[one.seq] = whole
         found.append(whole)
     return found

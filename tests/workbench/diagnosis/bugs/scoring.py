@@ -50,9 +50,7 @@ def diagnose(
 ) -> Answer:
     """Judge a recording and explain what is wrong with it."""
     with Session.open(engine, UNLIMITED) as ours:
-        result = diagnose_recording(
-            ours, checkpoint, golden=golden, floor=floor, reproducing=reproducing
-        )
+        result = diagnose_recording(ours, checkpoint, golden=golden, floor=floor, reproducing=reproducing)
     event = result.event
     return Answer(event.verdict, event.first_divergence, event.causes, event.notes)
 

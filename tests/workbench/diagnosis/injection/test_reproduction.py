@@ -127,13 +127,17 @@ def test_a_cause_that_is_right_gives_the_run(name: str, short: Recordings) -> No
         asked = diagnose(ours, facts, golden=golden, floor=floor, reproducing=True).causes[0]
         alone = diagnose(ours, facts, golden=golden, floor=floor).causes[0]
     found = asked.reproduction
-    assert found is not None and found.outcome == "reproduced", found
-    assert found.end == "logits" and found.within == found.taps
+    assert found is not None, found
+    assert found.outcome == "reproduced", found
+    assert found.end == "logits"
+    assert found.within == found.taps
     assert found.tokens == found.of_tokens == 4  # two sequences, two steps
-    assert found.before is not None and found.after is not None
+    assert found.before is not None
+    assert found.after is not None
     assert found.before > 1e-5 > 1e-6 > found.after
     assert alone.reproduction is None
-    assert alone.confidence is not None and asked.confidence is not None
+    assert alone.confidence is not None
+    assert asked.confidence is not None
     assert alone.confidence < asked.confidence < 1
 
 
@@ -152,7 +156,8 @@ def one_head_in_decode(p: Patched) -> None:
 def test_a_cause_of_one_head_in_decode_is_put_there_alone(short: Recordings) -> None:
     with read(short.of(bug(one_head_in_decode))) as run:
         (wrong,) = groups(survey(sites(run.taps, run.facts), run.taps).findings)
-        assert wrong.first.heads == (1,) and wrong.first.steps == (1,)
+        assert wrong.first.heads == (1,)
+        assert wrong.first.steps == (1,)
         found = run.reproduced([wrong])
     assert found.outcome == "reproduced"
     assert found.tokens == found.of_tokens
@@ -175,7 +180,8 @@ def test_what_is_put_into_one_of_two_layers_does_not_give_the_run(short: Recordi
         found = run.reproduced([one])
     assert found.outcome in ("partly", "not reproduced")
     assert found.first_off == "layers.2.mlp_norm"
-    assert found.after is not None and found.after > 1e-3
+    assert found.after is not None
+    assert found.after > 1e-3
 
 
 def test_another_number_does_not_give_the_run(short: Recordings) -> None:
