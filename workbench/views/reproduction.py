@@ -20,7 +20,8 @@ class Reproduction(msgspec.Struct, frozen=True):
     relative L2, `before` and `after`, and how far roundings of the run's dtype take the changed reference (`floor`).
     `within` of `taps` taps behind the first change are within that, `first_off` is the first that is not. The likeliest
     token is the run's in `tokens` of `of_tokens` passes, without the change in `tokens_before`. `why` it was not tried.
-    `held`: the graph that stands for the reference was held against a golden session, and has its logits.
+    At `on_run_inputs` taps what the cause predicts of the recorded inputs was put in, as it could not be told again from
+    the reference's. `held`: the graph that stands for the reference was held against a golden session, and has its logits.
     """
 
     outcome: Outcome
@@ -36,6 +37,7 @@ class Reproduction(msgspec.Struct, frozen=True):
     tokens_before: int = 0
     of_tokens: int = 0
     held: bool = True
+    on_run_inputs: int = 0
 
     def in_words(self) -> str:
         """ "reproduced: put into the reference, it gives the run's logits within rounding (rel 3e-07; without it 0.21),
@@ -44,6 +46,8 @@ class Reproduction(msgspec.Struct, frozen=True):
             return f"not tried: {self.why}"
         tokens = f", {self.tokens} of {self.of_tokens} tokens" if self.of_tokens else ""
         into = "put into the reference" + ("" if self.held else " (the graph in float64: none was recorded)")
+        if self.on_run_inputs:
+            into += f" (at {self.on_run_inputs} taps as predicted of the run's own inputs)"
         left = f"rel {number(self.after)}; without it {number(self.before)}"
         if self.outcome == "reproduced":
             return f"reproduced: {into}, it gives the run's {self.end} within rounding ({left}){tokens}"

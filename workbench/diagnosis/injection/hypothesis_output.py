@@ -37,12 +37,14 @@ class NotInjected(Exception):
 
 @dataclass(slots=True, eq=False)
 class Injected:
-    """What is put in, by place; and the recording as it is."""
+    """What is put in, by place; and the recording as it is. `on_run_inputs`: the taps at which a hypothesis was not
+    found again on the inputs of the run that it was put into, so that what it predicts of the recorded ones stands."""
 
     hypotheses: Mapping[Place, Hypothesis]
     taps: RecordedTaps
     facts: Facts
     time: SearchTime
+    on_run_inputs: set[str] = field(default_factory=set, init=False)
     _known: list[Site] = field(
         default_factory=list, init=False
     )  # the last that was asked for as it was recorded
@@ -69,8 +71,9 @@ class Injected:
         if len(recorded.parts) != len(site.parts):
             raise NotInjected(f"{site.tap} is computed in other passes than it was recorded in")
         found = self._variant(_as_wrong_as(site, recorded), hypothesis)
-        if found is None:  # what tells it from others is too faint on other inputs than its own
+        if found is None:  # what tells it from others is too faint on other inputs than the run's
             found = self._variant(recorded, hypothesis)
+            self.on_run_inputs.add(site.tap)
         if found is None:
             raise NotInjected(f"the hypothesis about {site.tap} was not found again")
         return _where_wrong(site, recorded, found)

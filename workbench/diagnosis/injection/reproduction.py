@@ -131,6 +131,7 @@ def _compared(injected: Injected, harmless: frozenset[str]) -> Reproduction:
     return Reproduction(
         found.outcome, "", found.end, found.before, found.after, found.floor, found.within, found.taps,
         found.first_off, after, before, len(found.tokens), taps.golden is not None,
+        len(injected.on_run_inputs),
     )  # fmt: skip
 
 
