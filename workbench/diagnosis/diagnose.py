@@ -80,13 +80,15 @@ def diagnose(
         *(finding.tap for number in over for finding in found[number].findings),
     )
     reproduced = None
+    told = folded(wrong, seen.judged, extent.layers)
     if wrong and reproducing is not False:
         left = time if reproducing else SearchTime(max(time.spent, AT_LEAST))
-        reproduced = reproduce(wrong, taps, facts, left, harmless_taps)
+        put_in = [one for head, after in told for one in (head, *(each for each in after if each.chosen))]
+        reproduced = reproduce(put_in, taps, facts, left, harmless_taps)
     return Explanation(
         tuple(
             cause
-            for group, after in folded(wrong, seen.judged, extent.layers)
+            for group, after in told
             for cause in proved(causes_of(group, seen, extent, after), reproduced)
         ),
         (

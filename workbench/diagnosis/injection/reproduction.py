@@ -54,7 +54,7 @@ class _Compared:
         error, noise = changed.error(), changed.apart(rounded)
         self.taps, self.end = self.taps + 1, changed.tap
         self.before, self.after, self.floor = plain.error() / (plain.size or 1.0), error / size, noise / size
-        if error <= WRONG * noise or error == 0:
+        if error == 0 or error <= WRONG * noise < math.inf:
             self.within += 1
         elif not self.first_off:
             self.first_off = changed.tap
@@ -111,22 +111,23 @@ def _compared(injected: Injected, harmless: frozenset[str]) -> Reproduction:
         GraphRun(taps, facts, Rounded(injected)),
     )
     places, found = {place[:2] for place in injected.hypotheses}, _Compared()
-    begun = False
-    for tap in taps.recording.session.taps:
-        if not taps.captured(tap.name):
-            continue
+    begun, captured = False, [tap.name for tap in taps.recording.session.taps if taps.captured(tap.name)]
+    for tap in captured:
         injected.time.check()
         with np.errstate(all="ignore"):
-            plain, changed, rounded = (run.compute(tap.name) for run in runs)
+            plain, changed, rounded = (run.compute(tap) for run in runs)
         begun = begun or any((site.tap, site.operation) in places for site in changed.sites)
-        if tap.name == "logits":
+        if tap == "logits":
             if (off := _off_reference(_logits(runs[0].taps), taps)) > GRAPH_IS_REFERENCE:
                 return _not_tried(f"the graph alone is off the reference's logits by {off:.2g} (relative)")
             found.tokens = list(_tokens(runs[0], runs[1], taps))
-        if begun and changed.outputs and rounded.outputs and tap.name not in harmless:
+        if begun and changed.outputs and rounded.outputs and tap not in harmless:
             found.add(plain, changed, rounded)
     if not begun:
         return _not_tried("nothing that it needs could be computed from the tokens on")
+    last = next((tap for tap in reversed(captured) if tap not in harmless), "")
+    if found.end != last:
+        return _not_tried(f"{last} cannot be computed from what goes before it")
     before, after = (sum(same) for same in zip(*found.tokens, strict=True)) if found.tokens else (0, 0)
     return Reproduction(
         found.outcome, "", found.end, found.before, found.after, found.floor, found.within, found.taps,
@@ -143,7 +144,8 @@ def _off_reference(logits: Mapping[int, Array], taps: RecordedTaps) -> float:
         golden = None if taps.golden is None else taps.golden.whole_or_none("logits", one.step, one.seq)
         theirs = None if golden is None else golden[-len(ours) :]
         if theirs is not None and theirs.shape == ours.shape:
-            worst = max(worst, float(np.linalg.norm(ours - theirs) / max(np.linalg.norm(theirs), 1e-300)))
+            off, size = (float(np.linalg.norm(x)) for x in (ours - theirs, theirs))
+            worst = max(worst, off / max(size, 1e-300))
     return worst
 
 
