@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 import msgspec
 import numpy as np
 
+from lockstep.engine.taps.flow import is_known
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.confidence import confidence_after
 from lockstep.workbench.diagnosis.injection.graph_run import ComputedTap, GraphRun
@@ -111,7 +112,8 @@ def _compared(injected: Injected, harmless: frozenset[str]) -> Reproduction:
         GraphRun(taps, facts, Rounded(injected)),
     )
     places, found = {place[:2] for place in injected.hypotheses}, _Compared()
-    begun, captured = False, [tap.name for tap in taps.recording.session.taps if taps.captured(tap.name)]
+    names = (tap.name for tap in taps.recording.session.taps)
+    begun, captured = False, [tap for tap in names if is_known(tap) and taps.captured(tap)]
     for tap in captured:
         injected.time.check()
         with np.errstate(all="ignore"):
