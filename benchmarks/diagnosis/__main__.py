@@ -12,6 +12,9 @@
     …_controls  harmless changes by the same hand: unseen_controls, unseen_3_controls, …
     prompts     random prompts on correct engines
 
+The causes of what was recorded are put into the reference as well: `reproduced` is the share of the first causes that
+give the run's tensors and tokens there.
+
 Every answer is a line of ROWS as soon as it is there; a call with the same file goes on where the last one ended.
 `--limit` bounds the new cases of each part, `--seconds` the time of all.
 """

@@ -7,13 +7,14 @@ from pathlib import Path
 
 import msgspec
 
-from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.views.causes import UNNAMED, Cause
 
 
 class Row(msgspec.Struct, frozen=True):
     """`key` is unique. `outcome`: named, unnamed, misleading, missed; of what is harmless `named` means that nothing
     was accused. `worded`: the sentence says what is wrong. `all_named`: of several faults each was. `runs` counts how
-    often the engine ran over the prompts."""
+    often the engine ran over the prompts. `reproduction`: what came of the first cause in the
+    reference, "" where there is none, or it was not asked."""
 
     key: str
     part: str
@@ -27,11 +28,18 @@ class Row(msgspec.Struct, frozen=True):
     why: str = ""
     said: str = ""
     confidence: float | None = None
+    reproduction: str = ""
 
 
 def confidence_of(causes: Iterable[Cause]) -> float | None:
     """That of the first cause that has one: what is not named has none."""
     return next((cause.confidence for cause in causes if cause.confidence is not None), None)
+
+
+def reproduction_of(causes: Iterable[Cause]) -> str:
+    """What came of the first cause that has a name in the reference."""
+    named = (cause.reproduction for cause in causes if cause.kind != UNNAMED)
+    return next((found.outcome for found in named if found is not None), "")
 
 
 _ROWS = msgspec.json.Decoder(Row)
@@ -51,7 +59,8 @@ def append(path: Path, row: Row) -> None:
 
 
 HEADER = (
-    "part", "cases", "detected", "placed", "named first", "in words", "all named", "misleading", "runs", "seconds",
+    "part", "cases", "detected", "placed", "named first", "in words", "all named", "misleading", "reproduced",
+    "runs", "seconds",
 )  # fmt: skip
 
 
@@ -67,7 +76,7 @@ def _line(part: str, rows: Sequence[Row]) -> tuple[str, ...]:
     of = len(rows)
     if harmless(part):
         accused = sum(row.outcome == "misleading" for row in rows)
-        counts = ["–"] * 5 + [f"{accused} of {of}"]
+        counts = ["–"] * 5 + [f"{accused} of {of}", "–"]
     else:
         detected = sum(row.outcome != "missed" for row in rows)
         shares = [
@@ -79,6 +88,8 @@ def _line(part: str, rows: Sequence[Row]) -> tuple[str, ...]:
         counts = [f"{100 * share / of:.1f} %" for share in shares]
         counts.append(f"{100 * sum(row.all_named for row in rows) / of:.1f} %" if part == "pairs" else "–")
         counts.append(f"{100 * sum(row.outcome == 'misleading' for row in rows) / of:.1f} %")
+        tried = [row.reproduction for row in rows if row.reproduction]
+        counts.append(f"{100 * tried.count('reproduced') / len(tried):.1f} %" if tried else "–")
     median = sorted(row.runs for row in rows)[of // 2]
     seconds = sorted(row.seconds for row in rows)[of // 2]
     return (part, str(of), *counts, str(median), f"{seconds:.1f}")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
 
-from benchmarks.diagnosis.figures import Row, confidence_of
+from benchmarks.diagnosis.figures import Row, confidence_of, reproduction_of
 from tests.workbench.diagnosis.bugs.all_bugs import bugs
 from tests.workbench.diagnosis.bugs.bug import Bug
 from tests.workbench.diagnosis.bugs.recording import Recordings
@@ -27,9 +27,10 @@ def cases(part: str, root: Path) -> Iterator[tuple[str, Callable[[], Row]]]:
 def _measure(part: str, bug: Bug, recordings: Recordings) -> Row:
     recorded = recordings.of(bug)
     started = time.perf_counter()
-    answer = diagnose_recorded(recorded)
+    answer = diagnose_recorded(recorded, reproducing=True)
     found = score(bug, answer)
     return Row(
         bug.name, part, bug.group, found.outcome, found.placed, found.worded, found.outcome == "named", 0,
         time.perf_counter() - started, found.why, found.said, confidence_of(answer.causes),
+        reproduction_of(answer.causes),
     )  # fmt: skip

@@ -64,14 +64,15 @@ def diagnose_recording(
     record: bool = True,
     device: str = "cpu",
     seconds: float = SEARCH_SECONDS,
+    reproducing: bool | None = False,
     progress: Counted = lambda done, of: None,
     warn: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
     """Judge and explain a branch of a recording of `checkpoint`; `golden` and `floor` as in `Reference`.
 
     Without a golden session a reference by transformers is recorded on its tokens, unless `record` is False: then
-    operations are judged on their own inputs alone. DiagnosisError where the recording holds too little to judge;
-    CheckpointError and ConfigError from the checkpoint.
+    operations are judged on their own inputs alone. `seconds` and `reproducing` as in `diagnose`. DiagnosisError where
+    the recording holds too little to judge; CheckpointError and ConfigError from the checkpoint.
     """
     facts = Facts.of(checkpoint, session.meta.config.dtype or "float32")
     if golden is None and record:
@@ -81,7 +82,9 @@ def diagnose_recording(
         noise = None if floor is None else stack.enter_context(Session.open(floor, UNLIMITED))
         stack.enter_context(keeping(session, truth, noise))
         rests = coverage(session, truth, branch=branch)
-        found = diagnose(session, facts, golden=truth, floor=noise, branch=branch, seconds=seconds)
+        found = diagnose(
+            session, facts, golden=truth, floor=noise, branch=branch, seconds=seconds, reproducing=reproducing
+        )
         found = replace(found, unjudged=(*found.unjudged, *unknown_rows(session)))
         if not found.judged and not found.ended and session.meta.foreign is None:
             raise DiagnosisError(

@@ -77,6 +77,15 @@ def diagnose(
             help="Of a recording: try no further hypothesis after that time; the verdict and what was found stand.",
         ),
     ] = SEARCH_SECONDS,
+    reproduce: Annotated[
+        bool | None,
+        typer.Option(
+            "--reproduce/--no-reproduce",
+            help="Of a recording: put the causes into the reference, to see whether that gives the run's tensors and "
+            "tokens; by default unless it takes longer than naming them.",
+            show_default=False,
+        ),
+    ] = None,
     save: options.Save = None,
     timeout: options.Timeout = 60.0,
     start_timeout: options.StartTimeout = 300.0,
@@ -95,7 +104,7 @@ def diagnose(
             target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
             prompt_tokens=prompt_tokens, tp=tp, ep=ep, steps=steps, faults=fault, device=device, dtype=dtype,
             chunk=chunk, save=save, timeout=timeout, start_timeout=start_timeout, search_seconds=search_seconds,
-            progress=status,
+            reproduce=reproduce, progress=status,
         )  # fmt: skip
     if as_json:
         print(dumps(found.to_json()))

@@ -11,12 +11,26 @@ from lockstep.workbench.diagnosis.findings import Hypothesis
 from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER
 from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
+from lockstep.workbench.views.reproduction import Outcome
 
 #: Error over noise from which on a fit says something: a hypothesis that explains less than that may be one of many.
 TELLING = 30.0
 #: How often the first of several hypotheses that explain as much is right: it was in every such answer of the
 #: catalogue, about 130; the others have what is left.
 FIRST = 0.9
+
+#: What is left of the doubt about a cause that gives the run's tensors and tokens in the reference; and of the
+#: confidence in one that does not.
+_DOUBT_LEFT, _SURE_LEFT = 0.5, 0.5
+
+
+def confidence_after(sure: float, outcome: Outcome, rivals: int) -> float:
+    """The confidence in a cause that was put into the reference. `rivals`: how many explain the same numbers as well,
+    which that cannot tell apart."""
+    if outcome == "reproduced":
+        most = FIRST if rivals else 1.0
+        return most - _DOUBT_LEFT * (most - min(sure, most))
+    return _SURE_LEFT * sure if outcome == "not reproduced" else sure
 
 
 def confidences(group: FindingGroup) -> tuple[float, ...]:

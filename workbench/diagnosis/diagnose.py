@@ -15,6 +15,7 @@ from lockstep.workbench.diagnosis.causes import Extent, causes_of, taps_in_words
 from lockstep.workbench.diagnosis.consequences import folded, misshapen_by_input
 from lockstep.workbench.diagnosis.effects import Effect, harmless
 from lockstep.workbench.diagnosis.findings import Survey, WrongOperation, survey
+from lockstep.workbench.diagnosis.injection.reproduction import AT_LEAST, proved, reproduce
 from lockstep.workbench.diagnosis.merging import FindingGroup, groups
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
@@ -57,10 +58,11 @@ def diagnose(
     floor: Session | None = None,
     branch: int = 0,
     seconds: float = SEARCH_SECONDS,
+    reproducing: bool | None = False,
 ) -> Explanation:
     """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
     where there is one, says at which positions tokens stand; `floor`, the reference at that dtype, what it cannot
-    hold."""
+    hold. `reproducing`: the causes are put into the reference; None: unless that takes longer than naming them did."""
     truth = None if golden is None else Recording(golden)
     taps = RecordedTaps(Recording(engine, branch), truth)
     time = SearchTime(seconds)
@@ -73,11 +75,22 @@ def diagnose(
     without = {} if seen.ended else harmless(found, taps, facts)
     over = [] if floor is None or truth is None else list(beyond_range(found, Recording(floor), truth))
     wrong = [group for number, group in enumerate(found) if number not in without and number not in over]
+    harmless_taps = (
+        *(() if scaled is None else scaled.right),
+        *(tap for effect in without.values() for tap in effect.through),
+        *(finding.tap for number in over for finding in found[number].findings),
+    )
+    reproduced = None
+    told = folded(wrong, seen.judged, extent.layers)
+    if wrong and reproducing is not False:
+        left = time if reproducing else SearchTime(max(time.spent, AT_LEAST))
+        put_in = [one for head, after in told for one in (head, *(each for each in after if each.chosen))]
+        reproduced = reproduce(put_in, taps, facts, left, harmless_taps)
     return Explanation(
         tuple(
             cause
-            for group, after in folded(wrong, seen.judged, extent.layers)
-            for cause in causes_of(group, seen, extent, after)
+            for group, after in told
+            for cause in proved(causes_of(group, seen, extent, after), reproduced)
         ),
         (
             *([] if scaled is None else [_note_of_stream(scaled, extent)]),
@@ -91,11 +104,7 @@ def diagnose(
             ),
         ),
         tuple(finding for group in wrong for finding in group.findings),
-        (
-            *(() if scaled is None else scaled.right),
-            *(tap for effect in without.values() for tap in effect.through),
-            *(finding.tap for number in over for finding in found[number].findings),
-        ),
+        harmless_taps,
         sum(seen.judged.values()),
         seen.unjudged,
         bool(over),

@@ -23,6 +23,7 @@ from lockstep.workbench.diagnosis.operations.deviation import WRONG, distance
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts
 from lockstep.workbench.diagnosis.operations.layers import layer_output
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.replaced import expected_of, with_outputs
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.recording import Array
@@ -209,25 +210,10 @@ def _put_right(tap: str, taps: RecordedTaps, facts: Facts) -> RecordedTaps | Non
 
 
 def _replaced(tap: str, taps: RecordedTaps, found: list[Site | Unjudged]) -> RecordedTaps | None:
-    tensors: dict[int, list[Array | None]] = {}
-    for site in found:
-        if isinstance(site, Unjudged):
-            return None
-        held: list[Array | None] = [None] * len(taps.passes)
-        for i, expected in zip(site.passes, _by_pass(site), strict=True):
-            held[i] = expected
-        tensors.update(dict.fromkeys(site.ranks, held))
-    return taps.replaced(tap, tensors) if len(tensors) == len(taps.ranks) else None
-
-
-def _by_pass(site: Site) -> list[Array]:
-    """What each pass should have given."""
-    if len(site.parts) > 1 or len(site.passes) == 1:
-        return [part.expected for part in site.parts]
-    counts = [len(site.taps.passes[i].rows) for i in site.passes]
-    if sum(counts) != len(site.expected):  # of logits a row each
-        counts = [1] * len(site.passes)
-    return np.split(site.expected, np.cumsum(counts)[:-1])
+    judged = [site for site in found if isinstance(site, Site)]
+    if len(judged) < len(found):
+        return None
+    return with_outputs(tap, taps, [(site, expected_of(site)) for site in judged])
 
 
 def _follow(

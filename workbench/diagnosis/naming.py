@@ -11,15 +11,15 @@ from dataclasses import replace
 import msgspec
 import numpy as np
 
-from lockstep.sessions import Session, layouts
-from lockstep.sessions.errors import LayoutError
+from lockstep.sessions import Session
 from lockstep.workbench.diagnosis.causes import Extent, causes_of
 from lockstep.workbench.diagnosis.diagnose import Explanation
 from lockstep.workbench.diagnosis.findings import survey
 from lockstep.workbench.diagnosis.merging import groups
 from lockstep.workbench.diagnosis.operations.deviation import Part
-from lockstep.workbench.diagnosis.operations.facts import Facts, rounded
+from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
+from lockstep.workbench.diagnosis.operations.replaced import completed
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.operations.sources import sources_of
@@ -49,35 +49,16 @@ def named(
 def _on_golden_inputs(tap: str, taps: RecordedTaps, facts: Facts) -> list[Cause]:
     """What explains one operation, given the reference's tensors for those that it lacks."""
     _, sources, _ = sources_of(tap, taps, facts)
-    completed = taps
+    lent = taps
     for name in {name for source in sources.values() for name in source.taps}:
-        completed = _completed(name, completed, facts)
-    seen = survey(map(_tolerant, sites_of(tap, completed, facts)), taps)
+        lent = completed(name, lent, facts.dtype)
+    seen = survey(map(_tolerant, sites_of(tap, lent, facts)), taps)
     causes = [cause for group in groups(seen.findings) for cause in causes_of(group, seen, Extent.of(taps))]
     return [
         msgspec.structs.replace(cause, evidence=(_STAND_IN, *cause.evidence))
         for cause in causes
         if cause.kind != UNNAMED
     ]
-
-
-def _completed(tap: str, taps: RecordedTaps, facts: Facts) -> RecordedTaps:
-    """The recording with the golden tensors of a tap, rounded to its dtype, wherever it has none."""
-    if taps.golden is None or not taps.has(tap):
-        return taps
-    tensors: dict[int, list[Array | None]] = {rank: list(taps.tensors(tap, rank)) for rank in taps.ranks}
-    for i, one in enumerate(taps.passes):
-        lacking = [rank for rank in taps.ranks if tensors[rank][i] is None]
-        whole = taps.golden.whole_or_none(tap, one.step, one.seq) if lacking else None
-        if whole is None:
-            continue
-        try:
-            parts = layouts.cut(taps.recording.layout(tap), whole, len(taps.ranks))
-        except LayoutError:
-            continue
-        for rank in lacking:
-            tensors[rank][i] = rounded(parts[rank], facts.dtype).astype(np.float64)
-    return taps.replaced(tap, tensors)
 
 
 def _tolerant(site: Site | Unjudged) -> Site | Unjudged:

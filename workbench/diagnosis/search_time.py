@@ -29,8 +29,13 @@ class SearchTime:
         """`SearchEnded` when no further operation is to be judged."""
         self._check(self.seconds + JUDGING_SECONDS)
 
+    @property
+    def spent(self) -> float:
+        """Seconds since it began."""
+        return time.monotonic() - self._begun
+
     def _check(self, seconds: float) -> None:
-        if time.monotonic() - self._begun > seconds:
+        if self.spent > seconds:
             raise SearchEnded(
                 f"the search for causes has ended after {seconds:g} s (`--search-seconds` gives it more)"
             )

@@ -146,7 +146,7 @@ def explanation(event: GoldenEvent) -> Iterator[tuple[str, str]]:
     yield "how wrong", how_wrong(first)
     for cause in event.causes[:MOST_CAUSES]:
         told = dict(cause_lines(cause))
-        for label in ("cause", "or", "fix"):
+        for label in ("cause", "or", "proof", "fix"):
             if label in told:
                 yield label, clean(told[label])
     if (more := len(event.causes) - MOST_CAUSES) > 0:

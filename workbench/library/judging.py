@@ -149,12 +149,14 @@ def diagnose(
     timeout: float = 60.0,
     start_timeout: float = 300.0,
     search_seconds: float = SEARCH_SECONDS,
+    reproduce: bool | None = None,
     progress: Listener | None = None,
 ) -> Verdict:
     """Name what is wrong with a recording (RUN.session), or with a model on Lockstep's engine.
 
     Of a recording: `model`, `golden` and `branch` as in `check`; without `reference` none is recorded, and operations
-    are judged on their own inputs alone; the search for causes takes `search_seconds` at most. A model is run as by
+    are judged on their own inputs alone; the search for causes takes `search_seconds` at most; `reproduce` puts
+    them into the reference, None: unless that takes longer than finding them. A model is run as by
     `check`, and what the evidence names is confirmed by running again: with faults switched off, on one rank,
     in chunks, in a batch.
 
@@ -166,7 +168,15 @@ def diagnose(
             {"prompt": prompt, "ids": ids, "prompt_tokens": prompt_tokens, "faults": faults, "chunk": chunk}
         )
         result = judged_recording(
-            recording, _word(model), _path(golden), reference, branch, device, heard, search_seconds
+            recording,
+            _word(model),
+            _path(golden),
+            reference,
+            branch,
+            device,
+            heard,
+            search_seconds,
+            reproduce,
         )
         return Verdict(result, warnings=tuple(heard.warnings))
     _refuse_recording(model, golden)

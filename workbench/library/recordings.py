@@ -26,9 +26,10 @@ def judged_recording(
     device: str,
     listener: Listener,
     seconds: float = SEARCH_SECONDS,
+    reproducing: bool | None = None,
 ) -> CheckResult:
     """A branch of the session at `path`, judged and explained with its checkpoint: `model`, or what it says that it is
-    of. `golden`, `reference` and `seconds` as in `diagnose_recording`."""
+    of. `golden`, `reference`, `seconds` and `reproducing` as in `diagnose_recording`."""
     with Session.open(path, session_limits()) as session, reading(session):
         try:
             checkpoint = open_model(model).path if model is not None else checkpoint_of(session)
@@ -36,6 +37,6 @@ def judged_recording(
             raise UsageError(str(error)) from error
         return diagnose_recording(
             session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
-            record=reference, device=device, seconds=seconds, warn=listener.warn,
+            record=reference, device=device, seconds=seconds, reproducing=reproducing, warn=listener.warn,
             progress=lambda done, of: listener.count("reference", done, of),
         )  # fmt: skip

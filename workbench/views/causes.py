@@ -9,6 +9,7 @@ import msgspec
 
 from lockstep.sessions.records import JSON
 from lockstep.workbench.views.remedies import remedy_of
+from lockstep.workbench.views.reproduction import Reproduction
 
 #: The class of a cause that has no name: what is known is where it is, and what it is not.
 UNNAMED = "unknown"
@@ -26,7 +27,8 @@ class Cause(msgspec.Struct, frozen=True):
     explains everything, 1 nothing. `confidence` is the share of answers like this one that are right
     (docs/diagnosis.md). `evidence` is what speaks for it, `ruled_out` which other hypotheses were tried and what they
     leave. `follows` is what comes of it: wrong as well, for no reason of its own. `alternative`: it explains the same
-    difference as well as the cause before it does.
+    difference as well as the cause before it does. `reproduction`: what became of the reference with it; None: that was
+    not asked.
     """
 
     name: str = ""
@@ -46,6 +48,7 @@ class Cause(msgspec.Struct, frozen=True):
     ruled_out: tuple[str, ...] = ()
     alternative: bool = False
     follows: tuple[str, ...] = ()
+    reproduction: Reproduction | None = None
 
     @property
     def unexplained(self) -> float:
@@ -70,6 +73,8 @@ def cause_lines(cause: Cause) -> Iterator[tuple[str, str]]:
         yield "fitted", ", ".join(f"{key} {_value(value)}" for key, value in cause.transform.items())
     if cause.confidence is not None and math.isfinite(cause.confidence):
         yield "confidence", f"{cause.confidence:.2f}"
+    if cause.reproduction is not None:
+        yield "proof", cause.reproduction.in_words()
     for evidence in cause.evidence:
         yield "evidence", evidence
     if cause.follows:

@@ -73,6 +73,10 @@ def test_two_bugs_of_a_recording_without_a_reference_are_both_found(
                 "ruled_out"} <= one.keys() for one in causes)  # fmt: skip
     assert causes[0]["steps"] == [0, 1, 2, 3, 4]
     assert found["golden_session"] is None
+    proofs = [one["reproduction"] for one in causes]
+    assert [(one["outcome"], one["held"], one["end"]) for one in proofs] == [
+        ("reproduced", False, "logits")
+    ] * 2
 
 
 def test_with_a_golden_session_the_first_divergence_is_told_too(strangers: Strangers, capsys: Any) -> None:
@@ -83,9 +87,21 @@ def test_with_a_golden_session_the_first_divergence_is_told_too(strangers: Stran
         "--golden",
         str(strangers.two.golden),
     )
-    found = told(capsys, *words, code=1)
+    found = told(capsys, *words, "--no-reproduce", code=1)
     assert found["first_divergence"]["tap"] == Q
     assert found["causes"][0]["tap"] == Q
+    assert found["causes"][0]["reproduction"] is None
+
+
+def test_the_line_under_a_cause_says_what_came_of_it_in_the_reference(
+    strangers: Strangers, capsys: Any
+) -> None:
+    words = ["diagnose", str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--reproduce"]
+    assert run([*words, "--golden", str(strangers.two.golden)]) == 1
+    shown = " ".join(capsys.readouterr().out.split())
+    assert (
+        "proof reproduced: put into the reference, it gives the run's logits within rounding (rel " in shown
+    )
 
 
 def test_a_right_recording_is_right(strangers: Strangers, capsys: Any) -> None:

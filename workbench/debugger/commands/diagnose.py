@@ -111,11 +111,13 @@ def _of_recording(debugger: Debugger) -> GoldenEvent:
         checkpoint = checkpoint_of(debugger.session)
         branch = debugger.position.branch
         with reading(debugger.session):
-            event = diagnose_recording(debugger.session, checkpoint, branch=branch, record=False).event
+            found = diagnose_recording(
+                debugger.session, checkpoint, branch=branch, record=False, reproducing=None
+            )
     except DiagnosisError as error:
         raise NotCaptured(str(error)) from error
-    debugger.judged[debugger.position.branch] = event
-    return event
+    debugger.judged[debugger.position.branch] = found.event
+    return found.event
 
 
 @command(

@@ -79,6 +79,12 @@ class Facts:
         found.model = model
         return found
 
+    def at(self, dtype: str) -> Facts:
+        """The same in an engine of another dtype."""
+        found = Facts(self.model, dtype, self._read, self.misread)
+        found.model_free = self.model_free
+        return found
+
     def of_tap(self, tap: str) -> Facts:
         """The same at float32 where that tap's operation keeps it whatever the model's dtype."""
         experts, kind = self.model.experts, local_name(tap)

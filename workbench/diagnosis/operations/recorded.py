@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
 from typing import Any
@@ -126,12 +126,20 @@ class RecordedTaps:
             return None
 
     def replaced(self, tap: str, tensors: Mapping[int, Sequence[Array | None]]) -> RecordedTaps:
-        """The same recording with other tensors of one tap: of each rank one for each pass, None where it lacks."""
+        """The same recording with other tensors of one tap: of each rank one for each pass, None where it lacks. Ranks
+        that share a sequence share a lead."""
+        lead = tuple(next(r for r in self.ranks if tensors[r] is tensors[rank]) for rank in self.ranks)
         other = copy(self)
         other._replaced = {
             **self._replaced,
-            tap: _Decoded(tuple(self.ranks), {r: tuple(t) for r, t in tensors.items()}, 0),
+            tap: _Decoded(lead, {r: tuple(tensors[r]) for r in set(lead)}, 0),
         }
+        return other
+
+    def forgetting(self, replaced: Collection[str]) -> RecordedTaps:
+        """The same with what was recorded of some taps, where other tensors had taken its place."""
+        other = copy(self)
+        other._replaced = {tap: held for tap, held in self._replaced.items() if tap not in replaced}
         return other
 
     def scaled(self, factors: Mapping[str, float]) -> RecordedTaps:

@@ -45,16 +45,20 @@ class Score:
     said: str
 
 
-def diagnose(engine: Path, golden: Path, floor: Path | None, checkpoint: Path) -> Answer:
+def diagnose(
+    engine: Path, golden: Path, floor: Path | None, checkpoint: Path, *, reproducing: bool = False
+) -> Answer:
     """Judge a recording and explain what is wrong with it."""
     with Session.open(engine, UNLIMITED) as ours:
-        result = diagnose_recording(ours, checkpoint, golden=golden, floor=floor)
+        result = diagnose_recording(ours, checkpoint, golden=golden, floor=floor, reproducing=reproducing)
     event = result.event
     return Answer(event.verdict, event.first_divergence, event.causes, event.notes)
 
 
-def diagnose_recorded(recorded: Recorded) -> Answer:
-    return diagnose(recorded.engine, recorded.golden, recorded.floor, recorded.checkpoint)
+def diagnose_recorded(recorded: Recorded, *, reproducing: bool = False) -> Answer:
+    return diagnose(
+        recorded.engine, recorded.golden, recorded.floor, recorded.checkpoint, reproducing=reproducing
+    )
 
 
 def score(bug: Bug, answer: Answer) -> Score:
