@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .lockstep_calls import CallInputs
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call
 
@@ -127,7 +128,7 @@ _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out,
     "rotary k": lambda x, owner: x[1].transpose(1, 2),
 }
 
-Inputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Any] | None]
+Inputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 
 
 def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
@@ -254,10 +255,10 @@ def _finished(logits: Any, config: Any) -> Any:
 def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
     """Every call of `module` is a pass, which ends when `logits` were tapped and the call has returned.
 
-    `inputs(args, kwargs)` tells ids, positions and requests of a call, None for one that is not to be recorded; without
-    it they are taken as vLLM, nano-vllm ([T]: one request) and transformers ([batch, T]) call their models.
+    `inputs(args, kwargs)` tells what `tape.step` takes of a call, None for one that is not to be recorded; without it
+    they are taken as vLLM, nano-vllm ([T]: one request) and transformers ([batch, T]) call their models.
     """
-    told = inputs or _CallInputs()
+    told = inputs or CallInputs()
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if tape.closed:
@@ -282,32 +283,6 @@ def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
 
     _hook(tape, module.register_forward_pre_hook(begin, with_kwargs=True))
     _hook(tape, module.register_forward_hook(returned, always_call=True))
-
-
-class _CallInputs:
-    """Ids, positions and requests of a call; a request of transformers is a row of a batch, new with an empty cache."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        if not isinstance(ids, Tensor):
-            return None
-        if ids.ndim == 1:
-            return ids, kwargs["positions"] if "positions" in kwargs else args[1], None
-        past = kwargs.get("cache", kwargs.get("past_key_values"))  # transformers renamed it with 5.24
-        mask = kwargs.get("attention_mask")
-        start = 0 if past is None else int(past.get_seq_length())
-        self.batches += start == 0
-        given = [kwargs[name] for name in ("position_ids", "cache_position") if kwargs.get(name) is not None]
-        real = torch.ones(ids.shape)
-        if isinstance(mask, Tensor) and mask.ndim == 2:  # a static cache gives a dict of whole masks
-            real = mask[:, -ids.shape[1] :]
-        requests = [
-            f"{self.batches}.{b}" if one else "" for b, row in enumerate(real.tolist()) for one in row
-        ]
-        return ids, given[0] if given else start, requests
 
 
 class _See:

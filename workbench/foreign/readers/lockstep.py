@@ -218,7 +218,8 @@ def _decoded(path: Path, where: str, text: bytes, kind: type[_Told]) -> _Told:
 
 
 def _pass(home: Path, where: str, rank: int, line: TapeLine, capture: str) -> ForeignPass:
-    for what, values in (("positions", line.positions), ("requests", line.requests)):
+    told = (("positions", line.positions), ("places", line.places), ("requests", line.requests))
+    for what, values in told:
         if values is not None and len(values) != len(line.ids):
             raise ForeignDumpError(
                 f"{where}: {len(values)} {what} for {len(line.ids)} ids: damaged; record it again"
@@ -231,6 +232,7 @@ def _pass(home: Path, where: str, rank: int, line: TapeLine, capture: str) -> Fo
         cache=line.cache,
         ids=tuple(line.ids),
         positions=tuple(line.positions),
+        places=None if line.places is None else tuple(line.places),
         requests=None if line.requests is None else tuple(line.requests),
         tensors=PassTensors(home, where, line, capture == "full") if line.taps else (),
     )

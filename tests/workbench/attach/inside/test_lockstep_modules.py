@@ -12,7 +12,6 @@ import torch
 from torch import Tensor, nn
 
 from lockstep.workbench.attach.inside.lockstep_modules import FUSED, attach, follow
-from lockstep.workbench.attach.inside.lockstep_modules import _CallInputs as call_inputs
 from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from lockstep.workbench.references.hooks import tapped
@@ -323,24 +322,3 @@ def test_what_a_raising_call_did_is_kept(model: Any, tmp_path: Path) -> None:
         "rank 0: 1 calls without token ids are not recorded",
         "rank 0, pass 0: the engine raised ArithmeticError: no such block after layers.1.mlp_norm",
     )
-
-
-@pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_a_cache_tells_positions_by_either_of_its_names(name: str) -> None:
-    """transformers 5.24 renamed the argument; engines of others keep to the older name."""
-
-    class Cache:
-        def get_seq_length(self) -> int:
-            return 7
-
-    told = call_inputs()((), {"input_ids": torch.tensor([[5]]), name: Cache()})
-    assert told is not None
-    assert told[1] == 7
-
-
-def test_whole_masks_of_a_static_cache_leave_every_token_in() -> None:
-    """`generate` with a static cache hands on a dict of masks [B, 1, T, K], one a kind of layer."""
-    masks = {"full_attention": torch.ones(1, 1, 3, 8, dtype=torch.bool)}
-    told = call_inputs()((), {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": masks})
-    assert told is not None
-    assert told[2] == ["1.0"] * 3
