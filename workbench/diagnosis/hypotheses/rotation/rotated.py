@@ -104,7 +104,8 @@ class Rotated:
 
     @cached_property
     def places(self) -> TokenPlaces:
-        return TokenPlaces.of(self.site.rows)
+        windows = sorted({one for one in self.site.facts.model.windows if one is not None})
+        return TokenPlaces.of(self.site.rows, windows)
 
     def wrong_part(self, tensor: Array) -> Array:
         """Of [N, heads, …] what is wrong."""

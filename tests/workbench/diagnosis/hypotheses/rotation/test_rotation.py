@@ -111,6 +111,19 @@ def test_wrong_positions_are_read_as_their_rule(model: ModelConfig, dtype: str, 
     assert kinds == {"positions"} | also, [one.variant.text for one in best(found)]
 
 
+@pytest.mark.parametrize("last", [6, 7])
+@pytest.mark.parametrize(("windows", "name"), [((7, None), "positions_of_window"), ((), "position_stuck")])
+def test_positions_may_count_the_keys_that_a_window_keeps(
+    windows: tuple[int | None, ...], name: str, last: int
+) -> None:
+    """Of 7 the cache keeps 6 keys between passes, or 7; a model without a window has no such count."""
+    at = np.where(DECODE, np.minimum(POSITIONS, last), POSITIONS)
+    told = {one.variant.name: one.variant.text for one in best(site(turned(at), of_model(windows=windows)))}
+    assert name in told
+    assert ("positions_of_window" in told) == bool(windows)
+    assert not windows or "its window of 7, not the tokens that were read" in told[name]
+
+
 def test_positions_that_follow_no_rule_are_told() -> None:
     at = POSITIONS.copy()
     at[[3, 5, 9]] = [8, 1, 2]
