@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
 #: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by how much wider
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
-#: apply_rotary_pos_emb returns; "chosen", "weights", the experts and their weights that go into a module of experts;
+#: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotation; "chosen", "weights", the experts and their weights that go into a module of experts;
 #: "routed", "routed weights", those that vLLM's router returns, "expert sum", what its runner hands to the all-reduce;
 #: and those of lockstep_linear.py.
 Names = dict[str, dict[str, str]]
@@ -93,6 +93,14 @@ FUSED: Names = _BOTH | {
     "norm": {"sum": "<.mlp_residual", "out": "final_norm"},
     "logits_processor": {"out": "logits"},
 }
+#: Where norms are over all heads: these may be gathered for it, or no norm be called but its formula, so that what is
+#: rotated is taken.
+_OVER_ALL_HEADS: Names = {
+    ".self_attn.q_norm": {},
+    ".self_attn.k_norm": {},
+    ".self_attn.rotary_emb": {"unrotated q": ".attn.q_norm", "unrotated k": ".attn.k_norm"}
+    | FUSED[".self_attn.rotary_emb"],
+}
 #: Where norms stand behind the blocks under names that mean other places elsewhere.
 _BEHIND: Names = {
     ".post_attention_layernorm": {"out": ".post_attn_norm"},
@@ -123,6 +131,8 @@ _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out,
     "expert sum": lambda x, owner: x,
     "multiplied": lambda x, owner: _multiplied(_first(x), owner),
     "finished": lambda x, owner: _finished(_first(x), getattr(owner, "config", None)),
+    "unrotated q": lambda x, owner: x[1],
+    "unrotated k": lambda x, owner: x[2],
     "turned": lambda x, owner: x.transpose(1, 2),
     "rotary q": lambda x, owner: x[0].transpose(1, 2),
     "rotary k": lambda x, owner: x[1].transpose(1, 2),
@@ -147,6 +157,10 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     places = {path: _place(path, prefix) for path in paths}
     mixtures = {layer for layer, local in places.values() if local == ".mlp.experts"}
     names = _fitting(names, {local for _, local in places.values()})
+    if ".self_attn.rotary_emb" in names and any(
+        local == ".self_attn.q_norm" and _is_over_all_heads(paths, path) for path, (_, local) in places.items()
+    ):
+        names = names | _OVER_ALL_HEADS
     layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
@@ -203,6 +217,13 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     elif "in" in before:
         found[".mlp.gate_proj"] = names[".mlp.gate_proj"] | {"in": ".attn_residual"}
     return found
+
+
+def _is_over_all_heads(paths: dict[str, nn.Module], norm: str) -> bool:
+    """Whether a norm of queries has a weight for more than one head."""
+    weight: Any = getattr(paths[norm], "weight", None)
+    head = getattr(paths[norm.rpartition(".")[0]], "head_dim", None)
+    return weight is not None and head is not None and weight.numel() > head
 
 
 def _of_shared(take: str, tap: str, part: nn.Module, tape: Tape) -> tuple[str, str]:
@@ -342,7 +363,7 @@ class _See:
 
 def _register(part: nn.Module, see: _See) -> None:
     tape, take = see.tape, see.take
-    if take in ("in", "chosen", "weights"):
+    if take in ("in", "chosen", "weights", "unrotated q", "unrotated k"):
         _hook(tape, part.register_forward_pre_hook(lambda _, args: see(args)))
     elif take.startswith("rotary"):
         home = sys.modules[type(part).__module__]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from lockstep.workbench.attach.inside.lockstep_modules import FUSED, attach, follow
 from lockstep.workbench.attach.inside.lockstep_tap import Tape
@@ -17,7 +19,7 @@ from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from lockstep.workbench.references.hooks import tapped
 from lockstep.workbench.references.loading import load_golden
 from tests.checkpoints import tiny_checkpoint
-from tests.workbench.attach.inside.fused_engine import FusedEngine
+from tests.workbench.attach.inside.fused_engine import FusedEngine, FusedNorm
 
 IDS = [5, 17, 99, 3, 42, 7]
 #: Taps of the design that neither map can see: attention is fused.
@@ -185,6 +187,36 @@ def test_without_the_copy_taps_of_a_fused_engine_are_wrong(
             wrong.append(tap)
     assert len(wrong) == 24
     assert {"embed", "layers.0.attn.o_proj", "layers.1.attn_residual", "layers.2.mlp.down"} <= set(wrong)
+
+
+class Formula(FusedNorm):
+    """A norm whose formula alone is computed: no hook of it runs."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+def test_a_norm_over_all_heads_is_seen_though_its_module_is_not_called(tmp_path: Path) -> None:
+    """As where an engine normalises what a rank has by itself: what is rotated is what the norm gave."""
+    engine = FusedEngine(load_golden(tiny_checkpoint(tmp_path, "llama"), "float32", "cpu"))
+    for layer in engine.model.layers:
+        for name, size in (("q_norm", layer.self_attn.q_size), ("k_norm", layer.self_attn.kv_size)):
+            weight = torch.linspace(0.5, 1.5, size)
+            setattr(layer.self_attn, name, Formula(SimpleNamespace(weight=weight, variance_epsilon=1e-5)))
+    tape = Tape(tmp_path / "dump")
+    attach(engine, tape)
+    follow(engine, tape)
+    with torch.no_grad():
+        engine.compute_logits(engine(input_ids=torch.tensor(IDS), positions=torch.arange(len(IDS))))
+    tape.close()
+    found = taps(tmp_path / "dump")
+    for role in "qk":
+        before = torch.tensor(found[f"layers.1.attn.{role}_proj"])
+        right = F.rms_norm(before, before.shape[-1:], torch.linspace(0.5, 1.5, before.shape[-1]), 1e-5)
+        np.testing.assert_allclose(found[f"layers.1.attn.{role}_norm"], right, atol=1e-6)
+        assert not np.allclose(
+            found[f"layers.1.attn.{role}_rope"][1:].reshape(right[1:].shape), right[1:], atol=1e-3
+        )
 
 
 def test_layouts_of_a_split_model(model: Any, tmp_path: Path) -> None:
