@@ -51,12 +51,14 @@ class Rotated:
     heads: Mask
 
     @classmethod
-    def of(cls, site: Site, *, unrotated: bool = False) -> Rotated | None:
-        """None where shapes differ, numbers are not finite, or nothing is wrong; unless `unrotated`, also where the
-        layer rotates nothing (NoPE)."""
+    def of(cls, site: Site, *, unrotated: bool = False, finite: bool = True) -> Rotated | None:
+        """None where shapes differ or nothing is wrong; if `finite`, also where numbers are not finite; unless
+        `unrotated`, also where the layer rotates nothing (NoPE)."""
         model = site.facts.model
         whole = heads_of(site.inputs["x"], model.head_dim)
-        if not whole.shape == site.seen.shape == site.expected.shape or not np.isfinite(site.seen).all():
+        if not whole.shape == site.seen.shape == site.expected.shape:
+            return None
+        if finite and not np.isfinite(site.seen).all():
             return None
         order = np.concatenate(pairs_of(model, np.arange(whole.shape[-1])))
         if not len(order) and not unrotated:

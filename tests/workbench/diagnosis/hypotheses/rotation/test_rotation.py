@@ -124,6 +124,29 @@ def test_positions_may_count_the_keys_that_a_window_keeps(
     assert not windows or "its window of 7, not the tokens that were read" in told[name]
 
 
+@pytest.mark.parametrize("holds", ["numbers", "nan"])
+def test_what_is_read_behind_a_table_of_angles_is_no_angle(holds: str) -> None:
+    """Of a table of 8 positions, without a check of the index: NaN in some pairs, any numbers in the others."""
+    random, at = np.random.default_rng(3), POSITIONS[:, None, None] * FREQ
+    cos, sin = np.cos(at), np.sin(at)
+    for table in (cos, sin):
+        behind = random.normal(scale=3, size=table[POSITIONS >= 8].shape)
+        behind[..., ::3] = np.nan if holds == "nan" else behind[..., ::3]
+        table[POSITIONS >= 8] = behind
+    first, second = X[..., :8], X[..., 8:]
+    seen = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    (found,) = best(site(seen, of_model(max_position=8)))
+    assert found.variant.name == "rope_behind_table"
+    assert "ends at position 7, after 8 positions (max_position_embeddings)" in found.variant.text
+
+
+def test_rows_off_by_numbers_of_each_head_are_not_said_to_be_read_behind_a_table() -> None:
+    seen = turned(POSITIONS)
+    late = POSITIONS >= 8
+    seen[late] += drawn(np.random.default_rng(4), int(late.sum()), 4, 16)
+    assert not accepted(site(seen))
+
+
 def test_positions_that_follow_no_rule_are_told() -> None:
     at = POSITIONS.copy()
     at[[3, 5, 9]] = [8, 1, 2]
