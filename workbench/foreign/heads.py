@@ -134,12 +134,12 @@ def _head(found: RankPasses) -> PassHead:
         for what, mine, theirs in (
             ("ids", one.ids, first.ids),
             ("positions", one.positions, first.positions),
-            ("places", one.places, first.places),
+            ("places", one.places or (), first.places or ()),
         ):
             if mine != theirs:
                 raise ForeignDumpError(
-                    f"{where}: read other {what} ({list(mine or ())[:6]}…) than rank {first.rank} did in its pass "
-                    f"{first.index} ({list(theirs or ())[:6]}…): the ranks' dumps are not of one run, or one lost a pass"
+                    f"{where}: read other {what} ({list(mine)[:6]}…) than rank {first.rank} did in its pass "
+                    f"{first.index} ({list(theirs)[:6]}…): the ranks' dumps are not of one run, or one lost a pass"
                 )
     dummy = count > 0 and len(set(first.ids)) == 1 and not any(first.positions)
     return PassHead(

@@ -56,8 +56,9 @@ class ForeignPass:
     """One forward pass on one rank: the token `ids` that went in, flattened over all requests, at `positions`.
 
     `requests` name the request of each row, "" for padding; None where the dump does not tell. `places` count the
-    tokens before each row in its request, where they are told beside the positions that the model was given. Tensors are in the order
-    in which they were seen; the same tap may come more than once. `cache`: where the rows lie, where that is told.
+    tokens before each row in its request, where they are told beside the positions that the model was given. Tensors
+    are in the order in which they were seen; the same tap may come more than once. `cache`: where the rows lie, where
+    that is told.
     """
 
     rank: int

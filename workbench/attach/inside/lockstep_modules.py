@@ -27,9 +27,9 @@ if TYPE_CHECKING:
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
 #: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by how much wider
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
-#: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotation; "chosen", "weights", the experts and their weights that go into a module of experts;
-#: "routed", "routed weights", those that vLLM's router returns, "expert sum", what its runner hands to the all-reduce;
-#: and those of lockstep_linear.py.
+#: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a module that rotates; "chosen", "weights",
+#: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
+#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear.py.
 Names = dict[str, dict[str, str]]
 _BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
@@ -158,7 +158,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     mixtures = {layer for layer, local in places.values() if local == ".mlp.experts"}
     names = _fitting(names, {local for _, local in places.values()})
     if ".self_attn.rotary_emb" in names and any(
-        local == ".self_attn.q_norm" and _is_over_all_heads(paths, path) for path, (_, local) in places.items()
+        local == ".self_attn.q_norm" and _is_over_all_heads(paths, path)
+        for path, (_, local) in places.items()
     ):
         names = names | _OVER_ALL_HEADS
     layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)

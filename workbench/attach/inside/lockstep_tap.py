@@ -127,7 +127,8 @@ class Tape:
             self._tensors, self._waiting = {}, {}
             self.line = {
                 "pass": self.index, "ids": ids.flatten().tolist(), "positions": at.flatten().tolist(),
-                "places": places, "requests": requests, "file": f"pass{self.index:05d}.safetensors", "taps": [], "skipped": 0,
+                "places": places, "requests": requests, "file": f"pass{self.index:05d}.safetensors", "taps": [],
+                "skipped": 0,
             }  # fmt: skip
         except Exception as error:
             self.stop("step", error)

@@ -26,7 +26,7 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
     first = float(r.positions[r.wrong].min())
     beyond = r.positions >= first
     lost = ~np.isfinite(site.expected).reshape(len(beyond), -1).all(1)  # what went in tells nothing more
-    if not 0 < first or not ((r.wrong | lost) >= beyond).all() or not r.heads.all():
+    if first <= 0 or not ((r.wrong | lost) >= beyond).all() or not r.heads.all():
         return
     turned, radius = _solved(r, beyond & r.wrong)
     if turned is None or not (np.abs(radius - 1) > _UNIT_CIRCLE).any():
