@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
 #: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by how much wider
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
-#: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a module that rotates; "chosen", "weights",
+#: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
 #: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
 #: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear.py.
 Names = dict[str, dict[str, str]]
