@@ -140,6 +140,18 @@ def test_what_is_read_behind_a_table_of_angles_is_no_angle(holds: str) -> None:
     assert "ends at position 7, after 8 positions (max_position_embeddings)" in found.variant.text
 
 
+def test_a_table_that_ends_early_may_lack_dynamic_scaling_too() -> None:
+    """As vLLM builds it: of the trained length alone, and so never scaled. Texts beyond it turn otherwise from their
+    second token on."""
+    scaled = of_model(max_position=8, rope_scaling=RopeScaling("dynamic", 4.0))
+    seen = turned(POSITIONS, MODEL)
+    late = POSITIONS >= 8
+    seen[late] = X[late] * np.tile(drawn(np.random.default_rng(5), int(late.sum()), 1, 8), 2) * 1e20
+    (found,) = best(site(seen, scaled))
+    assert found.variant.name == "rope_behind_table"
+    assert found.variant.text.startswith("dynamic scaling of the frequencies is not applied; the engine's table")
+
+
 def test_rows_off_by_numbers_of_each_head_are_not_said_to_be_read_behind_a_table() -> None:
     seen = turned(POSITIONS)
     late = POSITIONS >= 8
