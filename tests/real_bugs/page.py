@@ -40,14 +40,16 @@ reported. **Wrong**: what is reported leads elsewhere. Half of the rows were set
 FOOT = """
 ## What the misses lack
 
-- A product that is a sum over the ranks already, where the rank's own term is due, is no hypothesis of a shared expert.
 - Where the router's logits are recorded only after they were rounded, a router in 16 bits shows nothing.
-- Angles of RoPE in 16 bits need long positions. A program that `attach` runs has the prompts that it has.
+- A window that only tells a kernel how to share out its work changes nothing of prompts that are one share. A program
+  that `attach` runs has the prompts that it has.
 - One rounding more within an operation of a 16-bit engine is within the rounding of its dtype.
 
-Rows with a bug first showed six classes that were not named, and are now: experts in one kernel, rows of caches (by the
+Rows with a bug first showed ten classes that were not named, and are now: experts in one kernel, rows of caches (by the
 slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations that no
-statistic shows, calls of transformers with a static cache.
+statistic shows, calls of transformers with a static cache, positions that begin again in decode or count padding (a
+request goes on by what the cache holds, not by the positions that the model is given), norms over all heads whose module
+is not called, terms of a sum that are sums already, and what is read behind the end of a table of angles.
 
 Rows without a bug first showed three errors of Lockstep, mended since: an embedding that a model multiplies by a root
 that is not a whole number was not taken for the token's (no verdict on any such Gemma), vLLM's Gemma and Granite were

@@ -52,13 +52,11 @@ class Rotated:
 
     @classmethod
     def of(cls, site: Site, *, unrotated: bool = False, finite: bool = True) -> Rotated | None:
-        """None where shapes differ or nothing is wrong; if `finite`, also where numbers are not finite; unless
+        """None where shapes differ or nothing is wrong; if `finite`, also where wrong numbers are not finite; unless
         `unrotated`, also where the layer rotates nothing (NoPE)."""
         model = site.facts.model
         whole = heads_of(site.inputs["x"], model.head_dim)
         if not whole.shape == site.seen.shape == site.expected.shape:
-            return None
-        if finite and not np.isfinite(site.seen).all():
             return None
         order = np.concatenate(pairs_of(model, np.arange(whole.shape[-1])))
         if not len(order) and not unrotated:
@@ -70,7 +68,7 @@ class Rotated:
         positions = np.array([row.position for row in site.rows], dtype=np.float64)
         lengths = lengths_of(site.rows)
         wrong = wrong_rows(site)
-        if not wrong.any():
+        if not wrong.any() or (finite and not np.isfinite(site.seen[wrong]).all()):
             return None
         return cls(site, alone, whole, order, x, seen, positions, lengths, frequencies(model, lengths),
                    magnitude(model), wrong, wrong_heads(site))  # fmt: skip
@@ -124,7 +122,9 @@ class Rotated:
     def noise(self) -> float:
         """Relative error that rounding may leave in one token."""
         part = self.site.parts[0]
-        return 4 * float(np.linalg.norm(part.noise) / max(float(np.linalg.norm(part.expected)), 1e-300))
+        finite = np.isfinite(part.expected)
+        sizes = [float(np.linalg.norm(x[finite])) for x in (part.noise, part.expected)]
+        return 4 * sizes[0] / max(sizes[1], 1e-300)
 
     def of_head(self, moved: bool) -> Array | None:
         """What rounding leaves of a prediction whose elements are `moved` to other places; None: the usual."""

@@ -152,6 +152,12 @@ def test_a_table_that_ends_early_may_lack_dynamic_scaling_too() -> None:
     assert found.variant.text.startswith("dynamic scaling of the frequencies is not applied; the engine's table")
 
 
+def test_rows_that_went_in_as_no_numbers_do_not_hide_how_others_turn() -> None:
+    x = X.copy()
+    x[POSITIONS >= 9] = np.nan
+    assert "rope_theta" in names(site(turned(POSITIONS, x=x, theta=1e4), x=x))
+
+
 def test_rows_off_by_numbers_of_each_head_are_not_said_to_be_read_behind_a_table() -> None:
     seen = turned(POSITIONS)
     late = POSITIONS >= 8
