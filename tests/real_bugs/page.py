@@ -41,12 +41,15 @@ rounding of the model's dtype, and a note that the run without it lacks names it
 FOOT = """
 ## What the misses lack
 
-- A product that is a sum over the ranks already, where the rank's own term is due, is no hypothesis of a shared expert.
-- Angles of RoPE in 16 bits need long positions. A program that `attach` runs has the prompts that it has.
+- A window that only tells a kernel how to share out its work changes nothing of prompts that are one share. A program
+  that `attach` runs has the prompts that it has.
 
-Rows with a bug first showed six classes that were not named, and are now: experts in one kernel, rows of caches (by the
+Rows with a bug first showed eleven classes that were not named, and are now: experts in one kernel, rows of caches (by the
 slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations that no
-statistic shows, calls of transformers with a static cache.
+statistic shows, calls of transformers with a static cache, positions that begin again in decode or count padding (a
+request goes on by what the cache holds, not by the positions that the model is given), norms over all heads whose
+module is not called, terms of a sum that are sums already, what is read behind the end of a table of angles, and
+which inner results an operation of 16 bits rounds.
 
 Rows without a bug first showed three errors of Lockstep, mended since: an embedding that a model multiplies by a root
 that is not a whole number was not taken for the token's (no verdict on any such Gemma), vLLM's Gemma and Granite were

@@ -13,19 +13,25 @@ _FUTURE = "from __future__ import annotations\n"
 _TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"
 _LIMITS = "from .lockstep_limits import TapeLimits, alone, refuse_capture\n"
 _CAPTURE = "from .lockstep_limits import refuse_capture\n"
+_CALLS = "from .lockstep_calls import CallInputs\n"
 _LINEAR = "from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call\n"
 
 
 def tap_file() -> str:
-    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear.py and lockstep_modules.py behind it."""
+    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear, _calls and _modules.py behind it."""
     tape = SOURCE.read_text(encoding="utf-8")
-    limits, linear, modules = (_body(f"lockstep_{name}.py") for name in ("limits", "linear", "modules"))
+    limits, linear, calls, modules = (
+        _body(f"lockstep_{name}.py") for name in ("limits", "linear", "calls", "modules")
+    )
     assert _TAPE in modules, "what the joined file has already"
     assert _TAPE in linear, "as well"
     assert _LINEAR in modules, "which stands before it there"
+    assert _CALLS in modules, "as this does"
     assert _CAPTURE in modules, "which is in the limits"
     assert _LIMITS in tape, "where its limits belong"
-    behind = f"{linear}\n\n{modules.replace(_CAPTURE, '').replace(_LINEAR, '')}".replace(_TAPE, "")
+    for line in (_CAPTURE, _LINEAR, _CALLS):
+        modules = modules.replace(line, "")
+    behind = f"{linear}\n\n{calls}\n\n{modules}".replace(_TAPE, "")
     return f"{tape.replace(_LIMITS, limits)}\n\n{behind}"
 
 

@@ -32,6 +32,7 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.parts import (
 from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.solved import combined_rotations, fitted_frequencies
+from lockstep.workbench.diagnosis.hypotheses.rotation.table import behind_the_table
 from lockstep.workbench.diagnosis.hypotheses.routing import routing_edits
 from lockstep.workbench.diagnosis.hypotheses.rowwise import (
     EDITED,
@@ -106,7 +107,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (product_fits, coarse_inputs),
     "norm": (repeated, coarse_inputs),
     "cache": (stored_stages, index_maps, cached_cells, scaled_rows, cached_offsets),
-    "rope": (fitted_frequencies, positions_of_pairs, combined_rotations, coarse_inputs),
+    "rope": (fitted_frequencies, positions_of_pairs, combined_rotations, coarse_inputs, behind_the_table),
     "residual": (row_maps, coarse_inputs),
     "activation": (row_maps, wrapped_index, coarse_inputs),
     "linear": (product_coarse, split_sums, product_fits, block_terms),

@@ -46,6 +46,12 @@ class CacheAccesses(Struct, kw_only=True):
     requests: list[CacheRequest]
     groups: list[CacheGroup]
 
+    def places(self, rows: int) -> tuple[int, ...]:
+        """Of each row of a pass of so many how many tokens its request has before it, by the scheduler's count; 0 of
+        padding."""
+        found = [one.computed + row for one in self.requests for row in range(one.rows)]
+        return (*found, *[0] * (rows - len(found)))
+
     def contradiction(self, rows: int) -> str:
         """What does not fit a pass of so many rows; "" where all does."""
         count = sum(one.rows for one in self.requests)

@@ -61,14 +61,14 @@ class CacheTables:
         """A pass with numbers for its requests."""
         numbers = [self._number(one.request) for one in told.requests]
         owners = [
-            (request, one.computed + row)
-            for request, one in zip(numbers, told.requests, strict=True)
-            for row in range(one.rows)
+            request for request, one in zip(numbers, told.requests, strict=True) for _ in range(one.rows)
         ]
         slots = list(zip(*(one.slots for one in told.groups), strict=True)) if told.groups else []
         rows = [
             CachedRow(request, token, place, position, slot)
-            for (request, place), token, position, slot in zip(owners, ids, positions, slots, strict=False)
+            for request, place, token, position, slot in zip(
+                owners, told.places(len(owners)), ids, positions, slots, strict=False
+            )
         ]
         padding = zip(*(one.padding for one in told.groups), strict=False)
         rows += [CachedRow(PADDING, 0, 0, 0, slot) for slot in padding if max(slot) >= 0]

@@ -36,7 +36,7 @@ class PassHead:
 
     `tops` are the tokens of the largest logits, one for each row whose logits were seen; `top_rows` those rows, None
     where the dump does not tell. `blank`: every row of every tensor is the same, or all is zero, as in a pass that
-    warms an engine up. `cache`: where the first rank's rows lie.
+    warms an engine up. `cache`: where the first rank's rows lie. `told_places`: `places` of `ForeignPass`.
     """
 
     ids: tuple[int, ...]
@@ -46,6 +46,12 @@ class PassHead:
     top_rows: tuple[int, ...] | None
     blank: bool
     cache: CacheAccesses | None = None
+    told_places: tuple[int, ...] | None = None
+
+    @property
+    def places(self) -> tuple[int, ...]:
+        """How many tokens each row has before it in its request: by its position, where nothing else tells."""
+        return self.positions if self.told_places is None or self.requests is None else self.told_places
 
     @property
     def runs(self) -> int:
@@ -121,13 +127,14 @@ def _head(found: RankPasses) -> PassHead:
         if len(one.positions) != count or (one.requests is not None and len(one.requests) != count):
             raise ForeignDumpError(f"{where}: {len(one.ids)} ids, but {len(one.positions)} positions")
         if (
-            min((*one.ids, *one.positions), default=0) < 0
-            or max((*one.ids, *one.positions), default=0) >= 1 << 31
+            min((*one.ids, *one.positions, *(one.places or ())), default=0) < 0
+            or max((*one.ids, *one.positions, *(one.places or ())), default=0) >= 1 << 31
         ):
             raise ForeignDumpError(f"{where}: an id or a position that is none (below 0, or 2³¹ and above)")
         for what, mine, theirs in (
             ("ids", one.ids, first.ids),
             ("positions", one.positions, first.positions),
+            ("places", one.places or (), first.places or ()),
         ):
             if mine != theirs:
                 raise ForeignDumpError(
@@ -142,6 +149,7 @@ def _head(found: RankPasses) -> PassHead:
         *_tops(found),
         dummy and all(_is_blank(tensor) for one in found.values() for tensor in one.tensors),
         first.cache,
+        first.places,
     )
 
 

@@ -55,8 +55,10 @@ class ForeignTensor:
 class ForeignPass:
     """One forward pass on one rank: the token `ids` that went in, flattened over all requests, at `positions`.
 
-    `requests` name the request of each row, "" for padding; None where the dump does not tell. Tensors are in the order
-    in which they were seen; the same tap may come more than once. `cache`: where the rows lie, where that is told.
+    `requests` name the request of each row, "" for padding; None where the dump does not tell. `places` count the
+    tokens before each row in its request, where they are told beside the positions that the model was given. Tensors
+    are in the order in which they were seen; the same tap may come more than once. `cache`: where the rows lie, where
+    that is told.
     """
 
     rank: int
@@ -66,6 +68,7 @@ class ForeignPass:
     requests: tuple[str, ...] | None
     tensors: Sequence[ForeignTensor]
     cache: CacheAccesses | None = None
+    places: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -85,6 +85,7 @@ class _Request:
     chosen: int | None = None
     lacking: bool = False  # a row was lost: nothing after it can be used
     shared: int = 0  # the first, which come from a prefix cache
+    shifts: set[int] = field(default_factory=set)  # by how much positions exceed places
 
     def share(self, number: int, tokens: Sequence[int], sources: Sequence[tuple[int, int] | None]) -> None:
         """Begin with rows of a prefix cache, in pass `number`."""
@@ -107,7 +108,11 @@ def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
     for number in kept:
         _read(number, heads[number], names[number], requests, dropped, prefixes)
         prefixes.follow(number, heads[number])
-    whole = [one for one in requests if one.at and not _left_out(one, requests, heads, inferred, dropped)]
+    whole = [
+        one
+        for one in requests
+        if one.at and not _left_out(one, requests, heads, inferred, dropped) and not _shifted(one, dropped)
+    ]
     if not whole:
         why = ", ".join(f"{count} {what}" for what, count in dropped.items())
         raise ForeignDumpError(
@@ -129,6 +134,7 @@ def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
 #: Why rows are dropped.
 PROFILING, PADDING, REPEATED = "profiling rows", "padding rows", "rows computed again later"
 REJECTED, UNFINISHED = "rows whose token was taken back", "rows without those before them"
+SHIFTED = "rows of requests that begin at another position than 0"
 
 
 def _without_profiling(head: PassHead, dropped: Counter[str]) -> bool:
@@ -154,13 +160,13 @@ def _read(
             dropped[PADDING] += 1
             continue
         one = latest.get(name)
-        if one is None or (head.positions[row] == 0 and not _repeats(one, head, names, row)):
+        if one is None or (head.places[row] == 0 and not _repeats(one, head, names, row)):
             one = latest[name] = _Request(name)
             requests.append(one)
             if found := prefixes.of_request(name, head):
                 one.share(number, *found)
         _place(one, number, row, head, together[name], dropped)
-        if head.positions[row] == len(one.ids) - 1:
+        if head.places[row] == len(one.ids) - 1:
             one.chosen = chosen.get(row)
 
 
@@ -174,7 +180,8 @@ def _repeats(one: _Request, head: PassHead, names: Sequence[str], row: int) -> b
 def _place(
     one: _Request, number: int, row: int, head: PassHead, together: int, dropped: Counter[str]
 ) -> None:
-    token, position, size = head.ids[row], head.positions[row], len(one.ids)
+    token, position, size = head.ids[row], head.places[row], len(one.ids)
+    one.shifts.add(head.positions[row] - position)
     if position > size or one.lacking:
         one.lacking = True
         dropped[UNFINISHED] += 1
@@ -208,6 +215,16 @@ def _left_out(
     if alike < 2 and not (one.ids == [0] and (len(heads[number].ids) > 1 or len(requests) > 1)):
         return False
     dropped[PADDING] += 1
+    return True
+
+
+def _shifted(one: _Request, dropped: Counter[str]) -> bool:
+    """Whether all positions of a request are too far by one number, as where padding before it is counted. It turns
+    queries and keys alike, so attention stays what it was; no row of it is at the position that it would be judged
+    at."""
+    if len(one.shifts) != 1 or 0 in one.shifts:
+        return False
+    dropped[SHIFTED] += len(one.at)
     return True
 
 

@@ -217,6 +217,7 @@ def test_runs_of_nano_vllm_are_passes(dump: Path) -> None:
     first, second = passes(dump)
     assert (first["ids"], first["requests"]) == ([4, 5, 7], ["5", "5", "6"])
     assert (second["ids"], second["requests"]) == ([5, 7], ["5", "6"])
+    assert (first["places"], second["places"]) == ([1, 2, 0], [2, 0])
     assert taps(first) == taps(second) == TAPS
 
 

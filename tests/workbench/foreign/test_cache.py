@@ -102,6 +102,21 @@ def test_another_requests_block_is_found_in_the_session(tmp_path: Path) -> None:
     )
 
 
+def test_positions_one_too_far_in_decode_leave_a_request_whole(tmp_path: Path) -> None:
+    """The scheduler counts what a request has by itself; that the model is given other positions is for diagnosis."""
+    passes = [
+        replace(one, rows=tuple(replace(row, position=row.position + (one.number > 0)) for row in one.rows))
+        for one in run().passes
+    ]
+    with imported(tmp_path, passes) as session:
+        assert session.meta.foreign is not None
+        assert not session.meta.foreign.dropped
+        told = [one for step in session.steps() for one in session.step(step).sequences if one.seq == 1]
+        assert [(list(one.ids), list(one.positions)) for one in told] == [
+            (list(range(20, 25)), [0, 1, 2, 3, 4]), ([30], [5]), ([31], [6]),
+        ]  # fmt: skip
+
+
 def test_padding_has_slots_too(tmp_path: Path) -> None:
     first = run().passes[0].rows[-1].slots
     passes = run(lambda one: replace(one, rows=(*one.rows, CachedRow(-1, 0, 0, 0, first)))).passes

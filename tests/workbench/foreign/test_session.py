@@ -148,6 +148,43 @@ def test_any_packing_of_the_same_rows_gives_the_same_session(
         assert foreign.rows + sum(foreign.dropped.values()) == total
 
 
+def test_what_continues_a_request_does_so_by_its_place(rows: Rows, tmp_path: Path) -> None:
+    """An engine that gives every token of decode position 0, as one that counts a call's tokens alone does."""
+    run = packed(rows, rows.decoding())
+    whole = imported(run, tmp_path / "a.session")
+    run.by_rank[0] = [
+        replace(one, positions=(0,) * len(one.ids) if one.index else one.positions, places=one.positions)
+        for one in run.by_rank[0]
+    ]
+    assert content(imported(run, tmp_path / "b.session")) == content(whole)
+
+
+def test_a_request_whose_positions_are_all_too_far_by_one_number_is_left_out(
+    rows: Rows, tmp_path: Path
+) -> None:
+    """Its padding is counted: all is turned alike, and no row stands where it would be judged."""
+    run = packed(rows, rows.decoding())
+    run.by_rank[0] = [
+        replace(
+            one,
+            places=one.positions,
+            positions=tuple(
+                at + 3 * (name == "request 1")
+                for at, name in zip(one.positions, one.requests or (), strict=True)
+            ),
+        )
+        for one in run.by_rank[0]
+    ]
+    session = imported(run, tmp_path / "a.session")
+    assert [list(one.prompt_ids) for one in session.meta.sequences.values()] == [
+        ids[:size] for seq, (ids, size) in enumerate(zip(rows.ids, rows.prompts, strict=True)) if seq != 1
+    ]
+    assert session.meta.foreign is not None
+    assert session.meta.foreign.dropped == {
+        "rows of requests that begin at another position than 0": len(rows.ids[1])
+    }
+
+
 def _reordered(rows: Rows, order: list[int]) -> Rows:
     """The rows with other numbers of the sequences."""
     return Rows(

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
+from .lockstep_calls import CallInputs
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call
 
@@ -26,9 +27,9 @@ if TYPE_CHECKING:
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
 #: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by how much wider
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
-#: apply_rotary_pos_emb returns; "chosen", "weights", the experts and their weights that go into a module of experts;
-#: "routed", "routed weights", those that vLLM's router returns, "expert sum", what its runner hands to the all-reduce;
-#: and those of lockstep_linear.py.
+#: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
+#: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
+#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear.py.
 Names = dict[str, dict[str, str]]
 _BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
@@ -92,6 +93,14 @@ FUSED: Names = _BOTH | {
     "norm": {"sum": "<.mlp_residual", "out": "final_norm"},
     "logits_processor": {"out": "logits"},
 }
+#: Where norms are over all heads: these may be gathered for it, or no norm be called but its formula, so that what is
+#: rotated is taken.
+_OVER_ALL_HEADS: Names = {
+    ".self_attn.q_norm": {},
+    ".self_attn.k_norm": {},
+    ".self_attn.rotary_emb": {"unrotated q": ".attn.q_norm", "unrotated k": ".attn.k_norm"}
+    | FUSED[".self_attn.rotary_emb"],
+}
 #: Where norms stand behind the blocks under names that mean other places elsewhere.
 _BEHIND: Names = {
     ".post_attention_layernorm": {"out": ".post_attn_norm"},
@@ -122,12 +131,14 @@ _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out,
     "expert sum": lambda x, owner: x,
     "multiplied": lambda x, owner: _multiplied(_first(x), owner),
     "finished": lambda x, owner: _finished(_first(x), getattr(owner, "config", None)),
+    "unrotated q": lambda x, owner: x[1],
+    "unrotated k": lambda x, owner: x[2],
     "turned": lambda x, owner: x.transpose(1, 2),
     "rotary q": lambda x, owner: x[0].transpose(1, 2),
     "rotary k": lambda x, owner: x[1].transpose(1, 2),
 }
 
-Inputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, Any, Any] | None]
+Inputs = Callable[[tuple[Any, ...], dict[str, Any]], tuple[Any, ...] | None]
 
 
 def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
@@ -146,6 +157,11 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     places = {path: _place(path, prefix) for path in paths}
     mixtures = {layer for layer, local in places.values() if local == ".mlp.experts"}
     names = _fitting(names, {local for _, local in places.values()})
+    if ".self_attn.rotary_emb" in names and any(
+        local == ".self_attn.q_norm" and _is_over_all_heads(paths, path)
+        for path, (_, local) in places.items()
+    ):
+        names = names | _OVER_ALL_HEADS
     layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
@@ -204,6 +220,13 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     return found
 
 
+def _is_over_all_heads(paths: dict[str, nn.Module], norm: str) -> bool:
+    """Whether a norm of queries has a weight for more than one head."""
+    weight: Any = getattr(paths[norm], "weight", None)
+    head = getattr(paths[norm.rpartition(".")[0]], "head_dim", None)
+    return weight is not None and head is not None and weight.numel() > head
+
+
 def _of_shared(take: str, tap: str, part: nn.Module, tape: Tape) -> tuple[str, str]:
     """What to take of a part of the shared expert, and its layout: some engines leave it whole on every rank."""
     size, last = tape.facts["size"], tap.endswith(".down")
@@ -254,10 +277,10 @@ def _finished(logits: Any, config: Any) -> Any:
 def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
     """Every call of `module` is a pass, which ends when `logits` were tapped and the call has returned.
 
-    `inputs(args, kwargs)` tells ids, positions and requests of a call, None for one that is not to be recorded; without
-    it they are taken as vLLM, nano-vllm ([T]: one request) and transformers ([batch, T]) call their models.
+    `inputs(args, kwargs)` tells what `tape.step` takes of a call, None for one that is not to be recorded; without it
+    they are taken as vLLM, nano-vllm ([T]: one request) and transformers ([batch, T]) call their models.
     """
-    told = inputs or _CallInputs()
+    told = inputs or CallInputs()
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if tape.closed:
@@ -282,32 +305,6 @@ def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
 
     _hook(tape, module.register_forward_pre_hook(begin, with_kwargs=True))
     _hook(tape, module.register_forward_hook(returned, always_call=True))
-
-
-class _CallInputs:
-    """Ids, positions and requests of a call; a request of transformers is a row of a batch, new with an empty cache."""
-
-    def __init__(self) -> None:
-        self.batches = 0
-
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, Any, Any] | None:
-        ids = kwargs.get("input_ids", args[0] if args else None)
-        if not isinstance(ids, Tensor):
-            return None
-        if ids.ndim == 1:
-            return ids, kwargs["positions"] if "positions" in kwargs else args[1], None
-        past = kwargs.get("cache", kwargs.get("past_key_values"))  # transformers renamed it with 5.24
-        mask = kwargs.get("attention_mask")
-        start = 0 if past is None else int(past.get_seq_length())
-        self.batches += start == 0
-        given = [kwargs[name] for name in ("position_ids", "cache_position") if kwargs.get(name) is not None]
-        real = torch.ones(ids.shape)
-        if isinstance(mask, Tensor) and mask.ndim == 2:  # a static cache gives a dict of whole masks
-            real = mask[:, -ids.shape[1] :]
-        requests = [
-            f"{self.batches}.{b}" if one else "" for b, row in enumerate(real.tolist()) for one in row
-        ]
-        return ids, given[0] if given else start, requests
 
 
 class _See:
@@ -367,7 +364,7 @@ class _See:
 
 def _register(part: nn.Module, see: _See) -> None:
     tape, take = see.tape, see.take
-    if take in ("in", "chosen", "weights"):
+    if take in ("in", "chosen", "weights", "unrotated q", "unrotated k"):
         _hook(tape, part.register_forward_pre_hook(lambda _, args: see(args)))
     elif take.startswith("rotary"):
         home = sys.modules[type(part).__module__]

@@ -59,7 +59,11 @@ def _tapped(runner: Any) -> Tape:
     )  # fmt: skip
     if not ids_alone():
         attach(runner.model, tape, FUSED)
-        follow(runner.model, tape, lambda args, kwargs: (args[0], args[1], runner.lockstep_requests))
+        follow(
+            runner.model,
+            tape,
+            lambda args, kwargs: (args[0], args[1], runner.lockstep_requests, runner.lockstep_places),
+        )
     return tape
 
 
@@ -69,6 +73,7 @@ def _scheduled(runner: Any, tape: Tape, seqs: Any, is_prefill: bool) -> None:
     rows = [(seq, at) for seq, span in zip(seqs, spans, strict=True) for at in span]
     known = all(hasattr(seq, "seq_id") for seq in seqs)
     runner.lockstep_requests = [str(seq.seq_id) for seq, _ in rows] if known else None
+    runner.lockstep_places = [at for _, at in rows]
     if ids_alone():  # a CUDA graph does not call the model
         ids = [seq[at] if is_prefill else seq.last_token for seq, at in rows]
-        tape.step(ids, [at for _, at in rows], runner.lockstep_requests)
+        tape.step(ids, runner.lockstep_places, runner.lockstep_requests)

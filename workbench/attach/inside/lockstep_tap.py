@@ -94,10 +94,14 @@ class Tape:
         self._at_exit = Finalize(None, self.close, exitpriority=100)  # children run no atexit
 
     @alone
-    def step(self, ids: Any, positions: Any, requests: str | Iterable[Any] | None = None) -> None:
+    def step(
+        self, ids: Any, positions: Any, requests: str | Iterable[Any] | None = None, places: Any = None
+    ) -> None:
         """A forward pass begins: token `ids` ([T] or [batch, T]) at `positions`, or from that one position on.
 
         `requests`: the request of each token ("" for padding), one name for all; None: all are of one request.
+        `places`: how many tokens each has before it in its request, where the engine knows that by something else than
+        the positions that it gives its model.
         """
         if self.closed:
             return
@@ -116,12 +120,15 @@ class Tape:
                 requests = [requests] * n if isinstance(requests, str) else [str(one) for one in requests]
                 if len(requests) != n:
                     raise ValueError(f"{len(requests)} requests for {n} tokens")
+            if places is not None:
+                places = torch.as_tensor(places).expand(ids.shape).flatten().tolist()
             self.shape = tuple(ids.shape)
             self._awaited = {"return"} if self.facts["capture"] == "ids" else {"logits", "return"}
             self._tensors, self._waiting = {}, {}
             self.line = {
                 "pass": self.index, "ids": ids.flatten().tolist(), "positions": at.flatten().tolist(),
-                "requests": requests, "file": f"pass{self.index:05d}.safetensors", "taps": [], "skipped": 0,
+                "places": places, "requests": requests, "file": f"pass{self.index:05d}.safetensors", "taps": [],
+                "skipped": 0,
             }  # fmt: skip
         except Exception as error:
             self.stop("step", error)

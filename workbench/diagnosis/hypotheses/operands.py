@@ -32,6 +32,9 @@ WITH_KEY, OWN_PART = (
     "this rank's share of the channels, zeros elsewhere",
 )
 
+#: What the weight of a norm over the heads of all ranks is where a rank reads it from its beginning.
+FIRST_PART = "the weight of the first rank's channels"
+
 
 def formula_at(site: Site) -> Node:
     """What the operation of a site computes, as its model has it: without a bias that it has not."""

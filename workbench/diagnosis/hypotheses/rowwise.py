@@ -29,6 +29,7 @@ from lockstep.workbench.diagnosis.hypotheses.maps import (
     rows_of_terms,
 )
 from lockstep.workbench.diagnosis.hypotheses.operands import (
+    FIRST_PART,
     OWN_PART,
     READER,
     WITH_KEY,
@@ -210,6 +211,10 @@ def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choi
     weights |= {"weight": partial(site.facts.vector, own), "eps": lambda: eps_of(site.declared, model)}
     if "whole" in site.inputs:  # of each weight the rank's channels
         weights = {name: partial(_part, load, site.span) for name, load in weights.items()}
+        width = site.expected.shape[-1] if site.expected.ndim == 2 else int(np.prod(site.expected.shape[1:]))
+        if held is not None and site.span is not None and site.span.start:
+            weights[FIRST_PART] = partial(np.asarray, held[:width])
+            names.append(FIRST_PART)
     inserted: list[Detail] = []
     if site.expected.ndim == 3 and "whole" not in site.inputs:
         positions = np.array([row.position for row in site.rows], dtype=np.float64)

@@ -16,7 +16,7 @@ from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
-from lockstep.workbench.diagnosis.hypotheses.operands import READER, place_of
+from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, place_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import RECURRENT_WORDS
@@ -335,6 +335,8 @@ def tensor_in_words(place: Setting, name: str) -> str:
     if name.endswith(".weight"):
         of, tensor = whose(name, None if place.seen == "by itself" else place.layer)
         return f"{tensor} of {of}"
+    if name == FIRST_PART:
+        return FIRST_PART
     if name == READER:
         return "the output of the norm that reads the sum"
     tap, rank = place_of(name)

@@ -217,8 +217,16 @@ def _decoded(path: Path, where: str, text: bytes, kind: type[_Told]) -> _Told:
         ) from error
 
 
+def _places(line: TapeLine) -> tuple[int, ...] | None:
+    """How many tokens each row has before it in its request, where something else than positions tells."""
+    if line.places is None and line.cache is not None:
+        return line.cache.places(len(line.ids))
+    return None if line.places is None else tuple(line.places)
+
+
 def _pass(home: Path, where: str, rank: int, line: TapeLine, capture: str) -> ForeignPass:
-    for what, values in (("positions", line.positions), ("requests", line.requests)):
+    told = (("positions", line.positions), ("places", line.places), ("requests", line.requests))
+    for what, values in told:
         if values is not None and len(values) != len(line.ids):
             raise ForeignDumpError(
                 f"{where}: {len(values)} {what} for {len(line.ids)} ids: damaged; record it again"
@@ -231,6 +239,7 @@ def _pass(home: Path, where: str, rank: int, line: TapeLine, capture: str) -> Fo
         cache=line.cache,
         ids=tuple(line.ids),
         positions=tuple(line.positions),
+        places=_places(line),
         requests=None if line.requests is None else tuple(line.requests),
         tensors=PassTensors(home, where, line, capture == "full") if line.taps else (),
     )

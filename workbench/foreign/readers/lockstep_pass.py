@@ -45,6 +45,7 @@ class TapeLine(Struct, kw_only=True):
     index: Count = msgspec.field(name="pass")
     ids: list[Whole]
     positions: list[Whole]
+    places: list[Whole] | None = None
     requests: list[Text] | None = None
     file: str
     taps: list[TapeTap]

@@ -99,8 +99,9 @@ class Attention(nn.Module):
     def forward(self, positions: Tensor, x: Tensor) -> Tensor:
         q, k, v = self.qkv_proj(x)[0].split([self.q_size, self.kv_size, self.kv_size], -1)
         if hasattr(self, "q_norm"):  # heads as rows, as SGLang does
+            wide = self.q_norm.weight.numel() > self.head_dim
             q, k = (
-                norm(one.reshape(-1, self.head_dim)).view(one.shape)
+                norm(one if wide else one.reshape(-1, self.head_dim)).view(one.shape)
                 for norm, one in ((self.q_norm, q), (self.k_norm, k))
             )
         q, k = self.rotary_emb(positions, q, k)

@@ -4,23 +4,24 @@ from __future__ import annotations
 
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from lockstep.workbench.attach.inside.lockstep_modules import FUSED, attach, follow
-from lockstep.workbench.attach.inside.lockstep_modules import _CallInputs as call_inputs
 from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from lockstep.workbench.references.hooks import tapped
 from lockstep.workbench.references.loading import load_golden
 from tests.checkpoints import tiny_checkpoint
-from tests.workbench.attach.inside.fused_engine import FusedEngine
+from tests.workbench.attach.inside.fused_engine import FusedEngine, FusedNorm
 
 IDS = [5, 17, 99, 3, 42, 7]
 #: Taps of the design that neither map can see: attention is fused.
@@ -190,6 +191,36 @@ def test_without_the_copy_taps_of_a_fused_engine_are_wrong(
     assert {"embed", "layers.0.attn.o_proj", "layers.1.attn_residual", "layers.2.mlp.down"} <= set(wrong)
 
 
+class Formula(FusedNorm):
+    """A norm whose formula alone is computed: no hook of it runs."""
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, x.shape[-1:], self.weight, self.eps)
+
+
+def test_a_norm_over_all_heads_is_seen_though_its_module_is_not_called(tmp_path: Path) -> None:
+    """As where an engine normalises what a rank has by itself: what is rotated is what the norm gave."""
+    engine = FusedEngine(load_golden(tiny_checkpoint(tmp_path, "llama"), "float32", "cpu"))
+    for layer in engine.model.layers:
+        for name, size in (("q_norm", layer.self_attn.q_size), ("k_norm", layer.self_attn.kv_size)):
+            weight = torch.linspace(0.5, 1.5, size)
+            setattr(layer.self_attn, name, Formula(SimpleNamespace(weight=weight, variance_epsilon=1e-5)))
+    tape = Tape(tmp_path / "dump")
+    attach(engine, tape)
+    follow(engine, tape)
+    with torch.no_grad():
+        engine.compute_logits(engine(input_ids=torch.tensor(IDS), positions=torch.arange(len(IDS))))
+    tape.close()
+    found = taps(tmp_path / "dump")
+    for role in "qk":
+        before = torch.tensor(found[f"layers.1.attn.{role}_proj"])
+        right = F.rms_norm(before, before.shape[-1:], torch.linspace(0.5, 1.5, before.shape[-1]), 1e-5)
+        np.testing.assert_allclose(found[f"layers.1.attn.{role}_norm"], right, atol=1e-6)
+        assert not np.allclose(
+            found[f"layers.1.attn.{role}_rope"][1:].reshape(right[1:].shape), right[1:], atol=1e-3
+        )
+
+
 def test_layouts_of_a_split_model(model: Any, tmp_path: Path) -> None:
     """Four ranks and two key heads: each is on two ranks. What is before the all-reduce is a partial sum."""
     engine = FusedEngine(model)
@@ -325,27 +356,6 @@ def test_what_a_raising_call_did_is_kept(model: Any, tmp_path: Path) -> None:
         "rank 0: 1 calls without token ids are not recorded",
         "rank 0, pass 0: the engine raised ArithmeticError: no such block after layers.1.mlp_norm",
     )
-
-
-@pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_a_cache_tells_positions_by_either_of_its_names(name: str) -> None:
-    """transformers 5.24 renamed the argument; engines of others keep to the older name."""
-
-    class Cache:
-        def get_seq_length(self) -> int:
-            return 7
-
-    told = call_inputs()((), {"input_ids": torch.tensor([[5]]), name: Cache()})
-    assert told is not None
-    assert told[1] == 7
-
-
-def test_whole_masks_of_a_static_cache_leave_every_token_in() -> None:
-    """`generate` with a static cache hands on a dict of masks [B, 1, T, K], one a kind of layer."""
-    masks = {"full_attention": torch.ones(1, 1, 3, 8, dtype=torch.bool)}
-    told = call_inputs()((), {"input_ids": torch.tensor([[5, 6, 7]]), "attention_mask": masks})
-    assert told is not None
-    assert told[2] == ["1.0"] * 3
 
 
 def test_what_is_registered_after_a_recording_is_used(tmp_path: Path) -> None:

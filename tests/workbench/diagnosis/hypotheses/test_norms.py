@@ -156,6 +156,20 @@ def test_a_norm_over_the_whole_row_by_the_rank_s_own_squares() -> None:
     )
 
 
+def test_a_norm_of_a_rank_s_own_heads_that_reads_the_weight_from_its_beginning() -> None:
+    """As where each rank normalises what it has by `weight[:width]`: right in the first rank's weight alone."""
+    model = of_model(family="olmo2", qk_norm=True, qk_norm_whole=True)
+    whole, w = drawn(RNG, len(ROWS), 64) * np.repeat([1.0, 3.0], 32), 1 + drawn(RNG, 64) / 4
+    x, first = torch.tensor(whole[:, 32:]), torch.tensor(w[:32])
+    found = made_site(
+        "norm", "layers.1.attn.q_norm", {"x": whole[:, 32:], "whole": whole}, F.rms_norm(x, (32,), first, EPS).numpy(),
+        weights={"model.layers.1.self_attn.q_norm.weight": w}, model=model, tp=2, rank=1, span=slice(32, 64),
+    )  # fmt: skip
+    told = best(found)[0].variant.text
+    assert "the mean of squares is over the rank's own 32 columns" in told
+    assert "the weight of the first rank's channels" in told
+
+
 def whole_heads(seen: Array, x: Array, w: Array) -> Any:
     """A norm over all heads on a rank that has gathered them all."""
     model = of_model(family="olmo2", qk_norm=True, qk_norm_whole=True)

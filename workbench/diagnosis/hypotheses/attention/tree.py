@@ -169,8 +169,10 @@ class AttentionTree:
 
     @cached_property
     def sample(self) -> list[Given]:
-        """Some wrong queries of the largest wrong passes."""
-        largest = sorted(self.wrong, key=lambda i: self.site.parts[i].seen.size)[-_PASSES:]
+        """Some wrong queries of the largest wrong passes: of as large ones those that show more than zeros, which any
+        mask gives that hides all."""
+        seen = [part.seen for part in self.site.parts]
+        largest = sorted(self.wrong, key=lambda i: (seen[i].size, bool(seen[i].any())))[-_PASSES:]
         return [self.some(self.given[i]) for i in largest]
 
     def some(self, one: Given) -> Given:

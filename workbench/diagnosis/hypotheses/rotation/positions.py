@@ -32,16 +32,18 @@ class PositionRule:
 
 @dataclass(frozen=True)
 class TokenPlaces:
-    """Where each of N tokens stands: the step that read it, its sequence, its position there."""
+    """Where each of N tokens stands: the step that read it, its sequence, its position there; and the windows of the
+    model's layers, in tokens, whose caches keep no more."""
 
     step: NDArray[np.int64]
     seq: NDArray[np.int64]
     position: Array
+    windows: Sequence[int] = ()
 
     @classmethod
-    def of(cls, rows: Sequence[Row]) -> TokenPlaces:
+    def of(cls, rows: Sequence[Row], windows: Sequence[int] = ()) -> TokenPlaces:
         found = np.array([(row.step, row.seq, row.position) for row in rows], dtype=np.int64).reshape(-1, 3)
-        return cls(found[:, 0], found[:, 1], found[:, 2].astype(np.float64))
+        return cls(found[:, 0], found[:, 1], found[:, 2].astype(np.float64), windows)
 
     def _numbered(self, groups: NDArray[np.int64]) -> Array:
         """Each token's number within its group."""
@@ -106,7 +108,7 @@ def rules(places: TokenPlaces, found: Array, wrong: Mask, within: float) -> Iter
     position."""
     near = np.round(2 * found) / 2
     found = np.where(np.abs(near - found) <= within, near, found)
-    kinds = (_constant, _counted, _functions, _shifted, _scaled, _drifting, _of_several)
+    kinds = (_kept, _constant, _counted, _functions, _shifted, _scaled, _drifting, _of_several)
     for kind in kinds:
         fitting = [
             rule
@@ -117,6 +119,19 @@ def rules(places: TokenPlaces, found: Array, wrong: Mask, within: float) -> Iter
         yield from fitting
         if fitting:
             return
+
+
+def _kept(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:
+    """In decode, the number of keys that a layer with a window keeps of those before."""
+    at = float(np.round(np.median(found[wrong]), 6))
+    for window in p.windows:
+        if at in (window - 1, window) and (p.steps[wrong] > 0).all() and (p.position[wrong] > at).all():
+            text = (
+                f"decode tokens stand no further than at {at:g}: positions count the keys that a layer keeps for its "
+                f"window of {window}, not the tokens that were read"
+            )
+            kept = np.where(p.steps > 0, np.minimum(p.position, at), p.position)
+            yield PositionRule("positions_of_window", text, kept, {"window": window, "last": at})
 
 
 def _constant(p: TokenPlaces, found: Array, wrong: Mask) -> Iterator[PositionRule]:

@@ -51,12 +51,12 @@ class Rotated:
     heads: Mask
 
     @classmethod
-    def of(cls, site: Site, *, unrotated: bool = False) -> Rotated | None:
-        """None where shapes differ, numbers are not finite, or nothing is wrong; unless `unrotated`, also where the
-        layer rotates nothing (NoPE)."""
+    def of(cls, site: Site, *, unrotated: bool = False, finite: bool = True) -> Rotated | None:
+        """None where shapes differ or nothing is wrong; if `finite`, also where wrong numbers are not finite; unless
+        `unrotated`, also where the layer rotates nothing (NoPE)."""
         model = site.facts.model
         whole = heads_of(site.inputs["x"], model.head_dim)
-        if not whole.shape == site.seen.shape == site.expected.shape or not np.isfinite(site.seen).all():
+        if not whole.shape == site.seen.shape == site.expected.shape:
             return None
         order = np.concatenate(pairs_of(model, np.arange(whole.shape[-1])))
         if not len(order) and not unrotated:
@@ -68,7 +68,7 @@ class Rotated:
         positions = np.array([row.position for row in site.rows], dtype=np.float64)
         lengths = lengths_of(site.rows)
         wrong = wrong_rows(site)
-        if not wrong.any():
+        if not wrong.any() or (finite and not np.isfinite(site.seen[wrong]).all()):
             return None
         return cls(site, alone, whole, order, x, seen, positions, lengths, frequencies(model, lengths),
                    magnitude(model), wrong, wrong_heads(site))  # fmt: skip
@@ -104,7 +104,8 @@ class Rotated:
 
     @cached_property
     def places(self) -> TokenPlaces:
-        return TokenPlaces.of(self.site.rows)
+        windows = sorted({one for one in self.site.facts.model.windows if one is not None})
+        return TokenPlaces.of(self.site.rows, windows)
 
     def wrong_part(self, tensor: Array) -> Array:
         """Of [N, heads, …] what is wrong."""
@@ -121,7 +122,9 @@ class Rotated:
     def noise(self) -> float:
         """Relative error that rounding may leave in one token."""
         part = self.site.parts[0]
-        return 4 * float(np.linalg.norm(part.noise) / max(float(np.linalg.norm(part.expected)), 1e-300))
+        finite = np.isfinite(part.expected)
+        sizes = [float(np.linalg.norm(x[finite])) for x in (part.noise, part.expected)]
+        return 4 * sizes[0] / max(sizes[1], 1e-300)
 
     def of_head(self, moved: bool) -> Array | None:
         """What rounding leaves of a prediction whose elements are `moved` to other places; None: the usual."""

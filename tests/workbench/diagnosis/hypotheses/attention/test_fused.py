@@ -136,6 +136,18 @@ def test_windows_of_another_width_are_told_from_the_context(width: int | None, w
     assert words in first.variant.text
 
 
+def test_a_mask_that_hides_all_from_most_queries_is_told_by_those_that_see_some() -> None:
+    """Decode tokens masked as if they stood at position 2: with a window of 5, all but one of six see nothing, as they
+    would by any mask that hides all."""
+    early = masked_by(lambda at: masked(*where(at), 5) | (where(at)[1] > 2))
+    spoil = {
+        "scores": lambda x, at: early(x, at) if at.step else x,
+        "probs": lambda x, at: x.nan_to_num(0.0),
+    }
+    (first, *_) = causes(Run(model(windows=(5, 5, 5)), spoil, fused=True), "context")
+    assert first.variant.text == "the first 3 keys alone are seen"
+
+
 def test_masks_that_are_numbers_are_told_from_the_context() -> None:
     for spoil, name in (
         (lambda x, at: x + causal(at).float() * -torch.inf, "mask_zero_times_inf"),

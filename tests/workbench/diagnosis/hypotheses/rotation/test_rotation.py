@@ -111,6 +111,62 @@ def test_wrong_positions_are_read_as_their_rule(model: ModelConfig, dtype: str, 
     assert kinds == {"positions"} | also, [one.variant.text for one in best(found)]
 
 
+@pytest.mark.parametrize("last", [6, 7])
+@pytest.mark.parametrize(("windows", "name"), [((7, None), "positions_of_window"), ((), "position_stuck")])
+def test_positions_may_count_the_keys_that_a_window_keeps(
+    windows: tuple[int | None, ...], name: str, last: int
+) -> None:
+    """Of 7 the cache keeps 6 keys between passes, or 7; a model without a window has no such count."""
+    at = np.where(DECODE, np.minimum(POSITIONS, last), POSITIONS)
+    told = {one.variant.name: one.variant.text for one in best(site(turned(at), of_model(windows=windows)))}
+    assert name in told
+    assert ("positions_of_window" in told) == bool(windows)
+    assert not windows or "its window of 7, not the tokens that were read" in told[name]
+
+
+@pytest.mark.parametrize("holds", ["numbers", "nan"])
+def test_what_is_read_behind_a_table_of_angles_is_no_angle(holds: str) -> None:
+    """Of a table of 8 positions, without a check of the index: NaN in some pairs, any numbers in the others."""
+    random, at = np.random.default_rng(3), POSITIONS[:, None, None] * FREQ
+    cos, sin = np.cos(at), np.sin(at)
+    for table in (cos, sin):
+        behind = random.normal(scale=3, size=table[POSITIONS >= 8].shape)
+        behind[..., ::3] = np.nan if holds == "nan" else behind[..., ::3]
+        table[POSITIONS >= 8] = behind
+    first, second = X[..., :8], X[..., 8:]
+    seen = np.concatenate([first * cos - second * sin, second * cos + first * sin], -1)
+    (found,) = best(site(seen, of_model(max_position=8)))
+    assert found.variant.name == "rope_behind_table"
+    assert "ends at position 7, after 8 positions (max_position_embeddings)" in found.variant.text
+
+
+def test_a_table_that_ends_early_may_lack_dynamic_scaling_too() -> None:
+    """As vLLM builds it: of the trained length alone, and so never scaled. Texts beyond it turn otherwise from their
+    second token on."""
+    scaled = of_model(max_position=8, rope_scaling=RopeScaling("dynamic", 4.0))
+    seen = turned(POSITIONS, MODEL)
+    late = POSITIONS >= 8
+    seen[late] = X[late] * np.tile(drawn(np.random.default_rng(5), int(late.sum()), 1, 8), 2) * 1e20
+    (found,) = best(site(seen, scaled))
+    assert found.variant.name == "rope_behind_table"
+    assert found.variant.text.startswith(
+        "dynamic scaling of the frequencies is not applied; the engine's table"
+    )
+
+
+def test_rows_that_went_in_as_no_numbers_do_not_hide_how_others_turn() -> None:
+    x = X.copy()
+    x[POSITIONS >= 9] = np.nan
+    assert "rope_theta" in names(site(turned(POSITIONS, x=x, theta=1e4), x=x))
+
+
+def test_rows_off_by_numbers_of_each_head_are_not_said_to_be_read_behind_a_table() -> None:
+    seen = turned(POSITIONS)
+    late = POSITIONS >= 8
+    seen[late] += drawn(np.random.default_rng(4), int(late.sum()), 4, 16)
+    assert not accepted(site(seen))
+
+
 def test_positions_that_follow_no_rule_are_told() -> None:
     at = POSITIONS.copy()
     at[[3, 5, 9]] = [8, 1, 2]

@@ -1,0 +1,88 @@
+"""Whose tokens a call of a model reads: of transformers' models by the cache and the mask that go in with them."""
+
+from __future__ import annotations
+
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor
+
+
+class CallInputs:
+    """What `tape.step` takes of a call: ids, positions, requests and places.
+
+    A request of transformers is a row of a batch, new with an empty cache; a cache that was seen before goes on with
+    the batch that filled it.
+    """
+
+    def __init__(self) -> None:
+        self.batches = 0
+        self._filled: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        ids = kwargs.get("input_ids", args[0] if args else None)
+        if not isinstance(ids, Tensor):
+            return None
+        if ids.ndim == 1:
+            return ids, kwargs["positions"] if "positions" in kwargs else args[1], None
+        past = kwargs.get("cache", kwargs.get("past_key_values"))  # transformers renamed it with 5.24
+        mask = kwargs.get("attention_mask")
+        given = [kwargs[name] for name in ("position_ids", "cache_position") if kwargs.get(name) is not None]
+        start = 0 if past is None else int(past.get_seq_length())
+        held = start if past is None else _held(past)
+        batch = self._batch(past, start if held is None else held)
+        real = torch.ones(ids.shape, dtype=torch.long)
+        if isinstance(mask, Tensor) and mask.ndim == 2:  # a static cache gives a dict of whole masks
+            real = mask[:, -ids.shape[1] :].cpu()
+        requests = [f"{batch}.{b}" if one else "" for b, row in enumerate(real.tolist()) for one in row]
+        positions = given[0] if given else start
+        known = held is not None and _ascending(positions, real)
+        return ids, positions, requests, _places(ids.shape, mask, held) if known else None
+
+    def _batch(self, past: Any, held: int) -> int:
+        """The number of the batch whose rows a cache has; without any, of a new one."""
+        self.batches += held == 0
+        if past is None:
+            return self.batches
+        if held == 0:
+            self._filled[past] = self.batches
+        return self._filled.setdefault(past, self.batches)  # else it was made in the call before
+
+
+def _held(cache: Any) -> int | None:
+    """How many tokens a cache has seen, by the layer that tells of most: one with a window may count those that it
+    keeps. None: this is no cache of layers."""
+    layers = getattr(cache, "layers", None)
+    if layers is None:
+        return None
+    told = [0]
+    for layer in layers:
+        names = ("cumulative_length_int", "cumulative_length")
+        counts = [int(getattr(layer, name)) for name in names if hasattr(layer, name)]
+        if not counts and hasattr(layer, "get_seq_length"):
+            counts = [int(layer.get_seq_length())]
+        told += counts[:1]
+    return max(told)
+
+
+def _places(shape: torch.Size, mask: Any, held: int | None) -> Tensor | None:
+    """How many tokens of its request each has before it, [batch, T], without padding; None where a mask of another form
+    may hide some."""
+    new = shape[1]
+    if mask is None:
+        return (held or 0) + torch.arange(new)
+    if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != (held or 0) + new:
+        return None
+    return (mask.long().cumsum(1) - 1).clamp_min(0)[:, -new:].cpu()
+
+
+def _ascending(positions: Any, real: Tensor) -> bool:
+    """Whether the positions of a call count its tokens one by one: not so where several texts are packed into a row,
+    or positions have axes of their own."""
+    if not isinstance(positions, Tensor):
+        return True
+    if positions.ndim > real.ndim:
+        return False
+    steps = positions.cpu().expand(real.shape).diff(dim=1)
+    return bool(((steps == 1) | (real[:, 1:] == 0) | (real[:, :-1] == 0)).all())
