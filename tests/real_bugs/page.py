@@ -48,8 +48,8 @@ FOOT = """
 Rows with a bug first showed ten classes that were not named, and are now: experts in one kernel, rows of caches (by the
 slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations that no
 statistic shows, calls of transformers with a static cache, positions that begin again in decode or count padding (a
-request goes on by what the cache holds, not by the positions that the model is given), norms over all heads whose module
-is not called, terms of a sum that are sums already, and what is read behind the end of a table of angles.
+request goes on by what the cache holds, not by the positions that the model is given), norms over all heads whose
+module is not called, terms of a sum that are sums already, and what is read behind the end of a table of angles.
 
 Rows without a bug first showed three errors of Lockstep, mended since: an embedding that a model multiplies by a root
 that is not a whole number was not taken for the token's (no verdict on any such Gemma), vLLM's Gemma and Granite were

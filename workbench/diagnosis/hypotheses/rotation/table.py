@@ -42,8 +42,8 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
         plain = f"{r.model.rope_scaling.kind} scaling of the frequencies is not applied; "
     own = " (max_position_embeddings)" if first == r.site.facts.model.max_position else ""
     text = (
-        f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: from there on "
-        "tokens turn by what stands behind it in memory, which is no cosine and sine"
+        f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: from there "
+        "on tokens turn by what stands behind it in memory, which is no cosine and sine"
     )
     yield r.variant("rope_behind_table", "positions", text, {"positions": int(first)}, turned)
 

@@ -149,7 +149,9 @@ def test_a_table_that_ends_early_may_lack_dynamic_scaling_too() -> None:
     seen[late] = X[late] * np.tile(drawn(np.random.default_rng(5), int(late.sum()), 1, 8), 2) * 1e20
     (found,) = best(site(seen, scaled))
     assert found.variant.name == "rope_behind_table"
-    assert found.variant.text.startswith("dynamic scaling of the frequencies is not applied; the engine's table")
+    assert found.variant.text.startswith(
+        "dynamic scaling of the frequencies is not applied; the engine's table"
+    )
 
 
 def test_rows_that_went_in_as_no_numbers_do_not_hide_how_others_turn() -> None:
