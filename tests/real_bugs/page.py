@@ -44,8 +44,8 @@ FOOT = """
 - A window that only tells a kernel how to share out its work changes nothing of prompts that are one share. A program
   that `attach` runs has the prompts that it has.
 
-Rows with a bug first showed eleven classes that were not named, and are now: experts in one kernel, rows of caches (by the
-slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations that no
+Rows with a bug first showed eleven classes that were not named, and are now: experts in one kernel, rows of caches (by
+the slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations that no
 statistic shows, calls of transformers with a static cache, positions that begin again in decode or count padding (a
 request goes on by what the cache holds, not by the positions that the model is given), norms over all heads whose
 module is not called, terms of a sum that are sums already, what is read behind the end of a table of angles, and

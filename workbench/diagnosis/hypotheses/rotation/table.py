@@ -26,7 +26,8 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
     if r is None or r.x.shape[1] < 2 or not r.heads.all():
         return
     turned, radius = _solved(r)
-    if turned is None or not (no_angle := (np.abs(radius - 1) > _UNIT_CIRCLE).any(1)).any():
+    no_angle = np.asarray((np.abs(radius - 1) > _UNIT_CIRCLE).any(1))
+    if turned is None or not no_angle.any():
         return
     lost = ~np.isfinite(site.expected).reshape(len(turned), -1).all(1)  # what went in tells nothing more
     first = float(r.positions[r.wrong][no_angle].min())
@@ -42,8 +43,8 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
         plain = f"{r.model.rope_scaling.kind} scaling of the frequencies is not applied; "
     own = " (max_position_embeddings)" if first == r.site.facts.model.max_position else ""
     text = (
-        f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: from there "
-        "on tokens turn by what stands behind it in memory, which is no cosine and sine"
+        f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: from "
+        "there on tokens turn by what stands behind it in memory, which is no cosine and sine"
     )
     yield r.variant("rope_behind_table", "positions", text, {"positions": int(first)}, turned)
 
