@@ -45,10 +45,10 @@ FOOT = """
   that `attach` runs has the prompts that it has.
 
 Rows with a bug first showed eleven classes that were not named, and are now: experts in one kernel, rows of caches (by
-the slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations that no
-statistic shows, calls of transformers with a static cache, positions that begin again in decode or count padding (a
-request goes on by what the cache holds, not by the positions that the model is given), norms over all heads whose
-module is not called, terms of a sum that are sums already, what is read behind the end of a table of angles, and
+the slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations
+that no statistic shows, calls of transformers with a static cache, positions that begin again in decode or count
+padding (a request goes on by what the cache holds, not by the positions that the model is given), norms over all heads
+whose module is not called, terms of a sum that are sums already, what is read behind the end of a table of angles, and
 which inner results an operation of 16 bits rounds.
 
 Rows without a bug first showed three errors of Lockstep, mended since: an embedding that a model multiplies by a root

@@ -26,10 +26,11 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
     if r is None or r.x.shape[1] < 2 or not r.heads.all():
         return
     turned, radius = _solved(r)
-    no_angle = np.asarray((np.abs(radius - 1) > _UNIT_CIRCLE).any(1))
+    no_angle = np.asarray((np.abs(radius / r.factor**2 - 1) > _UNIT_CIRCLE).any(1))
     if turned is None or not no_angle.any():
         return
-    lost = ~np.isfinite(site.expected).reshape(len(turned), -1).all(1)  # what went in tells nothing more
+    known = np.isfinite(site.expected).reshape(len(turned), -1)
+    lost = np.asarray(~known.all(axis=1))  # what went in tells nothing more
     first = float(r.positions[r.wrong][no_angle].min())
     while first > 1 and lost[r.positions == first - 1].any():
         first -= 1
@@ -46,7 +47,8 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
         f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: from "
         "there on tokens turn by what stands behind it in memory, which is no cosine and sine"
     )
-    yield r.variant("rope_behind_table", "positions", text, {"positions": int(first)}, turned)
+    numbers = r.x.shape[-1]  # of each position as many, the same in all heads
+    yield r.variant("rope_behind_table", "positions", text, {"positions": int(first)}, turned, numbers)
 
 
 def _solved(r: Rotated) -> tuple[Array | None, Array]:
