@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.operations.rotary import frequencies
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: By how much the squares of a cosine and a sine may miss 1.
+#: By how much the squares of a cosine and a sine may miss that of the attention factor, relative.
 _UNIT_CIRCLE = 0.05
 
 
@@ -26,16 +26,20 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
     if r is None or r.x.shape[1] < 2 or not r.heads.all():
         return
     turned, radius = _solved(r)
-    no_angle = np.asarray((np.abs(radius / r.factor**2 - 1) > _UNIT_CIRCLE).any(1))
-    if turned is None or not no_angle.any():
+    if turned is None or not np.isfinite(radius).any():
         return
+    missed = np.asarray(np.min([np.abs(radius / factor**2 - 1) for factor in r.factors], axis=0))
+    no_angle = np.asarray((missed > _UNIT_CIRCLE).any(1))
+    some = radius[no_angle][np.isfinite(radius[no_angle])]
+    if not no_angle.any() or (some.size and np.ptp(some) <= _UNIT_CIRCLE * some.max()):
+        return  # one factor throughout is another bug
     known = np.isfinite(site.expected).reshape(len(turned), -1)
     lost = np.asarray(~known.all(axis=1))  # what went in tells nothing more
     first = float(r.positions[r.wrong][no_angle].min())
     while first > 1 and lost[r.positions == first - 1].any():
         first -= 1
     beyond = r.positions >= first
-    if first <= 0 or not ((r.wrong | lost) >= beyond).all():
+    if first <= 1 or not ((r.wrong | lost) >= beyond).all():
         return
     before, plain = r.wrong & ~beyond, ""
     if before.any():
@@ -44,11 +48,11 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
         plain = f"{r.model.rope_scaling.kind} scaling of the frequencies is not applied; "
     own = " (max_position_embeddings)" if first == r.site.facts.model.max_position else ""
     text = (
-        f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: from "
-        "there on tokens turn by what stands behind it in memory, which is no cosine and sine"
+        f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: "
+        "from there on tokens turn by what stands behind it in memory, which is no cosine and sine"
     )
-    numbers = r.x.shape[-1]  # of each position as many, the same in all heads
-    yield r.variant("rope_behind_table", "positions", text, {"positions": int(first)}, turned, numbers)
+    free = int(r.wrong.sum()) * r.x[0].size // 4  # what is solved for: whatever else fits goes before it
+    yield r.variant("rope_behind_table", "positions", text, {"positions": int(first)}, turned, free)
 
 
 def _solved(r: Rotated) -> tuple[Array | None, Array]:
