@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.operations.rotary import frequencies
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: By how much the squares of a cosine and a sine may miss 1.
+#: By how much the squares of a cosine and a sine may miss that of the attention factor, relative.
 _UNIT_CIRCLE = 0.05
 
 
@@ -26,14 +26,19 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
     if r is None or r.x.shape[1] < 2 or not r.heads.all():
         return
     turned, radius = _solved(r)
-    if turned is None or not (no_angle := (np.abs(radius - 1) > _UNIT_CIRCLE).any(1)).any():
+    if turned is None or not np.isfinite(radius).any():
         return
+    missed = np.min([np.abs(radius / factor**2 - 1) for factor in r.factors], axis=0)
+    no_angle = (missed > _UNIT_CIRCLE).any(1)
+    some = radius[no_angle][np.isfinite(radius[no_angle])]
+    if not no_angle.any() or (some.size and np.ptp(some) <= _UNIT_CIRCLE * some.max()):
+        return  # one factor throughout is another bug
     lost = ~np.isfinite(site.expected).reshape(len(turned), -1).all(1)  # what went in tells nothing more
     first = float(r.positions[r.wrong][no_angle].min())
     while first > 1 and lost[r.positions == first - 1].any():
         first -= 1
     beyond = r.positions >= first
-    if first <= 0 or not ((r.wrong | lost) >= beyond).all():
+    if first <= 1 or not ((r.wrong | lost) >= beyond).all():
         return
     before, plain = r.wrong & ~beyond, ""
     if before.any():
@@ -42,10 +47,11 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
         plain = f"{r.model.rope_scaling.kind} scaling of the frequencies is not applied; "
     own = " (max_position_embeddings)" if first == r.site.facts.model.max_position else ""
     text = (
-        f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: from there "
-        "on tokens turn by what stands behind it in memory, which is no cosine and sine"
+        f"{plain}the engine's table of angles ends at position {first - 1:g}, after {first:g} positions{own}: "
+        "from there on tokens turn by what stands behind it in memory, which is no cosine and sine"
     )
-    yield r.variant("rope_behind_table", "positions", text, {"positions": int(first)}, turned)
+    free = int(r.wrong.sum()) * r.x[0].size // 4  # what is solved for: whatever else fits goes before it
+    yield r.variant("rope_behind_table", "positions", text, {"positions": int(first)}, turned, free)
 
 
 def _solved(r: Rotated) -> tuple[Array | None, Array]:
