@@ -28,12 +28,12 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
     turned, radius = _solved(r)
     if turned is None or not np.isfinite(radius).any():
         return
-    missed = np.min([np.abs(radius / factor**2 - 1) for factor in r.factors], axis=0)
-    no_angle = (missed > _UNIT_CIRCLE).any(1)
+    missed = np.asarray(np.min([np.abs(radius / factor**2 - 1) for factor in r.factors], axis=0))
+    no_angle = np.asarray((missed > _UNIT_CIRCLE).any(1))
     some = radius[no_angle][np.isfinite(radius[no_angle])]
     if not no_angle.any() or (some.size and np.ptp(some) <= _UNIT_CIRCLE * some.max()):
         return  # one factor throughout is another bug
-    lost = ~np.isfinite(site.expected).reshape(len(turned), -1).all(1)  # what went in tells nothing more
+    lost = np.asarray(~np.isfinite(site.expected).reshape(len(turned), -1).all(1))  # what went in tells nothing more
     first = float(r.positions[r.wrong][no_angle].min())
     while first > 1 and lost[r.positions == first - 1].any():
         first -= 1
