@@ -33,7 +33,9 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
     some = radius[no_angle][np.isfinite(radius[no_angle])]
     if not no_angle.any() or (some.size and np.ptp(some) <= _UNIT_CIRCLE * some.max()):
         return  # one factor throughout is another bug
-    lost = np.asarray(~np.isfinite(site.expected).reshape(len(turned), -1).all(1))  # what went in tells nothing more
+    lost = np.asarray(
+        ~np.isfinite(site.expected).reshape(len(turned), -1).all(1)
+    )  # what went in tells nothing more
     first = float(r.positions[r.wrong][no_angle].min())
     while first > 1 and lost[r.positions == first - 1].any():
         first -= 1
