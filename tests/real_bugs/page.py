@@ -87,8 +87,8 @@ def _figures(ran: Iterable[Bug], results: Results, told: dict[str, Reading]) -> 
             continue
         named = [told[one.name].named for one in rows]
         found = sum(results.rows[one.name].verdict == "diverged" for one in rows)
-        noted = sum(bool(_noted(one, results)) for one in rows)
-        cells = [len(rows), found, noted, *(named.count(kind) for kind in _NAMED)]
+        by_note = sum(bool(noted(one, results)) for one in rows)
+        cells = [len(rows), found, by_note, *(named.count(kind) for kind in _NAMED)]
         seconds = median(results.rows[one.name].seconds for one in rows)
         lines.append(f"| {title} | {' | '.join(map(str, cells))} | {seconds:.0f} |\n")
     clean = [
@@ -126,7 +126,7 @@ def _table(ran: Iterable[Bug], results: Results, told: dict[str, Reading], *, he
     return "".join(lines)
 
 
-def _noted(one: Bug, results: Results) -> list[str]:
+def noted(one: Bug, results: Results) -> list[str]:
     """Of a run that matches the notes that the run without the bug lacks."""
     found, clean = results.rows[one.name], results.clean.get(clean_key(one))
     if found.verdict != "match" or clean is None or one.released:
@@ -138,8 +138,8 @@ def _told(one: Bug, results: Results) -> str:
     found = results.rows[one.name]
     if found.error:
         return _cell(found.error)
-    if noted := _noted(one, results):
-        return f"note: {_cell(noted[0])}"
+    if notes := noted(one, results):
+        return f"note: {_cell(notes[0])}"
     if not found.causes:
         return f"`{found.tap}`, no cause" if found.tap else ""
     more = f" (and {len(found.causes) - 1} more)" if len(found.causes) > 1 else ""
