@@ -27,8 +27,9 @@ class GoldenTap:
 @dataclass(frozen=True, slots=True)
 class JudgedStep:
     """The judged taps of a step in execution order, by tap index; the first that failed; the steps of the branch
-    that have verdicts; what is known to cause its first divergence, best first; what the judgement of the branch noted,
-    and whether it could tell nothing ("inconclusive")."""
+    that have verdicts; what is known to cause its first divergence, best first, and what came of the first of these in
+    the reference (`proof`); what the judgement of the branch noted, and whether it could tell nothing
+    ("inconclusive")."""
 
     step: int
     taps: dict[int, GoldenTap]
@@ -37,6 +38,7 @@ class JudgedStep:
     causes: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     inconclusive: bool = False
+    proof: str = ""
 
 
 def judged_step(source: SessionSource, where: Where) -> JudgedStep:
@@ -49,14 +51,17 @@ def judged_step(source: SessionSource, where: Where) -> JudgedStep:
             taps[tap] = GoldenTap(tap, name, Judged.of(verdict), details(verdict.detail))
     first = first_failed([tap.judged for tap in taps.values()])
     event = last_golden_event(session, where.branch)
+    known = causes(session, where.branch)
+    proved = known[0].reproduction if known else None
     return JudgedStep(
         where.step,
         taps,
         next((tap for tap in taps.values() if tap.judged is first), None),
         tuple(sorted({verdict.step for verdict in session.verdicts(branch=where.branch)})),
-        tuple(cause.in_words() for cause in causes(session, where.branch)),
+        tuple(cause.in_words() for cause in known),
         () if event is None else event.remarks[:3],
         event is not None and event.verdict == "inconclusive",
+        "" if proved is None else clean(proved.in_words(), limit=300),
     )
 
 

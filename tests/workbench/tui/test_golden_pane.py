@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from lockstep.workbench.tui.drivers.port import CommandStage
+from lockstep.workbench.tui.panes.golden_text import verdict_lines
+from lockstep.workbench.views.reproduction import Reproduction
+from lockstep.workbench.views.step_verdicts import JudgedStep
 from tests.workbench.tui.conftest import Bench, enter, press, text_of, until
 
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
@@ -107,3 +110,15 @@ async def test_the_operations_that_err_by_themselves_are_listed_as_far_as_there_
         assert len(listed) + sum(said) == 12, "what is not listed is counted"
         assert bool(said) == more
         assert any("▪ right   ▫ suspect" in line for line in lines), "the legend stays in view"
+
+
+def test_what_came_of_the_cause_in_the_reference_stands_below_it() -> None:
+    came = Reproduction("reproduced", "", "logits", 0.21, 3e-7, 1e-6, 40, 40, "", 12, 3, 12)
+    judged = JudgedStep(0, {}, None, (0,), ("eps is 1e-05",), ("aligned",), proof=came.in_words())
+    lines = ["".join(text for text, _ in line) for line in verdict_lines(judged, 1)]
+    assert lines[1:] == [
+        "cause  eps is 1e-05",
+        "proof  reproduced: put into the reference, it gives the run's logits within rounding (rel 3.0e-7; without it "
+        "0.210), 12 of 12 tokens",
+        "note   aligned",
+    ]

@@ -58,6 +58,7 @@ def verdict_lines(snapshot: JudgedStep, sequences: int) -> list[TextLine]:
     if whole := of_all(sequences):
         rest += f"   each the worst {whole}"
     causes: list[TextLine] = [[("cause  ", "quiet"), (cause, "strong")] for cause in snapshot.causes[:1]]
+    causes += [[("proof  ", "quiet"), (snapshot.proof, "text")]] if snapshot.proof else []
     notes: list[TextLine] = [[("note   ", "quiet"), (note, "text")] for note in snapshot.notes]
     return [[told, (rest, "quiet")], *causes, *notes]
 
