@@ -22,10 +22,8 @@ from lockstep.engine.graph import operation_of
 from lockstep.engine.graph.formula import (
     FUNCTIONS,
     Node,
-    evaluate,
     formula_of,
     numbers_of,
-    rotation_of,
     substitute,
 )
 from lockstep.engine.taps.flow import is_known, near
@@ -33,10 +31,17 @@ from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.causes import taps_in_words
 from lockstep.workbench.diagnosis.hypotheses.edits import nodes
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
-from lockstep.workbench.diagnosis.operations.expected import Lacking, Operands, heads_of
-from lockstep.workbench.diagnosis.operations.facts import Facts, rounded
+from lockstep.workbench.diagnosis.hypotheses.trial import evenly
+from lockstep.workbench.diagnosis.operations.expected import (
+    Lacking,
+    Operands,
+    as_normalised,
+    heads_of,
+    turned,
+)
+from lockstep.workbench.diagnosis.operations.facts import SIXTEEN_BITS, Facts, on_grid, rounded
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
-from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.recording import Array
@@ -104,14 +109,14 @@ class _Rounded:
     def _share(self, value: Array) -> float:
         if value.size != self.seen.size:
             return 0.0
-        held = rounded(value, self.dtype).astype(np.float64).reshape(self.seen.shape)
-        return float((held == self.seen).mean())
+        return float((self._rounded(value).reshape(self.seen.shape) == self.seen).mean())
 
     def _value(self, node: Node, path: Path, order: Order) -> Any:
         if not node.args:
             return self.given[node.name]
         args = [self._value(one, (*path, i), order) for i, one in enumerate(node.args)]
-        return self._held(_FUNCTIONS[node.name](*args), path in order)
+        value = _FUNCTIONS[node.name](*args)
+        return self._rounded(value) if path in order else value
 
     def _values(self, node: Node, path: Path) -> Iterator[tuple[Order, Any]]:
         """The node's value by every order of the nodes below it, and of itself."""
@@ -124,10 +129,10 @@ class _Rounded:
             value = _FUNCTIONS[node.name](*(x for _, x in chosen))
             yield order, value
             if path:  # the result itself is rounded in any case
-                yield order | {path}, self._held(value, True)
+                yield order | {path}, self._rounded(value)
 
-    def _held(self, value: Any, is_rounded: bool) -> Any:
-        return rounded(np.asarray(value), self.dtype).astype(np.float64) if is_rounded else value
+    def _rounded(self, value: Any) -> Array:
+        return rounded(np.asarray(value), self.dtype).astype(np.float64)
 
 
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
@@ -148,7 +153,7 @@ def rounding_orders(
 ) -> Iterator[RoundingOrder]:
     """Where an engine rounds in another order than `reference`, which is recorded at the engine's dtype; of none of
     the taps that are `wrong`. Nothing of an engine of 32 bits or more."""
-    if facts.dtype not in ("bfloat16", "float16"):
+    if facts.dtype not in SIXTEEN_BITS:
         return
     theirs: dict[tuple[str, Node], Mapping[Order, float]] = {}
     found: dict[tuple[str, bool], list[_Place]] = {}  # by what is rounded, and whether the engine does
@@ -246,7 +251,7 @@ def _first(tap: str, taps: RecordedTaps, facts: Facts) -> _Rounded | None:
     site = next(iter(sites_of(tap, taps, facts)), None) if taps.captured(tap) else None
     if not isinstance(site, Site) or site.operation != declared.kind or not site.parts[0].fits:
         return None
-    at = np.unique(np.linspace(0, len(site.rows) - 1, _ROWS).astype(int))
+    at = evenly(np.arange(len(site.rows)), _ROWS)
     try:
         formula, given = _formula(site, at)
     except Lacking:
@@ -283,21 +288,16 @@ def _formula(site: Site, at: Any) -> tuple[Node, Mapping[str, Any]]:
             weight = operands.weight().astype(np.float64)
             bias = operands.bias()
             given |= {"weight": weight, "bias": 0.0 if bias is None else bias}
-            given["x"] = _as_normed(given["x"], weight)
+            given["x"] = as_normalised(given["x"], weight)
             terms = _terms(site)
             if terms is not None and "whole" not in inputs:
                 formula = substitute(formula, {"x": _SUM})
-                given |= {name: _as_normed(x[at], weight) for name, x in terms.items()}
+                given |= {name: as_normalised(x[at], weight) for name, x in terms.items()}
     return formula, given
 
 
 #: Numbers of a model that engines multiply by in their dtype or wider.
 _FACTORS = ("embedding_multiplier", "residual_multiplier")
-
-
-def _as_normed(x: Array, weight: Array) -> Array:
-    """Heads apart where each is normalised by itself."""
-    return x if x.shape[-1] == len(weight) else x.reshape(len(x), -1, len(weight))
 
 
 def _terms(site: Site) -> Mapping[str, Array] | None:
@@ -319,20 +319,14 @@ def _terms(site: Site) -> Mapping[str, Array] | None:
 def _rotation(site: Site, at: Any, x: Array) -> Mapping[str, Any]:
     """x [N, heads, D], its other halves with their signs, and the tables, of which channels that are not rotated have
     1 and 0."""
-    model, rotate = site.facts.model, rotation_of(site.facts.model)
-    positions = np.array([row.position for row in site.rows])[:, None, None]
-    angles = (positions * frequencies(model, lengths_of(site.rows)))[at]
-
-    def turned(y: Array, by: Array, factor: float = 1.0) -> Array:
-        return np.asarray(evaluate(rotate, {"x": y, "angles": by, "factor": factor}))
-
-    ones = np.ones_like(x)
+    model, ones = site.facts.model, np.ones_like(x)
+    angles = angles_of(model, site.rows)[at]
     right = np.broadcast_to(np.pi / 2, angles.shape)
-    ahead, back = (turned(ones, sign * angles, magnitude(model)) for sign in (1, -1))
-    signs = np.where(ahead == back, 0.0, np.rint(turned(ones, right)))
-    half = rounded(turned(x, right), site.facts.dtype).astype(
+    ahead, back = (turned(model, ones, sign * angles, magnitude(model)) for sign in (1, -1))
+    signs = np.where(ahead == back, 0.0, np.rint(turned(model, ones, right, 1.0)))
+    half = rounded(turned(model, x, right, 1.0), site.facts.dtype).astype(
         np.float64
-    )  # of what a right angle leaves of cosines
+    )  # the cosine leaves 6e-17
     return {"x": x, "rotate_half(x)": half, "cos": (ahead + back) / 2, "sin": (ahead - back) / 2 * signs}
 
 
@@ -340,7 +334,7 @@ def _narrower(tap: str, taps: RecordedTaps, reference: RecordedTaps, dtype: str)
     """Whether all of a tap's numbers are of the dtype where the reference's are wider (False: the reverse); None where
     both are alike."""
     numbers = [_some(tap, side) for side in (taps, reference)]
-    held = [x is not None and bool((rounded(x, dtype).astype(np.float64) == x).all()) for x in numbers]
+    held = [x is not None and on_grid(x, dtype) for x in numbers]
     return None if any(x is None for x in numbers) or held[0] == held[1] else held[0]
 
 

@@ -12,6 +12,7 @@ from functools import cached_property
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.graph import Operation
 from lockstep.engine.graph.formula import Node, formula_of, numbers_of
@@ -22,6 +23,7 @@ from lockstep.workbench.diagnosis.hypotheses.routing import ROUTED, routing_choi
 from lockstep.workbench.diagnosis.hypotheses.rowwise import CLAMP_NUMBERS
 from lockstep.workbench.diagnosis.hypotheses.search import distinct, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved
+from lockstep.workbench.diagnosis.hypotheses.trial import evenly
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.expected import Operands
@@ -39,11 +41,11 @@ def operands_of(site: Site) -> Operands:
     return Operands(site.facts, site.rows, site.inputs, site.weights, site.span, None, None, site.held)
 
 
-def wrong_rows(site: Site, most: int = ROWS) -> Array:
+def wrong_rows(site: Site, most: int = ROWS) -> NDArray[np.intp]:
     """So many of the wrong tokens, from first to last."""
     assert site.deviation is not None, "what is right needs no hypothesis"
     wrong = np.flatnonzero(site.deviation.scopes[0].any(-1))
-    return np.asarray(wrong[np.unique(np.linspace(0, len(wrong) - 1, min(len(wrong), most)).astype(int))])
+    return evenly(wrong, most)
 
 
 def mixture_edits(site: Site) -> Iterator[Variant]:
@@ -162,13 +164,13 @@ class InnerOperation:
         rest = (self.site.seen[self.rows] - predicted)[self._scope]
         return rest if np.isfinite(rest).all() else None
 
-    def _at_the_end(self, tree: Node, numbers: Mapping[str, Any], rows: Array | None) -> Array:
+    def _at_the_end(self, tree: Node, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> Array:
         own = np.asarray(self._value(tree, self._leaves(numbers, rows)), dtype=np.float64)
         taken = {tap: x if rows is None else x[rows] for tap, x in self.values.operands.inputs.items()}
         leaves = {**self._others, **taken, self.operation.tap: own}
         return np.asarray(self._value(self.behind, leaves, rows is None))
 
-    def _leaves(self, numbers: Mapping[str, Any], rows: Array | None) -> dict[str, Any]:
+    def _leaves(self, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> dict[str, Any]:
         """Of the operation's own formula."""
         read = {role: x if rows is None else x[rows] for role, x in self.inputs.items()}
         return {**self._others, **read, **{name: np.asarray(x) for name, x in numbers.items()}}

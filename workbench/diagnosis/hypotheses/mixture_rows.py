@@ -8,6 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.expert_rows import moved_experts
 from lockstep.workbench.diagnosis.hypotheses.mixture import operands_of, wrong_rows
@@ -57,7 +58,7 @@ def _without_experts(values: MixtureValues) -> Array:
     return MixtureValues(replace(values.operands, inputs=inputs)).results[ROOTS[0]][0]
 
 
-def _weights_used(values: MixtureValues, rows: Array, seen: Array) -> Array:
+def _weights_used(values: MixtureValues, rows: NDArray[np.intp], seen: Array) -> Array:
     """The weights [N, E] with which what all experts give those tokens comes nearest to what was seen [N, H]."""
     every = values.output_of_all(rows)
     return np.stack([np.linalg.lstsq(one.T, x, rcond=None)[0] for one, x in zip(every, seen, strict=True)])

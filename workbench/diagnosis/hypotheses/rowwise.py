@@ -48,7 +48,7 @@ from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, Load, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.layers import normalise
-from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 
@@ -217,8 +217,7 @@ def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choi
             names.append(FIRST_PART)
     inserted: list[Detail] = []
     if site.expected.ndim == 3 and "whole" not in site.inputs:
-        positions = np.array([row.position for row in site.rows], dtype=np.float64)
-        tokens["angles"] = lambda: positions[:, None, None] * frequencies(model, lengths_of(site.rows))
+        tokens["angles"] = lambda: angles_of(model, site.rows)
         weights["factor"] = lambda: magnitude(model)
         inserted = [("rope",)]
     tokens |= _of_latents(site)

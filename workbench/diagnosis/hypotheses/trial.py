@@ -97,9 +97,9 @@ class RowTrial:
         wrong = np.flatnonzero(self.scope.any(tuple(range(1, self.scope.ndim))))
         self.columns = None
         if any(node.name == "product" for _, node in nodes(self.formula)):
-            self.columns = _spread(np.flatnonzero(self.scope.any(0)), _COLUMNS)
+            self.columns = evenly(np.flatnonzero(self.scope.any(0)), _COLUMNS)
         width = max(1, self.scope[0].size if self.columns is None else len(self.columns))
-        self.rows = _spread(wrong, max(_ROWS, self.elements // width))
+        self.rows = evenly(wrong, max(_ROWS, self.elements // width))
         self._inside = self._sampled(self.scope)
         self._seen = self._sampled(self.site.seen)
         rest = self._left(self._sampled(self.site.expected))
@@ -222,8 +222,8 @@ class RowTrial:
         return found[..., columns]
 
 
-def _spread(some: NDArray[np.intp], most: int) -> NDArray[np.intp]:
-    """So many at most, from first to last."""
+def evenly(some: NDArray[np.intp], most: int) -> NDArray[np.intp]:
+    """So many of them at most, from first to last."""
     return np.asarray(some[np.unique(np.linspace(0, len(some) - 1, min(len(some), most)).astype(int))])
 
 

@@ -28,7 +28,7 @@ from lockstep.engine.graph.formula import (
 )
 from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, spread
 from lockstep.workbench.diagnosis.operations.recorded import Row
-from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
 from lockstep.workbench.diagnosis.recording import Array
 
 
@@ -144,9 +144,8 @@ def reduce(o: Operands) -> Result:
 
 def norm(o: Operands) -> Result:
     """RMSNorm over the last axis."""
-    x, weight = o.inputs["x"], o.weight().astype(np.float64)
-    if x.shape[-1] != len(weight):
-        x = x.reshape(len(x), -1, len(weight))
+    weight = o.weight().astype(np.float64)
+    x = as_normalised(o.inputs["x"], weight)
     out = o.value("norm", x=x, weight=weight, bias=0.0 if (bias := o.bias()) is None else bias)
     if "whole" in o.inputs:
         out = heads_of(out, o.facts.model.head_dim)
@@ -158,6 +157,11 @@ def norm(o: Operands) -> Result:
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 
+def as_normalised(x: Array, weight: Array) -> Array:
+    """x [N, …] with heads apart where each is normalised by itself: of as many channels as the weight."""
+    return x if x.shape[-1] == len(weight) else x.reshape(len(x), -1, len(weight))
+
+
 def normalised(x: Array, eps: float) -> Array:
     """x over its root mean square along the last axis."""
     return np.asarray(evaluate(NORMALISED, {"x": x, "eps": eps}))
@@ -167,8 +171,7 @@ def rope(o: Operands) -> Result:
     """Pairs (i, i + D/2) of every head rotated by position times frequency."""
     model = o.facts.model
     x = heads_of(o.inputs["x"], model.head_dim)
-    positions = np.array([row.position for row in o.rows], dtype=np.float64)
-    angles = positions[:, None, None] * frequencies(model, lengths_of(o.rows))
+    angles = angles_of(model, o.rows)
     factor = magnitude(model)
     out = turned(model, x, angles, factor)
     first, second = pairs_of(model, x)

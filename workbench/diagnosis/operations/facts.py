@@ -30,6 +30,8 @@ UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16"
 LARGEST = {"float64": 1.797e308, "float32": 3.4028235e38, "bfloat16": 3.3895314e38, "float16": 65504.0}
 SMALLEST = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38, "float16": 2.0**-24}
 
+#: Dtypes in which engines round what they compute in float32.
+SIXTEEN_BITS = ("bfloat16", "float16")
 #: Of linear attention what is float32 whatever the model's dtype.
 _WIDE = ("attn.q_l2", "attn.k_l2", "attn.state")
 #: Operations that need nothing of the model: they can be judged without its checkpoint.
@@ -135,6 +137,12 @@ class Facts:
         """A norm's weight or a bias, in float64."""
         found = self.weight(name)
         return None if found is None else found.astype(np.float64)
+
+
+def on_grid(x: Array, dtype: str) -> bool:
+    """Whether all that is finite is a number of the dtype, and something is."""
+    held = rounded(x, dtype).astype(np.float64)
+    return bool(x.size) and bool(((held == x) | ~np.isfinite(x)).all()) and bool(np.isfinite(x).any())
 
 
 def _nbytes(array: NDArray[Any] | None) -> int:

@@ -132,7 +132,7 @@ class MixtureValues:
         """The experts' numbers [N, S], and what each gives a token, [N, S, H]."""
         return self.results["mlp.topk_ids"][0], self.results[_OUTPUT][0]
 
-    def output_of_all(self, rows: Array) -> Array:
+    def output_of_all(self, rows: NDArray[np.intp]) -> Array:
         """What every expert that the rank has gives those rows' tokens, [N, E, H]; zeros of others."""
         model = self.operands.facts.model
         count = 0 if model.experts is None else model.experts.count

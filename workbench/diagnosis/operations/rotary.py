@@ -35,6 +35,12 @@ def frequencies(
     return np.stack(found)[:, None] if found else np.zeros((0, 1, model.head_dim // 2))
 
 
+def angles_of(model: ModelConfig, rows: Sequence[Row]) -> Array:
+    """By how much each token's pairs turn where it stands: position times frequency, [N, 1, head_dim / 2]."""
+    positions = np.array([row.position for row in rows], dtype=np.float64)
+    return positions[:, None, None] * frequencies(model, lengths_of(rows))
+
+
 def magnitude(model: ModelConfig, scaling: RopeScaling | None = None) -> float:
     """The factor on cosine and sine: 1 but for YaRN and LongRoPE."""
     model = model if scaling is None else replace(model, rope_scaling=scaling)

@@ -22,7 +22,7 @@ from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, ROOTS, read_by
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.recurrent import RECURRENT
-from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
 from lockstep.workbench.diagnosis.recording import Array
 
 _Inputs = Mapping[str, tuple[str, ...]]
@@ -201,9 +201,8 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
     if source.shorten:
         x = np.asarray(evaluate(FORMULAS["l2_norm"], {**numbers_of(facts.model), "x": x}))
     if source.rotate:
-        at = np.array([row.position for row in rows], dtype=np.float64)
-        angles = at[:, None, None] * frequencies(facts.model, lengths_of(rows))
-        x = turned(facts.model, heads_of(x, facts.model.head_dim), angles, magnitude(facts.model))
+        heads = heads_of(x, facts.model.head_dim)
+        x = turned(facts.model, heads, angles_of(facts.model, rows), magnitude(facts.model))
     return x
 
 

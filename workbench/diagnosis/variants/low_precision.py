@@ -12,7 +12,7 @@ from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
-from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, rounded
+from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, on_grid, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -28,7 +28,7 @@ def coarse_results(site: Site) -> Iterator[Variant]:
     pairs = list(zip(site.parts, deviation.scopes, strict=True))
     for dtype in ("bfloat16", "float16", "float32"):  # each a part of the next
         unit = UNIT[dtype]
-        if unit <= site.facts.unit or not all(_on_grid(part.seen[scope], dtype) for part, scope in pairs):
+        if unit <= site.facts.unit or not all(on_grid(part.seen[scope], dtype) for part, scope in pairs):
             continue
         for apart, words in _APART:
             inside = unit / site.facts.unit if apart == _APART[-1][0] else 1.0
@@ -39,11 +39,6 @@ def coarse_results(site: Site) -> Iterator[Variant]:
                 text = f"the result {words} {dtype}"
                 yield Variant("low_precision", "precision", text, {"dtype": dtype}, guesses)
                 return
-
-
-def _on_grid(x: Array, dtype: str) -> bool:
-    held = rounded(x, dtype).astype(np.float64)
-    return bool(x.size) and bool(((held == x) | ~np.isfinite(x)).all()) and bool(np.isfinite(x).any())
 
 
 def _snapped(part: Part, dtype: str, apart: float, inside: float) -> Array:

@@ -108,11 +108,11 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
 
     def lacks(self) -> str:
         """The layer's own attention, whole."""
-        return (
-            ""
-            if self._linear()
-            else f"capture layers.{self.snapshot.layer if self.snapshot else 0}.attn.{self.kind}"
-        )
+        return "" if self._linear() else f"capture layers.{self._layer}.attn.{self.kind}"
+
+    @property
+    def _layer(self) -> int:
+        return 0 if self.snapshot is None else self.snapshot.layer
 
     @property
     def _values(self) -> NDArray[np.float32] | None:
@@ -152,8 +152,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
     def _linear(self) -> str:
         """Of a layer that keeps a state which layers have scores instead, in words; "" of any other."""
         taps = () if self.overview is None else self.overview.taps
-        layer = 0 if self.snapshot is None else self.snapshot.layer
-        if f"layers.{layer}.attn.state" not in taps:
+        if f"layers.{self._layer}.attn.state" not in taps:
             return ""
         others = [at for tap in taps if tap.endswith(".attn.probs") and (at := layer_of(tap)) is not None]
         return f"layer{'s' * (len(others) > 1)} {numbers_in_words(others)} attend{'s' * (len(others) == 1)} to tokens"

@@ -49,6 +49,16 @@ def taps(folder: Path, index: int = 0, rank: int = 0) -> dict[str, np.ndarray]:
     return {tensor.tap: tensor.array for tensor in one.tensors if tensor.array is not None}
 
 
+def record(model: Any, folder: Path) -> None:
+    """One call on the ids, with every module hooked."""
+    tape = Tape(folder, config=model.config)
+    attach(model, tape)
+    follow(model, tape)
+    with torch.no_grad():
+        model(torch.tensor([IDS]))
+    tape.close()
+
+
 def hooks(module: nn.Module) -> int:
     return sum(len(part._forward_hooks) + len(part._forward_pre_hooks) for part in module.modules())
 
@@ -105,12 +115,7 @@ def test_every_tap_of_experts_but_their_rows(family: str, tmp_path: Path) -> Non
     seen: dict[str, np.ndarray] = {}
     with torch.no_grad(), tapped(model, lambda tap, x: seen.update({tap: x.detach().clone().numpy()})):
         model(torch.tensor([IDS]))
-    tape = Tape(tmp_path / "dump", config=model.config)
-    attach(model, tape)
-    follow(model, tape)
-    with torch.no_grad():
-        model(torch.tensor([IDS]))
-    tape.close()
+    record(model, tmp_path / "dump")
     found, wanted = taps(tmp_path / "dump"), {tap: x for tap, x in seen.items() if ".mlp." in tap}
     inside = {tap for tap in wanted if ".mlp.experts." in tap}
     assert {tap for tap in found if ".mlp." in tap} == wanted.keys() - inside
@@ -362,12 +367,7 @@ def test_what_is_registered_after_a_recording_is_used(tmp_path: Path) -> None:
     """An entry of its own that a recording left in transformers' registry would hide it."""
     model = load_golden(tiny_checkpoint(tmp_path, "qwen3_next"), "float32", "cpu")
     name = model.config._attn_implementation
-    tape = Tape(tmp_path / "tape", config=model.config)
-    attach(model, tape)
-    follow(model, tape)
-    with torch.no_grad():
-        model(torch.tensor([IDS]))
-    tape.close()
+    record(model, tmp_path / "tape")
     known, calls = ALL_ATTENTION_FUNCTIONS[name], list[str]()
 
     def counted(*args: Any, **named: Any) -> Any:

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph import formula
 from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, positions
+from lockstep.workbench.diagnosis.hypotheses.trial import evenly
 from lockstep.workbench.diagnosis.operations.attention import probabilities, weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -179,11 +180,11 @@ class AttentionTree:
         """A pass with a few of its wrong queries alone."""
         axis = self.site.token_axis
         wrong = np.flatnonzero(one.scope.any(tuple(j for j in range(one.scope.ndim) if j != axis)))
-        rows = wrong[np.unique(np.linspace(0, len(wrong) - 1, min(_QUERIES, len(wrong))).astype(int))]
-        cut = [np.take(x, rows, axis) for x in (one.seen, one.right, one.scope)]
+        rows = evenly(wrong, _QUERIES)
         return replace(
             one, rows=rows, q=one.q[rows], raw=one.raw[:, rows], allowed=one.allowed[:, rows], at=one.at[rows],
-            hidden=one.hidden[:, rows], seen=cut[0], right=cut[1], scope=cut[2],
+            hidden=one.hidden[:, rows], seen=np.take(one.seen, rows, axis), right=np.take(one.right, rows, axis),
+            scope=np.take(one.scope, rows, axis),
         )  # fmt: skip
 
     # --- values ----------------------------------------------------------------------------------------

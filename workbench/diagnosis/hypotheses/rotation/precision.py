@@ -11,7 +11,7 @@ from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import NEAR, Rotated
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.facts import rounded
+from lockstep.workbench.diagnosis.operations.facts import SIXTEEN_BITS, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.views.plain_text import listed
@@ -29,8 +29,6 @@ _POINTS: Mapping[str, str] = {
 #: Those of them at which an engine of 16 bits does not round, and the sets of those at which it may.
 _IN_FLOAT32 = ("position", "frequency", "phase")
 _OF_THE_DTYPE = (("tables", "terms", "rotated"), ("tables", "rotated"), ("rotated",))
-#: Engines whose own dtype is too narrow for angles.
-_SIXTEEN_BITS = ("bfloat16", "float16")
 #: Numbers that stand for pi.
 _PIS = (3.14, 3.1416, 3.140625, 22 / 7, 3.0)
 
@@ -54,7 +52,7 @@ def coarse_rotations(site: Site) -> Iterator[Variant]:
                     text = text.replace("input are", "input is").replace("result are", "result is")
                     predicted = _rounded(r, points, dtype)
                     yield r.variant("rope_precision", "precision", text, fitted, predicted)
-    if site.facts.dtype in _SIXTEEN_BITS:
+    if site.facts.dtype in SIXTEEN_BITS:  # which are too narrow for angles
         yield from _coarse_angles(r)
     for pi in _PIS:
         phase = np.fmod(r.phase, 2 * pi)

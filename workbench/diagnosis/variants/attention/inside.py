@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head, products
+from lockstep.workbench.diagnosis.hypotheses.trial import evenly
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.operations.attention import expand, probabilities, weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
@@ -165,7 +166,7 @@ class Inside:
         for i in sorted(self.wrong_parts, key=lambda i: self.site.parts[i].seen.size)[-PARTS:]:
             part, scope = self.site.parts[i], self.scopes[i]
             wrong = np.flatnonzero(np.moveaxis(scope, axis, 0).reshape(scope.shape[axis], -1).any(1))
-            rows = wrong[np.unique(np.linspace(0, len(wrong) - 1, min(ROWS, len(wrong))).astype(np.intp))]
+            rows = evenly(wrong, ROWS)
             seen, right, cells = (_of_rows(self.site, x, rows) for x in (part.seen, part.expected, scope))
             error = _square(distance(seen, right, part.largest)[cells])
             found.append(Sample(i, rows, seen, cells, error))
