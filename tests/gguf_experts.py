@@ -30,11 +30,11 @@ def expert_keys(writer: gguf.GGUFWriter, config: Config) -> None:
     if config.get("n_group"):
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
-    if family in ("qwen3_moe", "qwen2_moe", "glm4_moe", "deepseek_v2", "deepseek_v3"):
+    if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
     if family in ("gpt_oss", "minimax_m2"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
-    if family == "qwen2_moe":
+    if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if family == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])

@@ -20,6 +20,7 @@ from safetensors.torch import load_file
 
 from tests.checkpoints import LATENT_YARN
 from tests.gguf_experts import expert_keys, unstacked
+from tests.gguf_linear import as_linear, linear_keys
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -44,10 +45,14 @@ ARCHITECTURES = {
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
+    "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
+    "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
 #: Whose q and k are permuted.
 PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3)
 GEMMA = (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
+LINEAR = (gguf.MODEL_ARCH.QWEN3NEXT, gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
 #: name -> (family, overrides) of models that llama.cpp's programs and keys can say: Gemma's scores are scaled by a
 #: head's width, and windows of all layers but each so many-th, as few as a tiny model has.
 CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -80,6 +85,9 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2": ("deepseek_v2", {}),
     "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}),
     "deepseek-v3": ("deepseek_v3", {"rope_parameters": {**LATENT_YARN, "mscale": 1.0}}),
+    "qwen3-next": ("qwen3_next", {"mlp_only_layers": []}),
+    "qwen3.5": ("qwen3_5_text", {"linear_num_key_heads": 2}),
+    "qwen3.5-moe": ("qwen3_5_moe_text", {}),
 }  # fmt: skip
 
 
@@ -95,7 +103,8 @@ def gguf_twin(
 ) -> Path:
     """Write the twin: matrices of type `kind`, vectors F32. `keys` are further metadata (lists, str, int, bool);
     `split_tensors` is how many tensors a file has at most (then `path` is the name without its number);
-    `split_expansion`: whether latent attention's keys and values have a tensor each, as in newer files; `further`
+    `split_expansion`: whether latent attention's keys and values have a tensor each, as in newer files, and z of
+    Qwen3-Next's linear attention; `further`
     are tensors that the checkpoint does not have."""
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
@@ -110,8 +119,9 @@ def gguf_twin(
     for name, array in (further or {}).items():
         writer.add_tensor(name, array)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    for name, tensor in unstacked(
-        load_file(checkpoint / "model.safetensors"), config, split_expansion
+    tensors = unstacked(load_file(checkpoint / "model.safetensors"), config, split_expansion)
+    for name, tensor in (
+        as_linear(tensors, config, split_expansion) if architecture in LINEAR else tensors
     ).items():
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
@@ -119,7 +129,7 @@ def gguf_twin(
             tensor = _permuted(tensor, config["num_attention_heads"])
         if architecture in PAIRED and ".k_proj." in name:
             tensor = _permuted(tensor, config["num_key_value_heads"])
-        if architecture in GEMMA and name.endswith("norm.weight"):
+        if architecture in (*GEMMA, *LINEAR) and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor = tensor + 1
         array = tensor.float().contiguous().numpy()
         plain = array.ndim == 1 or target.endswith(".bias") or ".ffn_gate_inp" in target
@@ -195,6 +205,8 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     _rotation(writer, config, head_dim)
     _of_its_own(writer, config)
     expert_keys(writer, config)
+    if "linear_num_key_heads" in config:
+        linear_keys(writer, config)
 
 
 def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> None:

@@ -68,14 +68,14 @@ class Place(NamedTuple):
         return found or [Span(self.rows.start, self.rows.start)]
 
 
-def stored_in(model: ModelConfig, *, packed: bool = False) -> dict[str, Place]:
+def stored_in(model: ModelConfig, *, packed: bool = False, apart: bool = False) -> dict[str, Place]:
     """Parameter -> where it lies in a checkpoint that stacks it; of those that may be stacked. `packed`: where experts
-    are in MXFP4 blocks, in the values of these."""
+    are in MXFP4 blocks, in the values of these; `apart`: where z of linear attention is a tensor of its own."""
     found: dict[str, Place] = {}
     for i in range(model.num_layers):
         shapes = shards.layer_parameters(model, i)
         own = model.of_layer(i)
-        places = dict(_rows_of(model, shapes)) | dict(_experts_of(own, packed)) | _heads_of(own)
+        places = dict(_rows_of(model, shapes)) | dict(_experts_of(own, packed)) | _heads_of(own, apart)
         for part, place in places.items():
             found[f"model.layers.{i}.{part}"] = place._replace(tensor=f"model.layers.{i}.{place.tensor}")
     return found
@@ -93,7 +93,7 @@ def _rows_of(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Itera
             start += part[0]
 
 
-def _heads_of(model: ModelConfig) -> dict[str, Place]:
+def _heads_of(model: ModelConfig, apart: bool) -> dict[str, Place]:
     """Of a layer's stacks whose rows lie head by head: those of the queries and their gate, and of Qwen3-Next's
     products of linear attention. The kernels of its convolution lie one below the other, each [1, width]."""
     hidden, linear = model.hidden_size, model.linear
@@ -114,8 +114,10 @@ def _heads_of(model: ModelConfig) -> dict[str, Place]:
         found[f"linear_attn.conv1d_{name}.weight"] = place
         start += size
     if model.family == "qwen3_next":
-        both = (("qkvz", (*dims, values, values)), ("ba", (linear.group, linear.group)))
-        for names, widths in both:
+        stacks = {"qkvz": (*dims, values, values), "ba": (linear.group, linear.group)}
+        for names, widths in stacks.items():
+            if apart and names == "qkvz":
+                continue
             parts = {f"linear_attn.in_proj_{one}": width for one, width in zip(names, widths, strict=True)}
             found |= _by_heads(f"linear_attn.in_proj_{names}", parts, linear.key_heads, hidden)
     return found
@@ -177,5 +179,6 @@ def _interleaved(
 def whole_stacks(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
     """As `stored_in`, of the stacks that are there in their shape; `shapes` by the names of tensors."""
     packed = any(name.endswith(BLOCKS) for name in shapes)
-    found = stored_in(model, packed=packed).items()
+    apart = any(name.endswith("linear_attn.in_proj_z.weight") for name in shapes)
+    found = stored_in(model, packed=packed, apart=apart).items()
     return {name: one for name, one in found if shapes.get(one.tensor) == one.shape}

@@ -43,7 +43,9 @@ def is_frequencies(name: str) -> bool:
 
 
 #: Families whose checkpoints hold such layers.
-PREDICTING: tuple[Family, ...] = ("glm4_moe", "deepseek_v3", "glm4_moe_lite")
+PREDICTING: tuple[Family, ...] = (
+    "glm4_moe", "deepseek_v3", "glm4_moe_lite", "qwen3_5_text", "qwen3_5_moe_text",
+)  # fmt: skip
 
 
 def predicts_further(name: str, model: ModelConfig) -> bool:

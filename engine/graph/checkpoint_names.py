@@ -36,15 +36,34 @@ _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_att
 #: Module that stacks the rows of others -> these, in that order: in some checkpoints, and in most engines.
 STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP}
 #: What GGUF files call the modules that are stacked there.
-GGUF_STACKS: Mapping[str, str] = {"mlp.gate_up_proj": "ffn_up", "self_attn.qkv_proj": "attn_qkv"}
+GGUF_STACKS: dict[str, str] = {
+    "mlp.gate_up_proj": "ffn_up",
+    "self_attn.qkv_proj": "attn_qkv",
+    "linear_attn.in_proj_qkv": "attn_qkv",
+}
+#: The same of what models with linear attention stack otherwise than by whole modules: head by head, and kernels.
+GGUF_MIXED: dict[str, str] = {
+    "self_attn.gate_proj": "attn_q",
+    "self_attn.q_proj": "attn_q",  # the name of both
+    "linear_attn.in_proj_qkvz": "ssm_in",
+    "linear_attn.in_proj_ba": "ssm_ba",
+    "linear_attn.conv1d": "ssm_conv1d",
+}
 _MLP_NORM = {"mlp_norm": "post_attention_norm"}
 #: Family -> tap -> what its GGUF files call the module, where it is not what most do.
-GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {"glm4_moe": _MLP_NORM, "gpt_oss": _MLP_NORM}
+GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
+    "glm4_moe": _MLP_NORM,
+    "gpt_oss": _MLP_NORM,
+    "qwen3_next": {**_MLP_NORM, "attn.in_proj_b": "ssm_ba", "attn.in_proj_a": "ssm_ba"},
+    "qwen3_5_text": _MLP_NORM,
+    "qwen3_5_moe_text": _MLP_NORM,
+}
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
 _MIXED = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{one}" for one in "qkv")}
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "phi3": {**_QKV, **_GATE_UP},
     "glm4": _GATE_UP,
+    "qwen3_next": _MIXED,  # of its GGUF files; in safetensors they lie head by head, beside z
     "qwen3_5_text": _MIXED,
     "qwen3_5_moe_text": _MIXED,
 }

@@ -25,7 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
-from lockstep.workbench.references import gguf_experts
+from lockstep.workbench.references import gguf_experts, gguf_linear
 from lockstep.workbench.references.gguf_experts import Told
 from lockstep.workbench.references.request import ReferenceFailure
 
@@ -188,6 +188,11 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "minimax-m2": _Architecture("minimax_m2", lambda file: gguf_experts.partly_rotated(file, _rope(file))),
     "gpt-oss": _Architecture("gpt_oss", lambda file: gguf_experts.gpt_oss(file, _rope(file))),
     "deepseek2": _Architecture("deepseek_v2", lambda file: gguf_experts.deepseek(file, _rope(file))),
+    "qwen3next": _Architecture("qwen3_next", lambda file: gguf_linear.linear_attention(file, _rope(file))),
+    "qwen35": _Architecture("qwen3_5_text", lambda file: gguf_linear.linear_attention(file, _rope(file))),
+    "qwen35moe": _Architecture(
+        "qwen3_5_moe_text", lambda file: gguf_linear.linear_attention(file, _rope(file))
+    ),
 }
 
 
@@ -266,6 +271,8 @@ def fill_from_gguf(model: Any, path: Path) -> None:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         values = processor.process(weights=values, name=tensor.name).weights
         found[tensor.name] = torch.from_numpy(np.array(values)).to(model.dtype)
+    if "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
+        gguf_linear.restore_linear(found, model.config)
     gguf_experts.stack_experts(found, interleaved=model.config.model_type == "gpt_oss")
     tensors, homeless, there = {}, [], set(model.state_dict())
     for name in found:

@@ -19,6 +19,7 @@ from lockstep.engine.checkpoint.gguf.expert_architectures import (
     qwen2_moe,
     qwen3_moe,
 )
+from lockstep.engine.checkpoint.gguf.linear_architectures import LINEAR_KEYS, qwen3_5, qwen3_5_moe
 from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
 from lockstep.engine.checkpoint.gguf.windows import PATTERN, WINDOW, windows
 from lockstep.engine.config import Family
@@ -164,4 +165,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax-m2": Architecture("minimax_m2", minimax_m2, EXPERT_KEYS, partial=True),
     "gpt-oss": Architecture("gpt_oss", gpt_oss, (*EXPERT_KEYS, PATTERN)),
     "deepseek2": Architecture("deepseek_v2", deepseek2, (*EXPERT_KEYS, YARN_KEY), latent=True),
+    "qwen3next": Architecture("qwen3_next", qwen3_5_moe, (*EXPERT_KEYS, *LINEAR_KEYS), partial=True),
+    "qwen35": Architecture("qwen3_5_text", qwen3_5, LINEAR_KEYS, partial=True),
+    "qwen35moe": Architecture("qwen3_5_moe_text", qwen3_5_moe, (*EXPERT_KEYS, *LINEAR_KEYS), partial=True),
 }

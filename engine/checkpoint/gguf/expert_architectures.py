@@ -35,9 +35,14 @@ def qwen3_moe(fields: Fields, of: StatedSizes) -> Own:
 
 def qwen2_moe(fields: Fields, of: StatedSizes) -> Own:
     """llama.cpp never renormalises."""
-    width = fields.size("expert_shared_feed_forward_length", fields.size("feed_forward_length"))
-    experts = replace(_softmax(fields, of, False), shared_width=width, shared_gated=True)
-    return {"experts": experts}
+    return {"experts": gated_shared(fields, of, False)}
+
+
+def gated_shared(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
+    """Scores are a softmax over all experts; one to which every token goes, through a gate."""
+    own = "expert_shared_feed_forward_length"
+    width = fields.size(own if own in fields else "feed_forward_length")
+    return replace(_softmax(fields, of, renormalised), shared_width=width, shared_gated=True)
 
 
 def olmoe(fields: Fields, of: StatedSizes) -> Own:

@@ -75,7 +75,7 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     plain = ModelConfig(
         family=architecture.family,
         hidden_size=hidden,
-        intermediate_size=fields.size("feed_forward_length"),
+        intermediate_size=_intermediate(fields),
         num_layers=layers,
         num_heads=heads,
         num_kv_heads=kv_heads,
@@ -119,6 +119,12 @@ def _refuse_unsupported(fields: Fields, known: Collection[str]) -> None:
     for key, value in fields.data.items():
         if isinstance(value, MetadataArray) and key not in known:
             raise ConfigError(f"{fields.where}: {printable(key)} differs from layer to layer: not supported")
+
+
+def _intermediate(fields: Fields) -> int:
+    """The MLP's width; of a file in which all layers have experts, theirs."""
+    key, other = "feed_forward_length", "expert_feed_forward_length"
+    return fields.size(other if key not in fields and other in fields else key)
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:

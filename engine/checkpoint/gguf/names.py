@@ -1,7 +1,8 @@
 """Hugging Face names and layouts <-> GGUF's: a table of rules, read in both directions. Torch-free.
 
 Sources: gguf-py's `tensor_mapping` and llama.cpp's converter. Dimensions need no rule: GGUF writes them fastest
-first, so that reversed they are the Hugging Face shape. Norm weights are stored as they are, or with 1 added (`shift`).
+first, so that reversed they are the Hugging Face shape. Norm weights are stored as they are, or with 1 added, the decay
+of linear attention as -exp of it (`as_hugging_face`).
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ from typing import Any, Protocol, TypeVar
 
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import LAYER, OUTSIDE, instead_of
-from lockstep.engine.graph.checkpoint_names import FUSED, GGUF_MODULES, GGUF_STACKS, MODULES
-from lockstep.engine.parallel.shards import CORRECTION, SINKS, Span
+from lockstep.engine.graph.checkpoint_names import FUSED, GGUF_MIXED, GGUF_MODULES, GGUF_STACKS, MODULES
+from lockstep.engine.parallel.shards import CORRECTION, DECAY, SINKS, Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
 Array = TypeVar("Array", bound=Any)
@@ -51,10 +52,30 @@ class PairRows:
         return _swapped(tensor, self.head_dim // 2, 2)
 
 
-def _swapped(tensor: Array, outer: int, inner: int) -> Array:
-    """Each group of outer * inner rows, seen as a matrix, transposed; contiguous."""
+@dataclass(frozen=True, slots=True)
+class TiledHeads:
+    """Heads of values of linear attention, `width` rows each. Hugging Face has those that share a head of keys one
+    behind the other; `qwen35` has the first of each head of keys, then the second of each."""
+
+    key_heads: int
+    group: int
+    width: int
+
+    @property
+    def rows(self) -> int:
+        return self.key_heads * self.group * self.width
+
+    def to_gguf(self, tensor: Array) -> Array:
+        return _swapped(tensor, self.key_heads, self.group, self.width)
+
+    def from_gguf(self, tensor: Array) -> Array:
+        return _swapped(tensor, self.group, self.key_heads, self.width)
+
+
+def _swapped(tensor: Array, outer: int, inner: int, width: int = 1) -> Array:
+    """Each group of outer * inner blocks of `width` rows, seen as a matrix of blocks, transposed; contiguous."""
     shape = tuple(tensor.shape)
-    groups = tensor.reshape(shape[0] // (outer * inner), outer, inner, *shape[1:])
+    groups = tensor.reshape(shape[0] // (outer * inner * width), outer, inner, width, *shape[1:])
     swapped: Array = groups.swapaxes(1, 2).reshape(shape)
     return swapped
 
@@ -63,16 +84,18 @@ def _swapped(tensor: Array, outer: int, inner: int) -> Array:
 class NameRule:
     """One module: its name in either format, `{}` for the layer and for the expert. `rotated`: rows are reordered where
     the architecture turns neighbours. `kind`: what a GGUF file appends to the name of a parameter that has no module
-    of its own."""
+    of its own, which may be nothing."""
 
     hugging_face: str
     gguf: str
     rotated: bool = False
-    kind: str = ""
+    kind: str | None = None
 
 
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
 PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3"})
+#: Families in whose GGUF files the heads of values of linear attention are in another order.
+TILED: frozenset[Family] = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 
 _PARTS = re.compile(
     r"(?:(?P<before>model\.layers|blk)\.(?P<layer>0|[1-9]\d*)\.)?(?P<module>.+?)(?:\.(?P<kind>weight|bias))?"
@@ -104,18 +127,21 @@ def _rules(family: Family) -> _Rules:
             turned = one.kind == "linear" and one.tap in rotated
             gguf = theirs.get(tap) or stacked.get(module, one.gguf)
             found.append(_layer_rule(module, gguf, turned))
-    whole = [_layer_rule(stack, GGUF_STACKS[stack]) for stack in stacks]
+    further = GGUF_MIXED if "linear_attn.in_proj_qkv" in stacks else {}
+    whole = [_layer_rule(stack, (GGUF_STACKS | further)[stack]) for stack in (*stacks, *further)]
     chooser = modules.get("mlp.topk_ids") or modules.get("mlp.router", "mlp.gate")
     found += [
         _layer_rule(f"{chooser}.{CORRECTION}", "exp_probs_b", kind="bias"),
         _layer_rule(SINKS, "attn_sinks", kind="weight"),
+        _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
+        _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]
     found += [*(NameRule(one.module, one.gguf) for one in OUTSIDE.values()), *whole]
     # A stack's name means the stack, not one of its parts.
     return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})
 
 
-def _layer_rule(module: str, gguf: str, rotated: bool = False, kind: str = "") -> NameRule:
+def _layer_rule(module: str, gguf: str, rotated: bool = False, kind: str | None = None) -> NameRule:
     return NameRule(f"model.layers.{{}}.{module}", f"blk.{{}}.{gguf}", rotated, kind)
 
 
@@ -131,10 +157,22 @@ def hugging_face_name(name: str, family: Family) -> str:
     return _translated(name, _rules(family).by_gguf, "hugging_face")
 
 
-def shift(name: str, model: ModelConfig) -> float:
-    """By how much the values of a GGUF file are larger than Hugging Face's: of norms that multiply by 1 + weight it
-    holds the sum."""
-    return 1.0 if model.norm == "plus_one" and name.endswith("norm.weight") else 0.0
+def as_hugging_face(name: str, model: ModelConfig, values: Array) -> Array:
+    """The values of the parameter from those that a GGUF file has: of norms that multiply by 1 + weight it holds the
+    sum, of the decay of linear attention what the gate is multiplied by, -exp(A_log)."""
+    found: Array = values
+    if (
+        model.norm == "plus_one"
+        and name.endswith("norm.weight")
+        and not name.endswith("linear_attn.norm.weight")
+    ):
+        found = values - 1.0
+    if name.endswith(DECAY["A_log"]):
+        import numpy as np
+
+        logarithm: Any = np.log(-np.asarray(values, np.float64)).astype(np.float32)
+        found = logarithm if isinstance(values, np.ndarray) else values.new_tensor(logarithm)
+    return found
 
 
 def operations(name: str, model: ModelConfig) -> tuple[RowOperation, ...]:
@@ -143,7 +181,27 @@ def operations(name: str, model: ModelConfig) -> tuple[RowOperation, ...]:
     rule = _rule(name, _rules(model.family).by_hugging_face)
     if rule is not None and rule.rotated and model.family in PAIRED:
         return (PairRows(model.head_dim),)
-    return ()
+    _, _, part = name.partition(".linear_attn.")
+    if part in ("in_proj_v.weight", "in_proj_z.weight", "conv1d_v.weight"):
+        heads = _tiled_heads(model)
+    elif part in ("in_proj_a.weight", "in_proj_b.weight", "A_log", "dt_bias"):
+        heads = _tiled_heads(model, 1)
+    else:
+        return ()
+    return () if heads is None else (heads,)
+
+
+def tiled_columns(name: str, model: ModelConfig) -> TiledHeads | None:
+    """The same of the columns of the product that reads the heads of values."""
+    return _tiled_heads(model) if name.endswith(".linear_attn.out_proj.weight") else None
+
+
+def _tiled_heads(model: ModelConfig, width: int | None = None) -> TiledHeads | None:
+    """The order of heads of values, `width` rows each (None: their own width); None where it is Hugging Face's."""
+    linear = model.linear
+    if linear is None or linear.group == 1 or model.family not in TILED:
+        return None
+    return TiledHeads(linear.key_heads, linear.group, linear.value_dim if width is None else width)
 
 
 def covering(span: Span, size: int, applied: tuple[RowOperation, ...]) -> Span:
@@ -170,11 +228,12 @@ def _translated(name: str, rules: Mapping[str, NameRule], to: str) -> str:
     if match is None or rule is None:
         return name
     # What follows the module's name here, and there: the same, but of parameters without a module.
-    here, there = ("", rule.kind) if to == "gguf" else (rule.kind, "")
     kind = match["kind"] or ""
-    if not rule.kind:
-        here, there = kind, kind
-    if kind != here or (not rule.kind and not kind):
+    if rule.kind is None:
+        here, there = kind or "weight", kind
+    else:
+        here, there = ("", rule.kind) if to == "gguf" else (rule.kind, "")
+    if kind != here:
         return name
     target: str = getattr(rule, to).format(match["layer"], "{}")
     return f"{target}.{there}" if there else target

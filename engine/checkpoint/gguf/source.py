@@ -18,11 +18,19 @@ from lockstep.engine.checkpoint.file_source import PIECE_BYTES, FileSource, hash
 from lockstep.engine.checkpoint.gguf.expansion import PlacedTensor, split_expansions
 from lockstep.engine.checkpoint.gguf.header import GgufHeader, GgufTensor
 from lockstep.engine.checkpoint.gguf.hyperparameters import model_config
-from lockstep.engine.checkpoint.gguf.names import RowOperation, covering, hugging_face_name, operations, shift
+from lockstep.engine.checkpoint.gguf.names import (
+    RowOperation,
+    TiledHeads,
+    as_hugging_face,
+    covering,
+    hugging_face_name,
+    operations,
+    tiled_columns,
+)
 from lockstep.engine.checkpoint.gguf.rotary import FACTORS
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.checkpoint.source import TensorInfo
-from lockstep.engine.checkpoint.stacks import whole_stacks
+from lockstep.engine.checkpoint.stacks import Place, whole_stacks
 from lockstep.engine.checkpoint.ties import PREDICTING
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError
@@ -119,14 +127,16 @@ class GgufSource(FileSource):
             for name in names:
                 del found[name]
         self._expansions = {name: one for name, (one, _) in expansions.items()}
-        parts = whole_stacks(model, {name: one.tensor.shape for name, one in found.items()})
+        parts = whole_stacks(model, {name: _stack_shape(name, one.tensor) for name, one in found.items()})
         stacks = {whole: found.pop(whole) for whole in {place.tensor for place in parts.values()}}
+        # Whose rows lie in pieces, head by head: by the whole tensor.
+        self._pieces = {name: place for name, place in parts.items() if place.blocks > 1}
         for name, place in parts.items():
             file, tensor = stacks[place.tensor]
-            found[name] = PlacedTensor(file, _rows_of(tensor, place.rows))
+            found[name] = PlacedTensor(file, tensor if place.blocks > 1 else _rows_of(tensor, place.rows))
         found = dict(_single(found, model))
         self._tensors = {name: one.tensor for name, one in found.items()}
-        infos = {name: _info(*one) for name, one in found.items()}
+        infos = {name: _info(*one, self._pieces.get(name)) for name, one in found.items()}
         super().__init__(infos | {name: one.info for name, one in self._expansions.items()}, headers)
 
     def _named(self, headers: dict[Path, GgufHeader]) -> dict[str, PlacedTensor]:
@@ -161,9 +171,9 @@ class GgufSource(FileSource):
             values = self.blocks(name).values(decode)
             for operation in reversed(applied):
                 values = operation.from_gguf(values)
+            values = as_hugging_face(name, self._model, values)
             return values if span is None else values[span.start : span.stop].clone()
-        values, above = self.blocks(name, dim, span).values(decode), shift(name, self._model)
-        return values - above if above else values
+        return as_hugging_face(name, self._model, self.blocks(name, dim, span).values(decode))
 
     def _expansion(
         self,
@@ -192,7 +202,9 @@ class GgufSource(FileSource):
             values = self._expansion(name, dim, span, partial(self.decoding.values, name))
             return Blocks(values.view(torch.uint8), FLOAT32, Span(0, values.shape[1]))
         tensor = self._tensors[name]
-        kind, shape = tensor.type, tensor.shape
+        if (tiled := tiled_columns(name, self._model)) is not None and len(tensor.shape) == 2:
+            return self._reordered(name, tiled, dim, span)
+        kind, shape = tensor.type, info.shape
         last = len(shape) - 1
         wanted = [Span(0, size) for size in shape]
         if dim is not None and span is not None:
@@ -202,14 +214,47 @@ class GgufSource(FileSource):
         applied = self.decoding.operations(name, self._model) if last else ()
         taken[0] = covering(taken[0], shape[0], applied)
         row_bytes = shape[last] // kind.elements * kind.nbytes
-        raw = _copy(info.file, tensor.start, (*shape[:last], row_bytes), taken)
-        self.bytes_read += raw.numel()
+        raw = self._raw(name, info.file, (*shape[:last], row_bytes), taken)
         for operation in reversed(applied):
             raw = operation.from_gguf(raw)
         if last and taken[0] != wanted[0]:
             raw = raw[wanted[0].start - taken[0].start :][: wanted[0].size].clone()
         skipped = first * kind.elements
         return Blocks(raw, kind, Span(wanted[last].start - skipped, wanted[last].stop - skipped))
+
+    def _raw(self, name: str, file: Path, shape: tuple[int, ...], taken: list[Span]) -> torch.Tensor:
+        """The part `taken` of the stored bytes [*shape] of the parameter, of one in pieces one below the other."""
+        tensor, place = self._tensors[name], self._pieces.get(name)
+        if place is None:
+            raw = _copy(file, tensor.start, shape, taken)
+        else:
+            import torch
+
+            whole, (rows, columns) = (place.shape[0], shape[1]), taken
+            pieces = [_copy(file, tensor.start, whole, [one, columns]) for one in place.pieces(rows)]
+            raw = torch.cat(pieces)[: rows.size]
+        self.bytes_read += raw.numel()
+        return raw
+
+    def _reordered(self, name: str, tiled: TiledHeads, dim: int | None, span: Span | None) -> Blocks:
+        """A matrix whose columns are in another order: in its blocks where each is of one head, else as numbers."""
+        import torch
+
+        info, kind = self.info(name), self._tensors[name].type
+        rows, columns = (Span(0, size) for size in info.shape)
+        if span is not None:
+            rows, columns = (span, columns) if dim == 0 else (rows, span)
+        width = info.shape[1] // kind.elements * kind.nbytes
+        raw = self._raw(name, info.file, (info.shape[0], width), [rows, Span(0, width)])
+        if tiled.width % kind.elements == 0:
+            per_head = replace(tiled, width=tiled.width // kind.elements * kind.nbytes)
+            raw = per_head.from_gguf(raw.T).T
+            first, stop = columns.start // kind.elements, -(-columns.stop // kind.elements)
+            skipped, taken = first * kind.elements, raw[:, first * kind.nbytes : stop * kind.nbytes]
+            return Blocks(taken.contiguous(), kind, Span(columns.start - skipped, columns.stop - skipped))
+        values: torch.Tensor = tiled.from_gguf(self.decoding.values(name, raw, kind).float().T).T
+        values = values[:, columns.start : columns.stop].contiguous()
+        return Blocks(values.view(torch.uint8), FLOAT32, Span(0, columns.size))
 
     def rows(self, name: str, step: int = 1) -> NDArray[np.float32]:
         """Every `step`-th row (of one dimension: all elements) as float32, without torch: dequantised by gguf-py, which
@@ -235,15 +280,19 @@ class GgufSource(FileSource):
         tensor = self._tensors[name]
         length = tensor.shape[-1] // tensor.type.elements * tensor.type.nbytes
         raw = np.memmap(info.file, np.uint8, "r", tensor.start, (*tensor.shape[:-1], length))
-        order = np.arange(tensor.shape[0])
+        if (place := self._pieces.get(name)) is not None:
+            raw = place.within(raw)
+        order = np.arange(info.shape[0])
         for operation in reversed(operations(name, self._model)):
             order = operation.from_gguf(order)
         kind = GGMLQuantizationType[tensor.type.name]
         try:
             if len(tensor.shape) == 1:
                 values = dequantize(np.array(raw), kind)[order].astype(np.float32)
-                return values - np.float32(shift(name, self._model))
-            return dequantize(raw[order[::step]], kind).astype(np.float32, copy=False)
+                return as_hugging_face(name, self._model, values)
+            found = dequantize(raw[order[::step]], kind).astype(np.float32, copy=False)
+            tiled = tiled_columns(name, self._model)
+            return found if tiled is None else tiled.from_gguf(found.T).T
         except NotImplementedError as error:
             raise CheckpointError(f"{info.file}: {printable(name)}: {kind.name} cannot be read") from error
 
@@ -281,6 +330,13 @@ def _single(found: dict[str, PlacedTensor], model: ModelConfig) -> Iterator[tupl
             yield name, PlacedTensor(file, tensor)
 
 
+def _stack_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
+    """The shape in which Hugging Face has the stack: kernels [channels, 1, width] are a matrix here."""
+    if name.endswith("linear_attn.conv1d.weight") and len(tensor.shape) == 2:
+        return tensor.shape[0], 1, tensor.shape[1]
+    return tensor.shape
+
+
 def _rows_of(tensor: GgufTensor, rows: Span) -> GgufTensor:
     """Some rows of a matrix as a tensor of their own: whole blocks, as each row is."""
     size = (tensor.stop - tensor.start) // tensor.shape[0]
@@ -288,10 +344,12 @@ def _rows_of(tensor: GgufTensor, rows: Span) -> GgufTensor:
     return GgufTensor(tensor.type, (rows.size, *tensor.shape[1:]), start, stop)
 
 
-def _info(file: Path, tensor: GgufTensor) -> TensorInfo:
-    kind = tensor.type.name
+def _info(file: Path, tensor: GgufTensor, place: Place | None) -> TensorInfo:
+    """Of the tensor, or of those of its rows that `place` says."""
+    kind, shape = tensor.type.name, tensor.shape if place is None else place.parameter_shape
     dtype = PLAIN.get(kind, "float32" if kind in QUANTISED else kind)
-    return TensorInfo(tensor.shape, dtype, file, kind, tensor.stop - tensor.start)
+    size = (tensor.stop - tensor.start) // tensor.shape[0] * shape[0]
+    return TensorInfo(shape, dtype, file, kind, size)
 
 
 def _floats(path: Path, tensor: GgufTensor) -> tuple[float, ...]:

@@ -1,4 +1,4 @@
-"""Which layers have a sliding window, as GGUF files have it. Torch-free."""
+"""What single layers have, as GGUF files have it: a list, or every so many-th; sliding windows. Torch-free."""
 
 from __future__ import annotations
 
@@ -10,10 +10,17 @@ WINDOW, PATTERN = "attention.sliding_window", "attention.sliding_window_pattern"
 
 def windows(fields: Fields, layers: int, window: int, period: int) -> tuple[int | None, ...]:
     """Of each layer: the last of every `period` sees everything, unless the file states which have a window."""
-    pattern = fields.data.get(PATTERN)
-    if isinstance(pattern, MetadataArray):
-        if pattern.count != layers or pattern.element not in ("BOOL", "UINT32", "INT32"):
-            raise fields.error(PATTERN, f"expected a truth value for each of {layers} layers")
-        return tuple(window if one else None for one in pattern.numbers()) if window else (None,) * layers
+    if (stated := of_layers(fields, PATTERN, layers)) is not None:
+        return tuple(window if one else None for one in stated) if window else (None,) * layers
     period = fields.size(PATTERN, period)
     return tuple(window if window and (i + 1) % period else None for i in range(layers))
+
+
+def of_layers(fields: Fields, key: str, layers: int) -> tuple[bool, ...] | None:
+    """The key's truth value for each layer; None where it is no list."""
+    stated = fields.data.get(key)
+    if not isinstance(stated, MetadataArray):
+        return None
+    if stated.count != layers or stated.element not in ("BOOL", "UINT32", "INT32"):
+        raise fields.error(key, f"expected a truth value for each of {layers} layers")
+    return tuple(bool(one) for one in stated.numbers())

@@ -63,8 +63,11 @@ def test_a_twin_is_its_original(name: str, tmp_path: Path) -> None:
     )
     for tensor in source.names():
         right = expected.read(tensor)
-        if model.norm == "plus_one" and tensor.endswith("norm.weight"):
-            right = (right + 1) - 1  # as the file rounds it
+        # As the file rounds it.
+        if model.norm == "plus_one" and tensor.endswith("norm.weight") and "linear_attn" not in tensor:
+            right = (right + 1) - 1
+        if tensor.endswith("A_log"):
+            right = right.exp().double().log().float()
         assert torch.equal(source.read(tensor), right), tensor
         assert torch.equal(torch.from_numpy(source.rows(tensor)), right), tensor
         part = Span(len(right) // 4, len(right) // 2)

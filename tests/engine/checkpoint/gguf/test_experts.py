@@ -26,7 +26,7 @@ EXPERTS = [
 ]
 
 
-@pytest.mark.parametrize("name", ["qwen2-moe", "gpt-oss", "deepseek-v3"])
+@pytest.mark.parametrize("name", ["qwen2-moe", "gpt-oss", "deepseek-v3", "qwen3.5-moe"])
 @pytest.mark.parametrize(("tp", "ep"), [(2, 1), (2, 2), (4, 2)])
 def test_ranks_share_the_experts(
     name: str, tp: int, ep: int, engine_of: Callable[[int], Engine], tmp_path: Path

@@ -11,9 +11,16 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from lockstep.engine.checkpoint.gguf.names import PairRows, covering, gguf_name, hugging_face_name, operations
+from lockstep.engine.checkpoint.gguf.names import (
+    PairRows,
+    TiledHeads,
+    covering,
+    gguf_name,
+    hugging_face_name,
+    operations,
+)
 from lockstep.engine.checkpoint.stacks import stored_in
-from lockstep.engine.config import ModelConfig
+from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph.checkpoint_names import FUSED
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
@@ -24,6 +31,7 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 #: What the converter makes of names before it looks them up.
 CONVERTED = {
     "e_score_correction_bias": "e_score_correction.bias", "self_attn.sinks": "self_attn.sinks.weight",
+    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
     "block_sparse_moe.experts.w1": "mlp.experts.gate_proj", "block_sparse_moe.experts.w3": "mlp.experts.up_proj",
     "block_sparse_moe.experts.w2": "mlp.experts.down_proj",
 }  # fmt: skip
@@ -35,11 +43,15 @@ AS_CONVERTED = re.compile("|".join(map(re.escape, CONVERTED)))
 )
 def test_every_parameter_has_the_name_that_gguf_py_gives_it_and_back(variant: str) -> None:
     family, overrides = EVERY_VARIANT[variant]
-    if family in ("qwen3_moe", "qwen2_moe"):  # all of whose layers have experts there
+    if family in ("qwen3_moe", "qwen2_moe", "qwen3_next"):  # all of whose layers have experts there
         overrides = {**overrides, "mlp_only_layers": []}
     model = ModelConfig.from_hf(tiny_config(family, **overrides).to_dict())
     names = gguf.get_tensor_name_map(ARCHITECTURES[family], model.num_layers)
-    stacked = {name: place[0] for name, place in stored_in(model).items()} if model.family in FUSED else {}
+    stacked = (
+        {name: place[0] for name, place in stored_in(model, apart=True).items()}
+        if model.family in FUSED
+        else {}
+    )
     for name in shards.parameters(model):
         whole = stacked.get(name, name)
         number = re.search(r"(?<=\.experts\.)\d+(?=\.)", name)
@@ -69,12 +81,31 @@ def test_rows_are_paired_as_the_converter_pairs_them_and_back(heads: int, head_d
     assert torch.equal(operation.from_gguf(torch.from_numpy(theirs)[:, 0]), torch.from_numpy(weight)[:, 0])
 
 
-def test_only_architectures_that_turn_neighbours_reorder_q_and_k() -> None:
-    for family in ARCHITECTURES:
-        model = ModelConfig.from_hf(tiny_config(family).to_dict())
-        moved = {name.split(".")[-2] for name in shards.parameters(model) if operations(name, model)}
-        paired = family in ("llama", "mistral", "mixtral", "granite", "smollm3")
-        assert moved == ({"q_proj", "k_proj"} if paired else set())
+@pytest.mark.parametrize("family", ARCHITECTURES)
+def test_only_some_architectures_reorder_rows(family: Family) -> None:
+    model = ModelConfig.from_hf(tiny_config(family).to_dict())
+    moved = {re.split(r"\d\.\w+\.", name)[1] for name in shards.parameters(model) if operations(name, model)}
+    if family in ("llama", "mistral", "mixtral", "granite", "smollm3"):
+        assert moved == {"q_proj.weight", "k_proj.weight"}
+    elif family in ("qwen3_5_text", "qwen3_5_moe_text"):
+        products = {f"{one}.weight" for one in ("conv1d_v", *(f"in_proj_{part}" for part in "vzab"))}
+        assert moved == {*products, "A_log", "dt_bias"}
+    else:
+        assert not moved
+
+
+@pytest.mark.parametrize(("keys", "group", "width"), [(1, 3, 4), (2, 4, 1), (3, 2, 5)])
+def test_heads_of_values_take_turns_by_their_heads_of_keys(keys: int, group: int, width: int) -> None:
+    weight = np.arange(keys * group * width * 2).reshape(-1, 2)
+    order = [
+        (key * group + each) * width + row
+        for each in range(group)
+        for key in range(keys)
+        for row in range(width)
+    ]
+    operation = TiledHeads(keys, group, width)
+    assert np.array_equal(operation.to_gguf(weight), weight[order])
+    assert np.array_equal(operation.from_gguf(weight[order]), weight)
 
 
 @given(st.integers(0, 40), st.integers(0, 40))
