@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import tempfile
+from collections import Counter
 from collections.abc import Generator, Iterator
 from pathlib import Path
 
@@ -54,9 +55,18 @@ def pytest_collection() -> Generator[None, object, object]:
         return (yield)
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """A slow test that states no time of its own has ten minutes: the machine may be busy."""
+    """Of a `sampled` test's cases every so many-th stays quick. A slow test that states no time of its own has ten
+    minutes: the machine may be busy."""
+    seen = Counter[str]()
     for item in items:
+        sampled = item.get_closest_marker("sampled")
+        if sampled is not None and not item.get_closest_marker("slow"):
+            function = item.nodeid.partition("[")[0]
+            if seen[function] % sampled.args[0]:
+                item.add_marker(pytest.mark.slow)
+            seen[function] += 1
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
 

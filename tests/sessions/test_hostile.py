@@ -208,6 +208,7 @@ def frame(content: bytes, claims: int | None = None) -> bytes:
 TENSOR = "UPDATE blobs SET {} = ? WHERE id = (SELECT blob FROM tensors WHERE step = 0 AND rank = 0)"
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -242,6 +243,7 @@ def test_a_tensor_whose_header_lies_is_refused(path: Path, column: str, value: o
     assert verify(path) != []
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     "statement",
     [

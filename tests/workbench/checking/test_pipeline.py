@@ -87,6 +87,7 @@ CAUSE = {
 QUICK = ("mask=additive", "qkv_shard_dim=1", "rope=interleaved", "cache_layer=shared")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "rule", [pytest.param(rule, marks=[pytest.mark.slow] * (rule not in QUICK)) for rule in FIRST]
 )
@@ -104,6 +105,7 @@ def test_each_known_bug_is_named_where_it_begins(rule: str, at_two: Check) -> No
     assert (fault.first_tap.replace("*", "0"), fault.step) == FIRST[rule]  # the catalogue says the same
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "fault",
     [

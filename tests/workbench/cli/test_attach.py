@@ -64,6 +64,7 @@ def test_the_run_of_a_command_is_a_session(engine: list[str], tmp_path: Path, ca
     assert [path.name for path in tmp_path.iterdir()] == ["run.session"]  # nothing of the dump
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("ending", "code", "told", "rows"),
     [

@@ -176,6 +176,7 @@ def test_a_right_run_is_held_against_all_its_tensors_where_they_are_small(
     assert tensors(tmp_path / "run.session") == set(range(LAYERS))
 
 
+@pytest.mark.slow
 def test_what_statistics_do_not_show_is_found_where_the_tensors_are_small(
     engine: Engine, attach: Attach, case: Case, monkeypatch: pytest.MonkeyPatch
 ) -> None:

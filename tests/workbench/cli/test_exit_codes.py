@@ -63,6 +63,7 @@ def _actions(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield words, command
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("kind", RAISED)
 def test_whatever_a_command_raises_is_one_line_and_no_verdict(

@@ -15,6 +15,7 @@ from lockstep.workbench.demo import MODEL_DIR
 from tests.workbench.models.hostile_tokenizers import KINDS
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("command", ["generate", "check", "run"])
 @pytest.mark.usefixtures("fresh_processes")

@@ -8,6 +8,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+import pytest
+
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.exit_codes import Exit
 
@@ -35,6 +37,7 @@ def test_what_is_loaded_rightly() -> None:
     assert "the command was ended once its ranks had written their weights" in done.stderr
 
 
+@pytest.mark.slow
 def test_biases_that_were_never_loaded() -> None:
     done = weights("--json", "bug")
     assert done.returncode == Exit.DIVERGED, done.stderr
@@ -44,6 +47,7 @@ def test_biases_that_were_never_loaded() -> None:
     assert one["layers"] == [0, 1, 2, 3]
 
 
+@pytest.mark.slow
 def test_a_command_that_loads_nothing() -> None:
     done = weights("--engine=auto", program=[sys.executable, "-c", "print('hello')"])
     assert done.returncode == Exit.CANNOT_LOAD

@@ -90,6 +90,7 @@ def test_names_of_files_that_no_file_can_have(path: Path, line: str) -> None:
         debugger.execute(line)
 
 
+@pytest.mark.sampled(4)
 @junk
 @pytest.mark.parametrize(
     "key",
@@ -112,6 +113,7 @@ def test_whatever_the_meta_says(path: Path, key: str, values: Sequence[object]) 
         harmless(path)
 
 
+@pytest.mark.sampled(3)
 @junk
 @pytest.mark.parametrize(
     "kind", ["fork", pytest.param("golden", marks=pytest.mark.slow), "command", "stop", "note", "lens"]

@@ -190,6 +190,7 @@ def test_a_recorder_that_stands_by_serves_once(model_dir: Path) -> None:
                 np.testing.assert_array_equal(mine, theirs)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_processes")
 def test_one_that_stands_by_in_vain_is_replaced_or_ended(model_dir: Path, tmp_path: Path) -> None:
     for checkpoint, threads in ((model_dir, 2), (tmp_path / "none", 1)):

@@ -39,6 +39,7 @@ def _rows(told: Told, line: str) -> list[list[object]]:  # noqa: F811
     return table.rows
 
 
+@pytest.mark.sampled(4)
 def test_the_candidates(told: Told) -> None:  # noqa: F811
     lines = {branch: told.line(branch) for branch in told.branches}
     for where in _places(told):
@@ -71,6 +72,7 @@ def test_the_token_that_is_read(told: Told) -> None:  # noqa: F811
         assert found["reads"] == told.line(where.branch).label(found["position"])
 
 
+@pytest.mark.sampled(4)
 def test_the_attention(told: Told) -> None:  # noqa: F811
     branch = told.branches[-1]
     told.debugger.execute(f"branch {branch}")

@@ -109,6 +109,7 @@ def test_there_are_recordings() -> None:
     assert len(RECORDED) >= 10
 
 
+@pytest.mark.sampled(4)
 def test_what_ran(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sessions", "show", str(told.path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
@@ -147,6 +148,7 @@ def test_the_owner_of_each_step(told: Told) -> None:
             assert choice.own == (owner == branch)
 
 
+@pytest.mark.sampled(4)
 def test_the_emitted_tokens(told: Told) -> None:
     for branch in told.branches:
         line, document = told.line(branch), told.json(branch)
@@ -223,6 +225,7 @@ def found_cause(golden: dict[str, Any]) -> str:
     return f"{place}{cause['text']}{left}"
 
 
+@pytest.mark.sampled(4)
 def test_the_sentinels(told: Told) -> None:
     """The report looks at a step where it was recorded, the pane and `catch` wherever it is shared."""
     for branch in told.branches:

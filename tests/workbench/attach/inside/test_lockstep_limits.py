@@ -70,6 +70,7 @@ FLOODS: list[tuple[Callable[[Tape], None], str]] = [
 ]
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("capture", ["full", "stats"])
 @pytest.mark.parametrize(("flood", "said"), FLOODS, ids=lambda one: getattr(one, "__name__", ""))
 def test_a_flood_is_stopped_and_said(

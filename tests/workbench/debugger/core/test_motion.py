@@ -147,6 +147,7 @@ motions = st.one_of(
 )  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("tp", "rules"), RUNS, ids=str)
 @settings(
     max_examples=8,

@@ -261,6 +261,7 @@ def test_the_recorder_of_a_reference_ends_with_the_client_of_its_host(
     recorder.wait(_PATIENCE)
 
 
+@pytest.mark.slow
 def test_a_recorder_is_got_ready_while_nothing_is_asked_for_and_ends_with_the_host(
     model: Path, hosts: Callable[..., HostProcess], tmp_path: Path
 ) -> None:

@@ -17,6 +17,7 @@ from tests.sessions.samples import write
 from tests.workbench.debugger.conftest import Live, finish, texts
 
 
+@pytest.mark.slow
 def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path) -> None:
     """The whole program under a limit on the size of files, which the system answers like a full disk."""
     session, limit = tmp_path / "full.session", 400_000

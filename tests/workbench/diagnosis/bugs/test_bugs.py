@@ -144,6 +144,7 @@ def test_every_expected_class_can_be_answered():
         assert set(bug.accepted) <= known, bug.name
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_bug_is_named(name: str, short: Recordings):
     assert ALL[name].part == "open"
@@ -170,6 +171,7 @@ def test_attention_in_stages_has_the_recorder_s_bits(short: Recordings):
                 assert np.array_equal(left, right), (tap.name, step)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", QUICK_UNSEEN)
 def test_an_unseen_bug_shows_first_where_it_was_put(name: str, short: Recordings):
     """Nobody asks the diagnosis about these."""

@@ -37,6 +37,7 @@ def explained(
     return attached_and_diagnosed(path, scratch, dtype, put)
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_right_experts_are_judged_and_not_accused(name: str, dtype: str, tmp_path: Path) -> None:
@@ -117,6 +118,7 @@ BUGS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("bug", BUGS)
 def test_wrong_experts_are_named(bug: str, tmp_path: Path) -> None:
     model, change, tap, name = BUGS[bug]

@@ -94,6 +94,7 @@ CASES: dict[str, tuple[Callable[[], Array], str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", CASES)
 def test_wrong_norms_are_named(case: str, dtype: str) -> None:

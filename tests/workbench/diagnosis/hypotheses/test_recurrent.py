@@ -15,6 +15,7 @@ from tests.workbench.diagnosis.attached import attached_and_diagnosed
 FAMILIES = ("qwen3-next", "qwen3.5", "qwen3.5-moe")
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("name", FAMILIES)
 def test_right_linear_attention_is_judged_and_not_accused(name: str, dtype: str, tmp_path: Path) -> None:

@@ -201,6 +201,7 @@ _PLANTED: list[tuple[str, Bug, str, str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("bug", "parameter", "kind"), [one[1:] for one in _PLANTED], ids=[one[0] for one in _PLANTED]
 )

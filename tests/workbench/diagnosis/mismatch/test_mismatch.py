@@ -180,6 +180,7 @@ def scaled(factor: float = 1.01) -> Spoil:
     return lambda x, at: x * factor
 
 
+@pytest.mark.slow
 def test_weights_that_are_not_the_checkpoint_s(case: Case, rollout: Session, tmp_path: Path) -> None:
     """Every matrix has moved a little, as after a sync that did not come through."""
 
@@ -256,6 +257,7 @@ def reported(
     }
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("name", DEFINITIONS)
 def test_what_the_figures_are_of(
     case: Case, rollout: Session, tmp_path: Path, logits: Mapping[int, torch.Tensor], name: str

@@ -47,6 +47,7 @@ GROWING: Mapping[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "variant", ["qwen2-window", "qwen3-bias", "llama-bias", "llama-llama3", "llama-yarn", *GROWING]
 )

@@ -63,24 +63,28 @@ def named(spoil: dict[str, Any], wanted: tuple[str, str], **options: Any) -> Non
     assert (first.name, wanted[1] in first.text) == (wanted[0], True), [one.variant.text for one in found]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("which", _marked(QUICK_SCORES, SLOW_SCORES))
 def test_wrong_scores_are_named_from_the_context(which: str) -> None:
     spoil, name, words = _SCORES[which]
     named({"scores": spoil}, OTHERWISE.get(which, (name, words)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("which", _marked(QUICK_MASKS, SLOW_MASKS))
 def test_wrong_masks_are_named_from_the_context(which: str) -> None:
     hidden, name, words = _MASKS[which]
     named({"scores": masked_by(hidden)}, OTHERWISE.get(which, (name, words)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("which", _marked(QUICK_SOFTMAX, SLOW_SOFTMAX))
 def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
     spoil, name, words = _SOFTMAX[which]
     named({"probs": spoil}, OTHERWISE.get(which, (name, words)))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("spoil", "name", "words"),
     [
@@ -106,6 +110,7 @@ def test_wrong_caches_are_named_from_the_context(spoil: dict[str, Any], name: st
     named(layers, (name, words))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("ranks", [1, 2, 8])
 def test_right_attention_is_not_accused(dtype: torch.dtype, ranks: int) -> None:
@@ -127,6 +132,7 @@ def test_exponent_and_values_in_float32_are_as_right_in_bfloat16() -> None:
     assert [run.site("context", layer).deviation for layer in range(3)] == [None] * 3
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("width", "words"), [(6, "one token too wide"), (None, "of 5 is not applied"), (3, "3 wide instead of 5")]
 )
@@ -171,6 +177,7 @@ def test_one_wrong_rank_of_two_is_told_with_its_heads() -> None:
     assert names(run, "context", rank=1)[0] == "scores_scale"
 
 
+@pytest.mark.slow
 def test_random_damage_is_not_blamed_on_anything() -> None:
     noise = torch.Generator().manual_seed(5)
     for size in (1e-3, 1.0):
@@ -193,6 +200,7 @@ def test_probabilities_are_judged_from_queries_and_keys_where_no_scores_were_rec
     assert names(tiled, "probs")[0] == "kv_heads_tiled"
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("spoil", "name", "words"),
     [

@@ -225,6 +225,7 @@ def bugs() -> Iterator[tuple[str, Patch, str, str]]:
 BUGS = list(bugs())
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize(("name", "patch", "cause", "words"), BUGS, ids=[f"{n}-{c}" for n, _, c, _ in BUGS])
 def test_a_projection_that_is_wrong_is_named(
     untied: Case, tmp_path: Path, name: str, patch: Patch, cause: str, words: str
@@ -324,6 +325,7 @@ def test_an_adapter_that_only_decode_applies(untied: Case, tmp_path: Path) -> No
     assert "for 4 of" in fit.variant.text
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tokens", ["all", "decode"])
 @pytest.mark.parametrize("name", ["q", "o", "down"])
 def test_random_damage_has_no_cause(untied: Case, tmp_path: Path, name: str, tokens: str) -> None:

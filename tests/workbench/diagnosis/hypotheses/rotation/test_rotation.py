@@ -97,6 +97,7 @@ WRONG_POSITIONS: dict[str, tuple[Array, set[str], str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(5)
 @pytest.mark.parametrize("model", [MODEL, YARN, LLAMA3], ids=["plain", "yarn", "llama3"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", WRONG_POSITIONS)
@@ -182,6 +183,7 @@ def test_long_prompts_rounded_to_bfloat16_share_positions() -> None:
     assert names(site(turned(low, x=x), x=x, rows=rows)) == {"positions_rounded"}
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0, 123_456.0])
 @pytest.mark.parametrize("model", [MODEL, YARN, LLAMA3], ids=["plain", "yarn", "llama3"])
 def test_the_base_is_told_with_its_value(model: ModelConfig, theta: float) -> None:

@@ -54,6 +54,7 @@ def test_few_bits_and_padding_are_named(tap: str, spoil: Any, name: str, words: 
     assert (found[0].variant.name, words in found[0].variant.text) == (name, True), found[0].variant.text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("change", [eight_bits, padded], ids=["fixed point", "bucket"])
 def test_the_same_inside_of_a_fused_kernel_is_named(change: Any) -> None:
     def context(x: Tensor, at: At) -> Tensor:

@@ -58,6 +58,7 @@ ROTATIONS: dict[str, tuple[Callable[[], Array], str, str, str]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("case", ROTATIONS)
 def test_two_mistakes_in_a_rotation_are_both_told(case: str, dtype: str) -> None:
@@ -91,6 +92,7 @@ SCORES: dict[str, tuple[Callable[[int], int], float, bool, str, list[str]]] = {
 }  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", SCORES)
 def test_mistakes_of_scores_are_all_told(case: str, dtype: torch.dtype) -> None:

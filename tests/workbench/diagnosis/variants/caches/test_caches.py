@@ -140,6 +140,7 @@ CACHES: list[tuple[str, Any, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("spoil", "name", "words"), [one[1:] for one in CACHES], ids=[one[0] for one in CACHES]
 )
