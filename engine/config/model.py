@@ -24,6 +24,7 @@ from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
 from lockstep.engine.config.linear_attention import LinearAttentionConfig
 from lockstep.engine.config.rope_scaling import Rope, RopeScaling, magnitude, ropes_from_hf, rotary_dim
+from lockstep.engine.config.wrappers import TEXT_MODELS, WRAPPERS, text_fields
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -85,6 +86,7 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     block_types: tuple[str, ...] = ()
+    wrapper: str = ""  # the model of which this is the text part, by its `model_type`
     notes: tuple[str, ...] = ()
 
     @property
@@ -151,7 +153,7 @@ class ModelConfig:
 
         `where` names the file in errors. ConfigError for anything that the engine would compute differently.
         """
-        fields = Fields(config, where)
+        fields, wrapper = text_fields(Fields(config, where))
         family = _family(fields)
         rules = RULES[family]
         huggingface.refuse_unsupported(fields)
@@ -195,6 +197,7 @@ class ModelConfig:
             dtype=_dtype(fields),
             bos_id=bos[0] if bos else None,
             eos_ids=extra.ids("eos_token_id") or fields.ids("eos_token_id"),
+            wrapper=wrapper,
         )
         return replace(plain, **rules.own(fields))
 
@@ -220,7 +223,7 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
 def _family(fields: Fields) -> Family:
     name = fields.word("model_type")
     if name not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join((*FAMILIES, *TEXT_MODELS, *WRAPPERS))
         raise fields.error(
             "model_type", f"not a supported architecture; supported are {known}; {lacking(name, fields.data)}"
         )

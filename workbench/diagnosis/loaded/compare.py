@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.parallel.shards import Span
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
 from lockstep.workbench.diagnosis.loaded.explain import (
@@ -87,6 +88,9 @@ class _Comparison:
         done: set[tuple[str, str]] = set()
         for name, stored in rank.names():
             info = rank.source.info(stored)
+            if part := other_part(name):
+                self.left_out.add(f"{part} (of no text model)")
+                continue
             if (stack := self.checkpoint.stacks.get(key_of(name))) is not None:
                 self._compare_stack(rank, stored, *stack)
                 continue

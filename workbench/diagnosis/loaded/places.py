@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.graph.checkpoint_names import STACKS
 from lockstep.engine.parallel.shards import Span
 
@@ -65,7 +66,9 @@ class Parameters:
     embedding."""
 
     def __init__(self, source: Source, tied: bool) -> None:
-        self.shapes: dict[str, Shape] = {name: source.info(name).shape for name in source.names()}
+        self.shapes: dict[str, Shape] = {
+            name: source.info(name).shape for name in source.names() if not other_part(name)
+        }
         self._names = {key_of(name): name for name in sorted(self.shapes)}
         if tied and EMBEDDING in self._names:
             self._names.setdefault(HEAD, self._names[EMBEDDING])
