@@ -27,6 +27,7 @@ def settle(model: ModelConfig, source: Source) -> ModelConfig:
     files hold is not the embedding (`PreTrainedModel.tie_weights`)."""
     names = source.names()
     notes = _unread_frequencies(names) + _unread_layers(names, model) + _unread_parts(names, model)
+    notes += _too_far(model)
     tied = model.tie_embeddings
     if tied and {EMBEDDING, HEAD} <= names:
         tied = _same_bytes(*_place(source, EMBEDDING), *_place(source, HEAD))
@@ -78,6 +79,14 @@ def _unread_parts(names: set[str], model: ModelConfig) -> tuple[str, ...]:
         return ()
     told = f"of {model.wrapper} the text model alone is run, images are not read"
     return _ignored(filter(other_part, names), told) or (told,)
+
+
+def _too_far(model: ModelConfig) -> tuple[str, ...]:
+    """Where a sequence ends before the context that was trained."""
+    if model.context >= model.max_position:
+        return ()
+    told = f"sequences end at {model.context} tokens of {model.max_position}"
+    return (f"{told}: beyond, queries are scaled by their position (llama_4_scaling_beta), which is not run",)
 
 
 def _ignored(names: Iterable[str], why: str) -> tuple[str, ...]:

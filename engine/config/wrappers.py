@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from lockstep.engine.config.families import Family
+from lockstep.engine.config.families import FAMILIES, Family
 from lockstep.engine.config.fields import Fields
 
 Assumed = Mapping[str, Any]
@@ -30,11 +30,32 @@ class TextModel:
 #: `model_type` of a text model.
 TEXT_MODELS: Mapping[str, TextModel] = {
     "kimi_k2": TextModel("deepseek_v3"),
+    "ministral3": TextModel(
+        "mistral",
+        {
+            "max_position_embeddings": 262_144,
+            "rms_norm_eps": 1e-5,
+            "head_dim": 128,
+            "sliding_window": None,
+            "rope_parameters": {
+                "rope_type": "yarn",
+                "rope_theta": 1e6,
+                "factor": 16.0,
+                "original_max_position_embeddings": 16_384,
+                "mscale": 1.0,
+                "mscale_all_dim": 1.0,
+                "llama_4_scaling_beta": 0.1,
+            },
+        },
+    ),
     "qwen2_vl_text": TextModel("qwen2", {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}),
     "qwen2_5_vl_text": TextModel("qwen2", {"rope_theta": 1e6, "rms_norm_eps": 1e-5, "max_window_layers": 80}),
     "qwen3_vl_text": TextModel("qwen3", {"rope_theta": 5e5, "max_position_embeddings": 128_000}),
     "qwen3_vl_moe_text": TextModel(
         "qwen3_moe", {"rope_theta": 5e5, "max_position_embeddings": 128_000, "num_experts_per_tok": 4}
+    ),
+    "glm4v_text": TextModel(
+        "glm4", {"max_position_embeddings": 32_768, "rms_norm_eps": 1e-5}, unread=("attention_bias",)
     ),
     "glm4v_moe_text": TextModel(
         "glm4_moe", {"attention_bias": True, "max_position_embeddings": 65_536}, unread=("use_qk_norm",)
@@ -69,8 +90,12 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "qwen3_vl": Wrapper("qwen3_vl_text"),
     "qwen3_vl_moe": Wrapper("qwen3_vl_moe_text"),
     "kimi_k25": Wrapper("deepseek_v3", tied=True),
+    "glm4v": Wrapper("glm4v_text"),
     "glm4v_moe": Wrapper("glm4v_moe_text"),
+    "glm46v": Wrapper("glm4v_text"),
 }
+#: Every `model_type` of config.json that can be run.
+SUPPORTED = (*FAMILIES, *(name for name in TEXT_MODELS if not name.endswith("_text")), *WRAPPERS)
 
 #: Keys that describe the checkpoint, wherever they stand; config.json's own go first.
 _OF_BOTH = ("quantization_config", "dtype", "torch_dtype", "bos_token_id", "eos_token_id")

@@ -95,7 +95,7 @@ def _need_some(shown: Sized, pattern: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """A checkpoint as a whole; `wrapper`: the model whose text model it runs; tensors that the model needs and lacks, or
+    """A checkpoint as a whole; `wrapper`: the model whose text model it runs; tensors that the model needs and lacks,
     has and does not know, or leaves unread."""
 
     path: str

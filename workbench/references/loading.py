@@ -14,8 +14,7 @@ from transformers.utils import logging
 from transformers.utils.quantization_config import Mxfp4Config
 
 from lockstep.engine.checkpoint.wrapped import other_part
-from lockstep.engine.config import FAMILIES
-from lockstep.engine.config.wrappers import WRAPPERS
+from lockstep.engine.config.wrappers import SUPPORTED
 from lockstep.engine.machine import full_gpu
 from lockstep.engine.text import printable
 from lockstep.workbench.references import experts, wrapped
@@ -112,9 +111,10 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
 
 
 def _check_family(path: Path, family: object) -> None:
-    if family not in FAMILIES and family not in WRAPPERS:
-        known = ", ".join((*FAMILIES, *WRAPPERS))
-        raise ReferenceFailure(f"{path}: model_type {printable(family)!r}; the reference records {known}")
+    if family not in SUPPORTED:
+        raise ReferenceFailure(
+            f"{path}: model_type {printable(family)!r}; the reference records {', '.join(SUPPORTED)}"
+        )
 
 
 def _refuse_incomplete(path: Path, info: Mapping[str, object]) -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from transformers import (
+    CONFIG_MAPPING,
     MODEL_FOR_CAUSAL_LM_MAPPING,
     MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
     AutoConfig,
@@ -23,7 +24,7 @@ from lockstep.engine.checkpoint.files import read_json
 from lockstep.engine.config.wrappers import TEXT_MODELS, WRAPPERS
 
 #: What transformers has no class for goes by its family's name there.
-_NAMED_AS = {name: text.family for name, text in TEXT_MODELS.items() if not name.endswith("_text")}
+_NAMED_AS = {name: text.family for name, text in TEXT_MODELS.items() if name not in CONFIG_MAPPING}
 
 
 def config_of(directory: Path) -> Any:

@@ -47,7 +47,7 @@ class WrongWeight:
 class LoadedWeights:
     """`compared`: parameters of the checkpoint of which all that ranks hold was compared; `numbers` in memory.
     `dtypes`: of the checkpoint and in memory, with how many tensors. `unknown`: what ranks hold and the checkpoint has
-    nothing for; `left_out`: what could not be compared, with why."""
+    nothing for; `left_out`: what could not be compared, with why; `other_parts`: what reads images, which is not."""
 
     engine: str
     ranks: int
@@ -57,6 +57,7 @@ class LoadedWeights:
     dtypes: dict[tuple[str, str], int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    other_parts: tuple[str, ...] = ()
 
 
 def compare_weights(
@@ -81,6 +82,7 @@ class _Comparison:
         self.dtypes: dict[tuple[str, str], int] = defaultdict(int)
         self.unknown: set[str] = set()
         self.left_out: set[str] = set()
+        self.other_parts: set[str] = set()
         self.numbers = 0
         self._tables: dict[tuple[int, torch.dtype], RowTable] = {}
 
@@ -89,7 +91,7 @@ class _Comparison:
         for name, stored in rank.names():
             info = rank.source.info(stored)
             if part := other_part(name):
-                self.left_out.add(f"{part} (of no text model)")
+                self.other_parts.add(part)
                 continue
             if (stack := self.checkpoint.stacks.get(key_of(name))) is not None:
                 self._compare_stack(rank, stored, *stack)
@@ -234,6 +236,7 @@ class _Comparison:
             ranks[0].engine, len(ranks), len(self.held), self.numbers,
             tuple(sorted(merged, key=lambda one: (one.layers[:1] or (-1,), one.parameter))),
             dict(self.dtypes), tuple(sorted(self.unknown)), tuple(sorted(self.left_out)),
+            tuple(sorted(self.other_parts)),
         )  # fmt: skip
 
     def _merged(self, name: str, mistake: Mistake, places: set[tuple[int, int | None, str]]) -> WrongWeight:
