@@ -281,6 +281,12 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
     """A random float32 transformers model in eval mode, the same on every call with the same arguments."""
     torch.manual_seed(seed)
     model = CLASSES[family][1](tiny_config(family, **overrides))
+    fill_randomly(model, family, seed)
+    return model.eval()
+
+
+def fill_randomly(model: Any, family: str, seed: int) -> None:
+    """Give a model of that family random weights."""
     generator = torch.Generator().manual_seed(seed + 1)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -295,7 +301,6 @@ def tiny_model(family: str, *, seed: int = 0, **overrides: Any) -> Any:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
-    return model.eval()
 
 
 def tiny_checkpoint(

@@ -84,11 +84,11 @@ class UnstackedSource:
         if place.step > 1:
             return self._read_in_turn(place, wanted)
         rows, columns = wanted[0], wanted[1] if dim == 1 else None
+        own = Span(place.rows.start + rows.start, place.rows.start + rows.stop)
         if len(wanted) == 1:
-            own = Span(place.rows.start + rows.start, place.rows.start + rows.stop)
             return self._read_vector(place, own)
         if place.tensor in self._packed or place.transposed:
-            return _rows(self._read_slab(place, rows, wanted[1]), place)
+            return _rows(self._read_slab(place, own, wanted[1]), place)
         pieces = [
             self._source.read_matrix(place.tensor, piece, columns, place.matrix)
             for piece in place.pieces(rows)

@@ -11,6 +11,7 @@ from lockstep.engine.checkpoint.hub import HUB_ID, fetch
 from lockstep.engine.checkpoint.safetensors import SafetensorsSource
 from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.ties import settle
+from lockstep.engine.checkpoint.wrapped import naming
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError, ConfigError
 from lockstep.engine.graph.checkpoint_names import FUSED
@@ -37,10 +38,16 @@ def open_checkpoint(path: Path) -> tuple[ModelConfig, Source]:
     generation_file = directory / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
     model = ModelConfig.from_hf(config, generation, str(config_file))
-    stored = SafetensorsSource(path, config_file.read_bytes())
+    stored = open_stored(path, model, config_file.read_bytes())
     stacked = model.family in FUSED or model.experts is not None
     source: Source = UnstackedSource(stored, model) if stacked else stored
     return settle(model, source), source
+
+
+def open_stored(path: Path, model: ModelConfig, config: bytes = b"") -> SafetensorsSource:
+    """The safetensors of a checkpoint as they lie in its files, stacked or not, by the names of the model's tensors.
+    `config` is the raw config.json."""
+    return SafetensorsSource(path, config, naming(model))
 
 
 def resolve(model: str) -> Path:

@@ -45,7 +45,7 @@ class TensorInfo:
     """One tensor as the file describes it; `dtype` by torch's name (`bfloat16`), `file` where it lies.
 
     Of a GGUF file `encoding` is the type (`Q4_K`), `encoded_bytes` its size, and `dtype` what `read` returns:
-    the type's own name where it cannot be read.
+    the type's own name where it cannot be read. `stored_as` is its name in a safetensors file, where that is another.
     """
 
     shape: tuple[int, ...]
@@ -53,6 +53,7 @@ class TensorInfo:
     file: Path
     encoding: str = ""
     encoded_bytes: int = 0
+    stored_as: str = ""
 
     @property
     def numel(self) -> int:

@@ -176,9 +176,25 @@ def _interleaved(
     yield f"{down}.bias", Place(f"{stack}.down_proj_bias", rows, (has.count, hidden), e)
 
 
+def fitting(place: Place, shape: tuple[int, ...] | None, model: ModelConfig) -> Place | None:
+    """The place in a tensor of that shape, None where it is not there. Qwen3-VL's experts are published transposed, and
+    saved by transformers as they are: their shape tells, and where it fits both they are as they are."""
+    if shape == place.shape:
+        return place
+    if model.wrapper == "qwen3_vl_moe" and place.matrix is not None and not place.transposed:
+        experts, rows, columns = place.shape
+        turned = place._replace(shape=(experts, columns, rows), transposed=True)
+        return turned if shape == turned.shape else None
+    return None
+
+
 def whole_stacks(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, Place]:
     """As `stored_in`, of the stacks that are there in their shape; `shapes` by the names of tensors."""
     packed = any(name.endswith(BLOCKS) for name in shapes)
     apart = any(name.endswith("linear_attn.in_proj_z.weight") for name in shapes)
     found = stored_in(model, packed=packed, apart=apart).items()
-    return {name: one for name, one in found if shapes.get(one.tensor) == one.shape}
+    return {
+        name: place
+        for name, one in found
+        if (place := fitting(one, shapes.get(one.tensor), model)) is not None
+    }

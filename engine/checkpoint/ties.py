@@ -5,12 +5,14 @@ Torch-free.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 
 from lockstep.engine.checkpoint.header import TensorEntry, read_header
 from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel.shards import layer_of_parameter
@@ -24,7 +26,8 @@ def settle(model: ModelConfig, source: Source) -> ModelConfig:
     """`model` as transformers 5 loads it from these safetensors: with `notes`, and untied where the head that the
     files hold is not the embedding (`PreTrainedModel.tie_weights`)."""
     names = source.names()
-    notes = _unread_frequencies(names) + _unread_layers(names, model)
+    notes = _unread_frequencies(names) + _unread_layers(names, model) + _unread_parts(names, model)
+    notes += _too_far(model)
     tied = model.tie_embeddings
     if tied and {EMBEDDING, HEAD} <= names:
         tied = _same_bytes(*_place(source, EMBEDDING), *_place(source, HEAD))
@@ -35,6 +38,12 @@ def settle(model: ModelConfig, source: Source) -> ModelConfig:
             f"{HEAD}, as in transformers; correct config.json",
         )
     return replace(model, tie_embeddings=tied, notes=notes)
+
+
+def is_unread(name: str, model: ModelConfig) -> bool:
+    """Whether no engine has to load the tensor."""
+    other = bool(model.wrapper) and bool(other_part(name))
+    return is_frequencies(name) or predicts_further(name, model) or other
 
 
 def is_frequencies(name: str) -> bool:
@@ -50,31 +59,49 @@ PREDICTING: tuple[Family, ...] = (
 
 def predicts_further(name: str, model: ModelConfig) -> bool:
     """Whether the tensor is of the layers behind the others that predict further tokens (arXiv:2404.19737), which
-    GLM-4.5's and DeepSeek-V3's checkpoints hold and transformers leaves unread."""
+    GLM-4.5's, DeepSeek-V3's and Qwen3.5's checkpoints hold and transformers leaves unread."""
+    if model.linear is not None and name.startswith("mtp."):
+        return True
     layer = layer_of_parameter(name)
     return model.family in PREDICTING and layer is not None and layer >= model.num_layers
 
 
 def _unread_layers(names: set[str], model: ModelConfig) -> tuple[str, ...]:
-    found = sorted(name for name in names if predicts_further(name, model))
-    if not found:
-        return ()
-    more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (f"ignored {printable(found[0])}{more}: a layer that predicts further tokens, behind the model's",)
+    found = (name for name in names if predicts_further(name, model))
+    return _ignored(found, "a layer that predicts further tokens, behind the model's")
 
 
 def _unread_frequencies(names: set[str]) -> tuple[str, ...]:
-    found = sorted(filter(is_frequencies, names))
-    if not found:
+    return _ignored(filter(is_frequencies, names), "rotary frequencies are computed from the configuration")
+
+
+def _unread_parts(names: set[str], model: ModelConfig) -> tuple[str, ...]:
+    """What there is beside the text model; and that of such a model it alone is run, whatever the files hold."""
+    if not model.wrapper:
         return ()
+    told = f"of {model.wrapper} the text model alone is run, images are not read"
+    return _ignored(filter(other_part, names), told) or (told,)
+
+
+def _too_far(model: ModelConfig) -> tuple[str, ...]:
+    """Where a sequence ends before the context that was trained."""
+    if model.context >= model.max_position:
+        return ()
+    told = f"sequences end at {model.context} tokens of {model.max_position}"
+    return (f"{told}: beyond, queries are scaled by their position (llama_4_scaling_beta), which is not run",)
+
+
+def _ignored(names: Iterable[str], why: str) -> tuple[str, ...]:
+    """A note that names the first of them."""
+    found = sorted(names)
     more = f" and {len(found) - 1} more" if len(found) > 1 else ""
-    return (f"ignored {printable(found[0])}{more}: rotary frequencies are computed from the configuration",)
+    return (f"ignored {printable(found[0])}{more}: {why}",) if found else ()
 
 
 def _place(source: Source, name: str) -> tuple[Path, int, TensorEntry]:
     """File, when it was changed, and where in it the tensor lies."""
-    file = source.info(name).file
-    return file, file.stat().st_mtime_ns, read_header(file).entries[name]
+    info = source.info(name)
+    return info.file, info.file.stat().st_mtime_ns, read_header(info.file).entries[info.stored_as or name]
 
 
 @lru_cache(maxsize=16)  # a checkpoint is opened again for each thing that is shown of it

@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from math import prod
 
 from lockstep.engine.checkpoint.source import DTYPE_BITS, Source
-from lockstep.engine.checkpoint.ties import HEAD, is_frequencies, predicts_further
+from lockstep.engine.checkpoint.ties import HEAD, is_unread
+from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.config import DTYPES, ModelConfig
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel import shards
@@ -24,11 +25,7 @@ def verify(source: Source, model: ModelConfig) -> None:
     expected = shards.parameters(model)
     names = source.names()
     surplus = names - expected.keys()
-    ignored = {
-        name
-        for name in surplus
-        if is_frequencies(name) or predicts_further(name, model) or (name == HEAD and model.tie_embeddings)
-    }
+    ignored = {name for name in surplus if is_unread(name, model) or (name == HEAD and model.tie_embeddings)}
     problems = [
         *_listed("missing", sorted(expected.keys() - names), lambda n: f"{n} {list(expected[n])}"),
         *_listed(
@@ -54,7 +51,7 @@ def verify(source: Source, model: ModelConfig) -> None:
         where = sorted({str(source.info(name).file.parent) for name in names})[:1] or ["the checkpoint"]
         described = sum(map(prod, expected.values())) * DTYPE_BITS[model.dtype] // 8
         present = sum(source.info(name).nbytes for name in names)
-        hint = _hint(expected.keys() - names, surplus)
+        hint = _hint(expected.keys() - names, surplus, model)
         if described > 2 * present:
             told = f"{bytes_text(described)} of weights, the files hold {bytes_text(present)}"
             hint += f". The configuration describes {told}"
@@ -71,8 +68,10 @@ def _listed(what: str, names: Sequence[str], describe: Callable[[str], str]) -> 
     return [f"{len(names)} {what}: {', '.join(describe(name) for name in names[:_SHOWN])}{more}"]
 
 
-def _hint(missing: set[str], surplus: set[str]) -> str:
+def _hint(missing: set[str], surplus: set[str], model: ModelConfig) -> str:
     """What most likely happened, for the mistakes that are made again and again."""
+    if missing == shards.parameters(model).keys() and any(map(other_part, surplus)):
+        return ". The files hold nothing of the text model, only what reads images"
     if any(f"model.{name}" in missing for name in surplus):
         return ". The names lack `model.`: saved from the bare model, without its head; save the whole model"
     if missing == {"lm_head.weight"}:

@@ -23,7 +23,15 @@ from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
 from lockstep.engine.config.linear_attention import LinearAttentionConfig
-from lockstep.engine.config.rope_scaling import Rope, RopeScaling, magnitude, ropes_from_hf, rotary_dim
+from lockstep.engine.config.rope_scaling import (
+    Rope,
+    RopeScaling,
+    magnitude,
+    ropes_from_hf,
+    rotary_dim,
+    scaled_from,
+)
+from lockstep.engine.config.wrappers import SUPPORTED, text_fields
 
 DType = Literal["float32", "bfloat16", "float16"]
 DTYPES: tuple[DType, ...] = get_args(DType)
@@ -85,6 +93,8 @@ class ModelConfig:
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     block_types: tuple[str, ...] = ()
+    scaled_from: int | None = None  # from this position on queries are scaled, which is not run
+    wrapper: str = ""  # the model of which this is the text part, by its `model_type`
     notes: tuple[str, ...] = ()
 
     @property
@@ -138,7 +148,8 @@ class ModelConfig:
         """How many tokens a sequence may have: more than were trained where rotary frequencies follow its length."""
         scaling = self.rope_scaling
         stretch = scaling.factor if scaling.kind == "dynamic" else 1.0
-        return int(self.max_position * max(stretch, 1.0))
+        trained = int(self.max_position * max(stretch, 1.0))
+        return trained if self.scaled_from is None else min(trained, self.scaled_from)
 
     @classmethod
     def from_hf(
@@ -151,7 +162,7 @@ class ModelConfig:
 
         `where` names the file in errors. ConfigError for anything that the engine would compute differently.
         """
-        fields = Fields(config, where)
+        fields, wrapper = text_fields(Fields(config, where))
         family = _family(fields)
         rules = RULES[family]
         huggingface.refuse_unsupported(fields)
@@ -195,6 +206,8 @@ class ModelConfig:
             dtype=_dtype(fields),
             bos_id=bos[0] if bos else None,
             eos_ids=extra.ids("eos_token_id") or fields.ids("eos_token_id"),
+            scaled_from=scaled_from(fields, max_position),
+            wrapper=wrapper,
         )
         return replace(plain, **rules.own(fields))
 
@@ -220,7 +233,7 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
 def _family(fields: Fields) -> Family:
     name = fields.word("model_type")
     if name not in FAMILIES:
-        known = ", ".join(FAMILIES)
+        known = ", ".join(SUPPORTED)
         raise fields.error(
             "model_type", f"not a supported architecture; supported are {known}; {lacking(name, fields.data)}"
         )

@@ -123,6 +123,15 @@ def rotary_dim(config: Fields, head_dim: int, share: float | None) -> int | None
     return None if size == head_dim else size
 
 
+def scaled_from(config: Fields, max_position: int) -> int | None:
+    """From which position on Ministral-3 scales its queries by 1 + beta ln(1 + floor(position / original context)),
+    None: nowhere. Before it the factor is 1."""
+    fields = _parameters(config)
+    if not fields.number("llama_4_scaling_beta", 0.0):
+        return None
+    return fields.size("original_max_position_embeddings", max_position)
+
+
 def _parameters(config: Fields, assumed: Fields | None = None) -> Fields:
     fields = config.object("rope_scaling")
     if fields is None or not fields.data:

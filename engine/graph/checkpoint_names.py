@@ -33,8 +33,14 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
+_MIXED = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{one}" for one in "qkv")}
+#: As vLLM stacks them further.
+_MIXED_FURTHER = {
+    f"linear_attn.in_proj_{name}": tuple(f"linear_attn.in_proj_{one}" for one in name)
+    for name in ("qkvz", "ba")
+}
 #: Module that stacks the rows of others -> these, in that order: in some checkpoints, and in most engines.
-STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP}
+STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP, **_MIXED, **_MIXED_FURTHER}
 #: What GGUF files call the modules that are stacked there.
 GGUF_STACKS: dict[str, str] = {
     "mlp.gate_up_proj": "ffn_up",
@@ -59,7 +65,6 @@ GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
     "qwen3_5_moe_text": _MLP_NORM,
 }
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
-_MIXED = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{one}" for one in "qkv")}
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "phi3": {**_QKV, **_GATE_UP},
     "glm4": _GATE_UP,

@@ -32,14 +32,19 @@ def transformers_run(spec: PeerSpec) -> tuple[Run, float]:
     """transformers as it comes, greedy, and the seconds that loading took."""
     with loading():
         import torch
-        from transformers import AutoModelForCausalLM, DynamicCache
+        from transformers import DynamicCache
 
+        from lockstep.workbench.references import wrapped
         from lockstep.workbench.references.loading import CACHE, TORCH_DTYPES, load_golden
     torch.set_num_threads(spec.threads)
     started, path, dtype = time.perf_counter(), Path(spec.model), TORCH_DTYPES[spec.dtype]  # type: ignore[index]
     model: Any
     if path.is_dir():
-        model = AutoModelForCausalLM.from_pretrained(path, dtype=dtype, local_files_only=True)
+        config = wrapped.config_of(path)
+        loaded = wrapped.auto_class(config).from_pretrained(
+            path, config=config, dtype=dtype, local_files_only=True
+        )
+        model = wrapped.text_model(loaded)
     else:
         model = load_golden(path, spec.dtype, "cpu")  # type: ignore[arg-type]
         model.set_attn_implementation("sdpa")

@@ -16,6 +16,7 @@ from lockstep.engine.checkpoint.gguf.names import gguf_name
 from lockstep.engine.checkpoint.gguf.source import GgufSource
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.checkpoint.survey import NOT_FINITE, TensorSurvey, survey
+from lockstep.engine.checkpoint.ties import is_unread
 from lockstep.engine.config import EngineConfig, Family, check_fit
 from lockstep.engine.extras import need
 from lockstep.engine.parallel import shards
@@ -26,6 +27,7 @@ from lockstep.workbench.cli.gguf_head import head_lines, metadata_told
 from lockstep.workbench.cli.inspect_pair import inspect_pair
 from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.json import dumps
+from lockstep.workbench.models.identify import of_wrapper
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.views.numbers import number
 
@@ -93,24 +95,30 @@ def _need_some(shown: Sized, pattern: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CheckpointSummary:
-    """A checkpoint as a whole; tensors that the model needs and lacks, or has and does not know."""
+    """A checkpoint as a whole; `wrapper`: the model whose text model it runs; tensors that the model needs and lacks,
+    has and does not know, or leaves unread."""
 
     path: str
     family: str
+    wrapper: str
     layers: int
     missing: list[str]
     unexpected: list[str]
+    unread: list[str]
     notes: tuple[str, ...]
 
 
 def _summary(model: OpenedModel, names: set[str]) -> CheckpointSummary:
     expected = shards.parameters(model.config).keys()
+    unread = {name for name in names - expected if is_unread(name, model.config)}
     return CheckpointSummary(
         path=str(model.path),
         family=model.config.family,
+        wrapper=model.config.wrapper,
         layers=model.config.num_layers,
         missing=sorted(expected - names),
-        unexpected=sorted(names - expected),
+        unexpected=sorted(names - expected - unread),
+        unread=sorted(unread),
         notes=model.config.notes,
     )
 
@@ -120,7 +128,7 @@ def _told(one: TensorSurvey, family: Family) -> dict[str, object]:
         "name": one.name,
         "dtype": one.info.dtype,
         "encoding": one.info.encoding or None,
-        "stored_as": gguf_name(one.name, family) if one.info.encoding else one.name,
+        "stored_as": gguf_name(one.name, family) if one.info.encoding else one.info.stored_as or one.name,
         "shape": one.info.shape,
         "file": one.info.file.name,
         "shards": [
@@ -145,7 +153,7 @@ def _headline(model: OpenedModel, names: set[str]) -> str:
     config = model.config
     heads = f"{config.num_heads} heads of {config.head_dim}, {config.num_kv_heads} KV"
     lines = [
-        f"{clean(model.name)}: {config.family}, {config.num_layers} layers, hidden {config.hidden_size}, "
+        f"{clean(model.name)}: {of_wrapper(config)}, {config.num_layers} layers, hidden {config.hidden_size}, "
         f"{heads}, vocabulary {config.vocab_size}",
     ]
     told = _summary(model, names)

@@ -75,6 +75,7 @@ class WeightsVerdict:
             "dtypes": [{"checkpoint": a, "memory": b, "tensors": n} for (a, b), n in found.dtypes.items()],
             "unknown": list(found.unknown),
             "left_out": list(found.left_out),
+            "other_parts": list(found.other_parts),
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -92,6 +93,8 @@ class WeightsVerdict:
             told.append(f"not in the checkpoint: {_first(found.unknown)}")
         if found.left_out:
             told.append(f"not compared: {_first(found.left_out)}")
+        if found.other_parts:
+            told.append(f"not compared, as they are of no text model: {_first(found.other_parts)}")
         return [*told, *map(clean, self.notes)]
 
     def _where(self, one: WrongWeight) -> str:

@@ -77,10 +77,15 @@ def _model(path: Path) -> Found:
         return Found("nothing", path, clean(str(error), limit=200))
     tps = tuple(tp for tp in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 28, 32) if _fits(model, tp))
     told = (
-        f"{model.family}: {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} KV heads, "
+        f"{of_wrapper(model)}: {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} KV heads, "
         f"hidden {model.hidden_size}; tp {', '.join(map(str, tps[:6]))}"
     )
     return Found("model", path, told, tps, needs_prompt=path != MODEL_DIR and path.stem not in DEMOS)
+
+
+def of_wrapper(model: ModelConfig) -> str:
+    """The family, and of which model it is the text model."""
+    return f"{model.family}, text of {model.wrapper}" if model.wrapper else model.family
 
 
 def _fits(model: ModelConfig, tp: int) -> bool:

@@ -9,14 +9,15 @@ from typing import Any, cast
 import torch
 import transformers
 from packaging.version import Version
-from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 from transformers.utils.quantization_config import Mxfp4Config
 
-from lockstep.engine.config import FAMILIES
+from lockstep.engine.checkpoint.wrapped import other_part
+from lockstep.engine.config.wrappers import SUPPORTED
 from lockstep.engine.machine import full_gpu
 from lockstep.engine.text import printable
-from lockstep.workbench.references import experts
+from lockstep.workbench.references import experts, wrapped
 from lockstep.workbench.references.attention import register
 from lockstep.workbench.references.doubles import widen_rotary
 from lockstep.workbench.references.gguf_loading import fill_from_gguf, gguf_config, scale_rotary
@@ -63,11 +64,11 @@ def import_family(path: Path) -> None:
     """Import what `load_golden` will of the checkpoint's family. ReferenceFailure where transformers cannot tell."""
     try:
         if path.is_dir():
-            config: Any = AutoConfig.from_pretrained(path, local_files_only=True, trust_remote_code=False)
+            config: Any = wrapped.config_of(path)
         else:
             config = gguf_config(path)
         _check_family(path, config.model_type)
-        MODEL_FOR_CAUSAL_LM_MAPPING.get(type(config), None)  # imports the module that defines it
+        wrapped.import_class(config)
     except ReferenceFailure:
         raise
     except torch.OutOfMemoryError as error:
@@ -78,11 +79,11 @@ def import_family(path: Path) -> None:
 
 def _load_directory(directory: Path, dtype: torch.dtype) -> Any:
     options: dict[str, Any] = {"local_files_only": True, "trust_remote_code": False}
-    config = AutoConfig.from_pretrained(directory, **options)
+    config = wrapped.config_of(directory)
     _check_family(directory, config.model_type)
     if hasattr(config, "quantization_config"):  # whose blocks are MXFP4: our config reader refuses others
         options["quantization_config"] = Mxfp4Config(dequantize=True)
-    loaded: Any = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = wrapped.auto_class(config).from_pretrained(
         directory,
         config=config,
         dtype=dtype,
@@ -95,7 +96,7 @@ def _load_directory(directory: Path, dtype: torch.dtype) -> Any:
     )
     model, info = loaded
     _refuse_incomplete(directory, info)
-    return model
+    return wrapped.text_model(model)
 
 
 def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
@@ -110,9 +111,9 @@ def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
 
 
 def _check_family(path: Path, family: object) -> None:
-    if family not in FAMILIES:
+    if family not in SUPPORTED:
         raise ReferenceFailure(
-            f"{path}: model_type {printable(family)!r}; the reference records {', '.join(FAMILIES)}"
+            f"{path}: model_type {printable(family)!r}; the reference records {', '.join(SUPPORTED)}"
         )
 
 
@@ -124,7 +125,8 @@ def _refuse_incomplete(path: Path, info: Mapping[str, object]) -> None:
         "error_msgs": "could not be read:",
     }
     for key, verb in what.items():
-        if found := sorted(map(str, cast(Iterable[object], info.get(key) or ()))):
+        names = map(str, cast(Iterable[object], info.get(key) or ()))
+        if found := sorted(name for name in names if not other_part(name)):
             named = printable(", ".join(found[:3]), 300) + (
                 f" and {len(found) - 3} more" if found[3:] else ""
             )

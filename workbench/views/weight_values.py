@@ -95,7 +95,7 @@ def read_values(checkpoint: Source, name: str) -> tuple[NDArray[np.float32], str
         return checkpoint.rows(name, step), sampled
     if info.dtype not in _NUMPY:
         raise KeyError(f"{info.dtype} values cannot be shown")
-    start = read_header(info.file).entries[name].start
+    start = read_header(info.file).entries[info.stored_as or name].start
     if not info.numel:
         return np.empty(info.shape, np.float32), ""
     mapped: NDArray[np.generic] = np.memmap(info.file, np.dtype(_NUMPY[info.dtype]), "r", start, info.shape)

@@ -4,17 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.engine.config import FAMILIES as SUPPORTED
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.model import ModelConfig
+from lockstep.engine.config.wrappers import SUPPORTED
 from lockstep.engine.errors import ConfigError
 
 _MOE = "a mixture of experts of its own"
 #: By transformers' name -> some of what it has.
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "qwen3_5": ("images", "linear attention"),
-    "qwen3_5_moe": (_MOE, "linear attention"),
-    "gemma3": ("images",),
     "gemma4": ("inputs of each layer's own",),
     "deepseek_v32": ("sparse attention by an indexer",),
     "deepseek_v4": (_MOE,),

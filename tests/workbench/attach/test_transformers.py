@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers import AutoModelForCausalLM, PreTrainedModel
+from transformers import AutoModelForCausalLM, AutoModelForImageTextToText, PreTrainedModel
 
 from lockstep.sessions import Session
 from lockstep.workbench.attach.inside import lockstep_report, lockstep_transformers
@@ -20,6 +20,7 @@ from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.foreign.importing import import_run
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from tests.checkpoints import tiny_checkpoint, tiny_variant
+from tests.wrapped_checkpoints import wrapped_checkpoint
 
 PROGRAM = Path(__file__).parent / "transformers_program.py"
 
@@ -72,6 +73,19 @@ def test_generation_is_recorded_as_the_model_computes_it(dump: Path, tmp_path: P
             torch.testing.assert_close(
                 torch.from_numpy(last.copy()), true.logits[0, -1:], rtol=1e-4, atol=1e-5
             )
+
+
+def test_a_model_that_reads_images_is_recorded_by_its_text_model(dump: Path, tmp_path: Path) -> None:
+    path = wrapped_checkpoint(tmp_path, "gemma3")
+    model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32)
+    out = model.generate(torch.tensor([[5, 6, 7, 8]]), max_new_tokens=2, do_sample=False)
+    import_run(LockstepDump.open(dump), tmp_path / "run.session", form="lockstep")
+    with Session.open(tmp_path / "run.session") as session:
+        assert session.meta.model.num_layers == 4
+        logits = session.rebuilt("logits", step=0, seq=0, slice="").array
+        assert logits is not None
+        assert logits[-1].argmax() == int(out[0, 4])
+        assert session.has_tap("layers.3.attn.q_norm")
 
 
 def attached(

@@ -10,11 +10,11 @@ from typing import Self
 
 from lockstep.engine.checkpoint.files import read_json
 from lockstep.engine.checkpoint.fused import UnstackedSource
-from lockstep.engine.checkpoint.resolve import open_checkpoint
+from lockstep.engine.checkpoint.resolve import open_checkpoint, open_stored
 from lockstep.engine.checkpoint.safetensors import SafetensorsSource
 from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.stacks import Place, stored_in
-from lockstep.engine.checkpoint.ties import is_frequencies, predicts_further
+from lockstep.engine.checkpoint.ties import is_frequencies, is_unread
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.workbench.diagnosis.loaded.places import key_of
@@ -45,7 +45,7 @@ class LoadedFrom:
         if not isinstance(source, UnstackedSource):
             return cls(source, model.tie_embeddings, model)
         there, stacks = source.names(), dict[str, tuple[str, tuple[str, ...]]]()
-        stored = SafetensorsSource(path)
+        stored = open_stored(path, model)
         as_stored = stored.names()
         for name, place in stored_in(model).items():
             if name in there and place.tensor in as_stored and _is_odd(place):
@@ -55,7 +55,7 @@ class LoadedFrom:
 
     def is_unread(self, name: str) -> bool:
         """Whether no engine has to load the tensor."""
-        return is_frequencies(name) or (self.model is not None and predicts_further(name, self.model))
+        return is_frequencies(name) if self.model is None else is_unread(name, self.model)
 
     def __enter__(self) -> Self:
         return self

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.parallel.shards import Span
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
 from lockstep.workbench.diagnosis.loaded.explain import (
@@ -46,7 +47,7 @@ class WrongWeight:
 class LoadedWeights:
     """`compared`: parameters of the checkpoint of which all that ranks hold was compared; `numbers` in memory.
     `dtypes`: of the checkpoint and in memory, with how many tensors. `unknown`: what ranks hold and the checkpoint has
-    nothing for; `left_out`: what could not be compared, with why."""
+    nothing for; `left_out`: what could not be compared, with why; `other_parts`: what reads images, which is not."""
 
     engine: str
     ranks: int
@@ -56,6 +57,7 @@ class LoadedWeights:
     dtypes: dict[tuple[str, str], int] = field(default_factory=dict)
     unknown: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
+    other_parts: tuple[str, ...] = ()
 
 
 def compare_weights(
@@ -80,6 +82,7 @@ class _Comparison:
         self.dtypes: dict[tuple[str, str], int] = defaultdict(int)
         self.unknown: set[str] = set()
         self.left_out: set[str] = set()
+        self.other_parts: set[str] = set()
         self.numbers = 0
         self._tables: dict[tuple[int, torch.dtype], RowTable] = {}
 
@@ -87,6 +90,9 @@ class _Comparison:
         done: set[tuple[str, str]] = set()
         for name, stored in rank.names():
             info = rank.source.info(stored)
+            if part := other_part(name):
+                self.other_parts.add(part)
+                continue
             if (stack := self.checkpoint.stacks.get(key_of(name))) is not None:
                 self._compare_stack(rank, stored, *stack)
                 continue
@@ -230,6 +236,7 @@ class _Comparison:
             ranks[0].engine, len(ranks), len(self.held), self.numbers,
             tuple(sorted(merged, key=lambda one: (one.layers[:1] or (-1,), one.parameter))),
             dict(self.dtypes), tuple(sorted(self.unknown)), tuple(sorted(self.left_out)),
+            tuple(sorted(self.other_parts)),
         )  # fmt: skip
 
     def _merged(self, name: str, mistake: Mistake, places: set[tuple[int, int | None, str]]) -> WrongWeight:

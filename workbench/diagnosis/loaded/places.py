@@ -13,6 +13,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.graph.checkpoint_names import STACKS
 from lockstep.engine.parallel.shards import Span
 
@@ -65,7 +66,9 @@ class Parameters:
     embedding."""
 
     def __init__(self, source: Source, tied: bool) -> None:
-        self.shapes: dict[str, Shape] = {name: source.info(name).shape for name in source.names()}
+        self.shapes: dict[str, Shape] = {
+            name: source.info(name).shape for name in source.names() if not other_part(name)
+        }
         self._names = {key_of(name): name for name in sorted(self.shapes)}
         if tied and EMBEDDING in self._names:
             self._names.setdefault(HEAD, self._names[EMBEDDING])
@@ -104,7 +107,7 @@ class Parameters:
             yield HeldPart(name, Span(0, rows.size), rows, columns[0] if columns else None)
 
     def _stacked(self, names: Sequence[str], shape: Shape, rank: int, size: int) -> Iterator[HeldPart]:
-        """Of q, k and v the two last have equally many rows, of gate and up both."""
+        """Of attention's q, k and v the two last have equally many rows, of gate and up both."""
         wholes = [self.shapes[name] for name in names]
         if any(one[1:] != shape[1:] for one in wholes):
             return
@@ -158,6 +161,8 @@ def _rows(wholes: Sequence[int], local: int, size: int) -> list[int]:
     """How many rows a rank has of each of the parameters that are stacked in `local` rows; [] where that is open."""
     if local == sum(wholes):
         return list(wholes)
+    if local * size == sum(wholes) and not any(whole % size for whole in wholes):
+        return [whole // size for whole in wholes]
     if len(set(wholes)) == 1:
         return [local // len(wholes)] * len(wholes) if local % len(wholes) == 0 else []
     first, rest = wholes[0] // size, len(wholes) - 1

@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from lockstep.engine.checkpoint.files import gguf_file
 from lockstep.engine.checkpoint.gguf.source import GgufSource
 from lockstep.engine.checkpoint.header import read_header
-from lockstep.engine.checkpoint.resolve import open_checkpoint
-from lockstep.engine.checkpoint.stacks import stored_in
+from lockstep.engine.checkpoint.resolve import open_checkpoint, open_stored
+from lockstep.engine.checkpoint.stacks import fitting, stored_in
 from lockstep.sessions.dtypes import widen
 from lockstep.workbench.diagnosis.operations.misreadings import Misreading, misreadings
 
@@ -34,32 +34,30 @@ def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
         if gguf_file(path):
             return partial(_dequantised, path)
         infos = {name: source.info(name) for name in source.names()}
-    files = {name: info.file for name, info in infos.items()}
-    headers = {file: read_header(file) for file in set(files.values())}
-    stored = {name: file for file, header in headers.items() for name in header.entries}
-    stored |= {name: file for name, file in files.items() if name in stored}  # others are parts of a stack
+    with open_stored(path, model) as whole:  # stacks as they lie in the files
+        stored = {name: whole.info(name) for name in whole.names()}
+    headers = {file: read_header(file) for file in {info.file for info in stored.values()}}
     stacked = stored_in(model)
 
-    def shape_of(name: str) -> tuple[int, ...] | None:
-        return headers[stored[name]].entries[name].shape if name in stored else None
-
     def read(name: str) -> NDArray[Any] | None:
-        if name == "lm_head.weight" and name not in files and model.tie_embeddings:
+        if name == "lm_head.weight" and name not in infos and model.tie_embeddings:
             name = "model.embed_tokens.weight"
         if name in infos and infos[name].encoding:
             return _dequantised(path, name)
         place = stacked.get(name)
-        if place is not None and shape_of(place.tensor) != place.shape:
-            place = None
+        if place is not None:
+            there = stored.get(place.tensor)
+            place = fitting(place, None if there is None else there.shape, model)
         name = name if place is None else place.tensor
         if name not in stored:
             return None
-        entry = headers[stored[name]].entries[name]
+        info = stored[name]
+        entry = headers[info.file].entries[info.stored_as or name]
         kind, shape, start = np.dtype(_STORED[entry.dtype]), entry.shape, entry.start
         if place is not None and place.matrix is not None:
             shape = shape[1:]
             start += place.matrix * prod(shape) * kind.itemsize
-        raw = np.fromfile(stored[name], kind, prod(shape), offset=start)
+        raw = np.fromfile(info.file, kind, prod(shape), offset=start)
         found = widen(raw.reshape(shape), entry.dtype)
         return found if place is None else place.within(found)
 
