@@ -65,7 +65,8 @@ class Operation:
     """One operation, by the name of its tap within the layer (outside of all layers: its whole name).
 
     `inputs` are taps of the same layer by role, or outside of the layers, or, by the whole name, of another layer.
-    `module` is the checkpoint's, whose parameters it reads, by its name within `model.layers.{i}.` (outside: its whole name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
+    `module` is the checkpoint's, whose parameters it reads, by its name within `model.layers.{i}.` (outside: its whole
+    name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
     product split over the ranks by what goes in, each rank's term has the weight and the sum the bias. `bias` names the
     flag of `ModelConfig` with which it has one. `summed`: each rank has a term of it. `part`: what a layer must have
     for it, `unless`: what it must not have; what takes its place where it is not there is said by `instead_of`.

@@ -13,7 +13,12 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
 from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
 from lockstep.workbench.diagnosis.hypotheses.mixture_ranks import terms_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_within
-from lockstep.workbench.diagnosis.hypotheses.per_layer import layer_parts, layer_sums, value_norms
+from lockstep.workbench.diagnosis.hypotheses.per_layer import (
+    layer_parts,
+    layer_scalars,
+    layer_sums,
+    value_norms,
+)
 from lockstep.workbench.diagnosis.hypotheses.products.block_terms import block_terms
 from lockstep.workbench.diagnosis.hypotheses.products.logits import processed
 from lockstep.workbench.diagnosis.hypotheses.products.products import (
@@ -88,7 +93,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "weights": (likely,),
     "attention": (likely, merged_heads),
     "reduce": (product_maps, product_edits),
-    "residual": (row_edits,),
+    "residual": (layer_scalars, row_edits),
     "activation": (row_edits,),
     "head": (product_maps, product_edits, processed),
     "choice": (routing_edits,),

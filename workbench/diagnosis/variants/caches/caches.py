@@ -169,6 +169,9 @@ def other_rows(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
                     f"rows are those of layer {layer}, which writes to this layer's cache",
                     "cache_of_next_layer",
                 )
+            if (source := site.facts.model.kv_from) is not None and layer != source:
+                text = f"the layer reads the {words} of layer {layer}, not those of layer {source}, which it shares"
+                name = "cache_of_other_writer"
             yield name, text, [shaped(x, y) for x, y in zip(read(layer), rows, strict=True)]
     for rank in site.taps.ranks:
         if rank not in site.ranks:
