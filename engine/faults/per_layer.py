@@ -38,14 +38,18 @@ def of_next_layer(inputs: Tensor, own: LayerInputs) -> Tensor:
     return inputs[:, first : first + own.width]
 
 
-def not_halved(rows: Tensor, projected: Tensor, norm: Callable[[Tensor], Tensor], model: ModelConfig) -> Tensor:
+def not_halved(
+    rows: Tensor, projected: Tensor, norm: Callable[[Tensor], Tensor], model: ModelConfig
+) -> Tensor:
     """The sum of embedding and product as it is."""
     from lockstep.engine.rules.per_layer import summed
 
     return summed(rows, projected, norm, model) * 2.0**0.5
 
 
-def without_product(rows: Tensor, projected: Tensor, norm: Callable[[Tensor], Tensor], model: ModelConfig) -> Tensor:
+def without_product(
+    rows: Tensor, projected: Tensor, norm: Callable[[Tensor], Tensor], model: ModelConfig
+) -> Tensor:
     """The second embedding alone."""
     return rows * 2.0**-0.5
 
@@ -65,7 +69,9 @@ def whole_heads(model: ModelConfig, layer: int) -> ModelConfig:
 def _writers(model: ModelConfig, like: int) -> list[int]:
     """The layers that write keys and values and have the same window."""
     layers = range(model.num_layers)
-    return [i for i in layers if model.windows[i] == model.windows[like] and model.of_layer(i).kv_from is None]
+    return [
+        i for i in layers if model.windows[i] == model.windows[like] and model.of_layer(i).kv_from is None
+    ]
 
 
 def has_value_norm(model: ModelConfig, tp: int) -> str | None:

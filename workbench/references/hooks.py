@@ -100,7 +100,9 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 
         before(decoder.layers[0], "embed")
         after(model.get_submodule(OUTSIDE["final_norm"].module), "final_norm")
-        if hasattr(decoder, "_maybe_slice_kv_shared_inputs"):  # layers that share keys and values run all tokens
+        if hasattr(
+            decoder, "_maybe_slice_kv_shared_inputs"
+        ):  # layers that share keys and values run all tokens
             decoder._maybe_slice_kv_shared_inputs = lambda *inputs, **_: inputs[:4]
             stack.callback(delattr, decoder, "_maybe_slice_kv_shared_inputs")
         if model_config(model).layer_inputs is not None:

@@ -42,7 +42,8 @@ def reach(runner: Runner, seq: int = 0) -> list[int]:
     slots = runner.slots(seq, runner.config.block_size * len(runner.blocks.tables[seq]))
     pool = runner.pool
     rows = [
-        sum(held[slots].flatten(1).abs().sum(-1) for held in (pool.keys[i], pool.values[i])) for i in pool.keys
+        sum(held[slots].flatten(1).abs().sum(-1) for held in (pool.keys[i], pool.values[i]))
+        for i in pool.keys
     ]
     return [int(layer.nonzero().max()) + 1 if layer.any() else 0 for layer in rows]
 
