@@ -1,5 +1,5 @@
-"""What Gemma-4 has beside other models: norms of values, shared keys and values, inputs of each layer's own, a factor of
-each layer's output.
+"""What Gemma-4 has beside other models: norms of values, shared keys and values, inputs of each layer's own, a factor
+of each layer's output.
 """
 
 from __future__ import annotations
@@ -130,7 +130,8 @@ FAULTS = (
         "each channel of the values has another factor", has_value_norm, group="norm",
     ),
     _fault(
-        "shared_cache", "first", "last", first_of_type, "layers.*.attn.k_cache", "layers share the first cache of a type",
+        "shared_cache", "first", "last", first_of_type, "layers.*.attn.k_cache",
+        "layers share the first cache of their type",
         "the layers that share keys and values read those of the first layer of their type", other_writers,
         level="build", group="cache",
     ),

@@ -34,7 +34,7 @@ def widen_rotary(model: Any) -> None:
     with DoubleWhereFloat():
         model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(model.device)
     for name in ("embed_tokens", "embed_tokens_per_layer"):
-        embedding = getattr(model.model, name, None)
+        embedding: Any = getattr(model.model, name, None)
         if hasattr(embedding, "scalar_embed_scale"):
             embedding.embed_scale = torch.tensor(
                 embedding.scalar_embed_scale, dtype=torch.float64, device=model.device

@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from .lockstep_calls import CallInputs
-from .lockstep_limits import refuse_capture
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
+from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
 #: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
 #: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
-#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear.py and lockstep_gemma4.py.
+#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_gemma4.
 Names = dict[str, dict[str, str]]
 _BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
