@@ -222,14 +222,14 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
         else:
             model = replace(model, linear=None)
     if layer < len(model.shapes):
-        own, inputs = model.shapes[layer], model.layer_inputs
+        shape, inputs = model.shapes[layer], model.layer_inputs
         model = replace(
             model,
-            head_dim=own.head_dim,
-            num_kv_heads=own.num_kv_heads,
-            intermediate_size=own.intermediate_size,
-            keys_as_values=own.keys_as_values,
-            kv_from=own.kv_from,
+            head_dim=shape.head_dim,
+            num_kv_heads=shape.num_kv_heads,
+            intermediate_size=shape.intermediate_size,
+            keys_as_values=shape.keys_as_values,
+            kv_from=shape.kv_from,
             shapes=(),
             layer_inputs=None if inputs is None else replace(inputs, layer=layer),
         )

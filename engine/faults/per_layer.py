@@ -4,6 +4,7 @@ of each layer's output.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from typing import TYPE_CHECKING
@@ -44,14 +45,16 @@ def not_halved(
     """The sum of embedding and product as it is."""
     from lockstep.engine.rules.per_layer import summed
 
-    return summed(rows, projected, norm, model) * 2.0**0.5
+    out: Tensor = summed(rows, projected, norm, model) * math.sqrt(2.0)
+    return out
 
 
 def without_product(
     rows: Tensor, projected: Tensor, norm: Callable[[Tensor], Tensor], model: ModelConfig
 ) -> Tensor:
     """The second embedding alone."""
-    return rows * 2.0**-0.5
+    out: Tensor = rows * math.sqrt(0.5)
+    return out
 
 
 def unscaled(stream: Tensor, factor: Tensor) -> Tensor:

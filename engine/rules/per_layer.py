@@ -29,7 +29,8 @@ def summed(rows: Tensor, projected: Tensor, norm: Callable[[Tensor], Tensor], mo
     by the root of the model's width and normalised layer by layer."""
     assert model.layer_inputs is not None
     layers = (projected * model.hidden_size**-0.5).unflatten(-1, (-1, model.layer_inputs.width))
-    return (norm(layers).flatten(-2) + rows) * 2.0**-0.5
+    out: Tensor = (norm(layers).flatten(-2) + rows) * 2.0**-0.5
+    return out
 
 
 def own_part(inputs: Tensor, own: LayerInputs) -> Tensor:

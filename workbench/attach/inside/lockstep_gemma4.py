@@ -50,9 +50,9 @@ def more_of(local: str, owner: Any) -> dict[str, str]:
     return {"as values": ".attn.v_proj"} if has_none else {}
 
 
-def rotated_calls(part: nn.Module, take: str, hooked: Callable[[Any], None]) -> Callable[[Any], bool] | None:
+def rotated_calls(part: nn.Module, take: str, undo: list[Callable[[], None]]) -> Callable[[Any], bool] | None:
     """Of calls of the rotation, which are of that attention's queries or keys: those on what its norm has given. None
-    where it has no such norm."""
+    where it has no such norm. `undo` gets what takes the hook away again."""
     norm = getattr(part, f"{take[-1]}_norm", None)
     if norm is None:
         return None
@@ -61,5 +61,5 @@ def rotated_calls(part: nn.Module, take: str, hooked: Callable[[Any], None]) -> 
     def remember(_: Any, args: Any, out: Any) -> None:
         given[:] = [out]
 
-    hooked(norm.register_forward_hook(remember))
+    undo.append(norm.register_forward_hook(remember).remove)
     return lambda args: bool(given) and args[0] is given[0]

@@ -187,12 +187,11 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         for take, tap in (names.get(local, leaf) | more_of(local, owner)).items():
             if gathered and tap == ".attn.o_proj.partial":  # of a part of what is recorded whole
                 continue
-            layout = "" if tap.endswith("]") else layouts.get(tap.rpartition(".")[2], "replicate")
+            kind = "" if tap.startswith(".layer_input") else tap.rpartition(".")[2]  # these are whole
+            layout = "" if tap.endswith("]") else layouts.get(kind, "replicate")
             if tap.startswith(".mlp.shared."):
                 take, layout = _of_shared(take, tap, part, tape)
             home = layers if layer is None else layer if count == 1 else None
-            if tap.startswith(".layer_input"):
-                layout = "replicate"
             see = _See(tape, take, tap, home, layout, owner)
             _register(part, see)
 
@@ -374,8 +373,7 @@ def _register(part: nn.Module, see: _See) -> None:
     if take in ("in", "second", "chosen", "weights", "unrotated q", "unrotated k"):
         _hook(tape, part.register_forward_pre_hook(lambda _, args: see(args)))
     elif take.startswith("rotated"):
-        mine = rotated_calls(part, take, lambda handle: _hook(tape, handle))
-        if mine is not None:
+        if (mine := rotated_calls(part, take, tape.undo)) is not None:
             _replace(tape, sys.modules[type(part).__module__], "apply_rotary_pos_emb", see, mine)
     elif take == "all layers":
         _replace(tape, see.owner, "project_per_layer_inputs", see, lambda args: True)
