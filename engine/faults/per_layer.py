@@ -6,7 +6,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
@@ -62,13 +61,6 @@ def unscaled(stream: Tensor, factor: Tensor) -> Tensor:
     return stream
 
 
-def whole_heads(model: ModelConfig, layer: int) -> ModelConfig:
-    """Layers that see everything turn all pairs of a head."""
-    own = model.of_layer(layer)
-    proportional = own.rope_scaling.kind == "proportional"
-    return replace(own, rope_scaling=replace(own.rope_scaling, share=1.0)) if proportional else own
-
-
 def _writers(model: ModelConfig, like: int) -> list[int]:
     """The layers that write keys and values and have the same window."""
     layers = range(model.num_layers)
@@ -97,11 +89,6 @@ def has_layer_inputs(model: ModelConfig, tp: int) -> str | None:
 def has_layer_scalar(model: ModelConfig, tp: int) -> str | None:
     """Each layer's output is multiplied by a number."""
     return None if model.layer_scalar else "the model's layers have no scalar"
-
-
-def turns_in_part(model: ModelConfig, tp: int) -> str | None:
-    """Some layers turn a share of each head's pairs, at the frequencies of all."""
-    return None if model.rope_scaling.kind == "proportional" else "no layer turns a share of its pairs"
 
 
 def _fault(
@@ -137,10 +124,6 @@ FAULTS = (
         "layers share the first cache of their type",
         "the layers that share keys and values read those of the first layer of their type", other_writers,
         level="build", group="cache",
-    ),
-    _fault(
-        "layer_rope", "whole_proportional", "config", whole_heads, "layers.*.attn.q_rope",
-        "all pairs of global layers rotated", "channels are turned that should stay", turns_in_part, group="rope",
     ),
     _fault(
         "layer_inputs", "unscaled", "halved", not_halved, "layer_inputs", "per-layer inputs not scaled",

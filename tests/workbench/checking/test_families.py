@@ -145,7 +145,10 @@ PLANTED_IN_GEMMA4 = {
     "value_norm=missing": ("layers.0.attn.v_norm", "not normalised"),
     "value_norm=keys": ("layers.0.attn.v_norm", "through the norm of keys"),
     "shared_cache=first": ("layers.4.attn.k_cache", "keys of layer 0, not those of layer 2"),
-    "layer_rope=whole_proportional": ("layers.1.attn.q_rope", ""),
+    "rope_frequencies=unscaled": (
+        "layers.1.attn.q_rope",
+        "proportional scaling of the frequencies is not applied",
+    ),
     "layer_inputs=unscaled": ("layer_inputs", "not divided by the root of 2"),
     "layer_inputs=embedding_alone": ("layer_inputs", "lack the product"),
     "layer_input=next": ("layers.0.layer_input", "per-layer input of layer 1"),

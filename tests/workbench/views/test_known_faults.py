@@ -28,7 +28,6 @@ OF_STATES = {
 #: Also: faults of latents whose cause is that of what is read or written; and of other experts by no rule that engines
 #: have, of which there is no hypothesis.
 WITHOUT_A_NAME = {
-    "layer_rope=whole_proportional",
     "choice=worst", "split_latent=together", "written_latent=summed", "written_latent=shard", *OF_STATES,
 }  # fmt: skip
 
