@@ -6,7 +6,7 @@ taps are bound separately (`bind`) and can be rebound without touching the weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 
 import torch
 from torch import Tensor
@@ -22,10 +22,12 @@ from lockstep.engine.layers.attention import Attention, StepInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.experts import Biases, Expert, MixtureOfExperts, Router, SharedExpert
 from lockstep.engine.layers.latent_attention import LatentAttention
+from lockstep.engine.layers.layer_inputs import AllLayerInputs, LayerInputGate
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.linear_attention import GatedDeltaNet
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
+from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
@@ -34,7 +36,8 @@ from lockstep.engine.rules import Rules
 
 
 class DecoderLayer:
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))). `norms` by tap: those that the model has."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), and, of some models, x + norm(gate(x, inputs)); times
+    `scalar`. `norms` by tap: those that the model has."""
 
     def __init__(
         self,
@@ -42,11 +45,21 @@ class DecoderLayer:
         mlp: MLP | MixtureOfExperts,
         norms: Mapping[str, Norm],
         comm: Comm,
+        gate: LayerInputGate | None = None,
+        scalar: tuple[str, Tensor] | None = None,
     ) -> None:
         self.attention, self.mlp, self.norms, self.comm = attention, mlp, norms, comm
-        self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm = (
-            norms.get(tap, unnormed) for tap in ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm")
+        self.gate, self.scalar = gate, scalar
+        self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm, self.post_gate_norm = (
+            norms.get(tap, unnormed)
+            for tap in ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm", "post_layer_input_norm")
         )
+
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's share."""
+        parts = (self.attention, self.mlp, *self.norms.values(), *([] if self.gate is None else [self.gate]))
+        params = {name: x for part in parts for name, x in part.parameters().items()}
+        return params if self.scalar is None else params | dict([self.scalar])
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
@@ -60,9 +73,18 @@ class DecoderLayer:
             norm.bind(wiring, tap)
         self.attention.bind(wiring)
         self.mlp.bind(wiring)
+        self.scale = wiring.rules.layer_scalar
+        if self.gate is not None:
+            self.gate.bind(wiring)
 
     def __call__(
-        self, x: Tensor, batch: Batch, angles: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
+        self,
+        x: Tensor,
+        batch: Batch,
+        angles: tuple[Tensor, Tensor],
+        inputs: StepInputs,
+        pool: KVPool,
+        of_layers: Tensor | None = None,
     ) -> Tensor:
         self.comm.enter(self.place)
         y = self.attention(self.attn_norm(x), batch, angles, inputs, pool)  # [T, H]
@@ -70,6 +92,10 @@ class DecoderLayer:
         if self.tap_attn_residual:
             self.tap_attn_residual(x)
         x = self.residual(x, self.post_mlp_norm(self.mlp(self.mlp_norm(x))))
+        if self.gate is not None and of_layers is not None:
+            x = self.residual(x, self.post_gate_norm(self.gate(x, of_layers)))
+        if self.scalar is not None:
+            x = self.scale(x, self.scalar[1])
         if self.tap_mlp_residual:
             self.tap_mlp_residual(x)
         return x
@@ -94,6 +120,18 @@ class Rotation:
         return torch.cat(parts).to(self.device)
 
 
+def _rotation_of(model: ModelConfig) -> Hashable:
+    """What a layer's rotation depends on."""
+    return (
+        model.rope_theta,
+        model.rope_scaling,
+        model.head_dim,
+        model.rotary_dim,
+        model.rotary_last,
+        model.neighbours,
+    )
+
+
 class Decoder:
     """One rank's share of the model."""
 
@@ -109,6 +147,8 @@ class Decoder:
             batch_invariant=config.batch_invariant,
         )
         self.embed = VocabParallelEmbedding(model, comm, self._store)
+        inputs = model.layer_inputs
+        self.layer_inputs = None if inputs is None else AllLayerInputs(model, inputs, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
         self.final_norm = norm_of(model)("model.norm", model.hidden_size, model, self._store)
         self.head = VocabParallelHead(self._head_weight(self.embed.span, rules), model)
@@ -145,7 +185,9 @@ class Decoder:
             for one in operations_of(m)
             if one.kind == "norm" and one.width == "hidden"
         }
-        return DecoderLayer(attention, mlp, norms, self.comm)
+        gate = None if m.layer_inputs is None else LayerInputGate(m, m.layer_inputs, modules, store)
+        scalar = (f"{name}.{shards.LAYER_SCALAR}", store.vector(1)) if m.layer_scalar else None
+        return DecoderLayer(attention, mlp, norms, self.comm, gate, scalar)
 
     def _attention(self, i: int, m: ModelConfig, modules: Mapping[str, str], rules: Rules) -> Attention:
         name, tp, rank, store = f"model.layers.{i}", self.comm.size, self.comm.rank, self._store
@@ -159,6 +201,11 @@ class Decoder:
         gate = None
         if m.output_gate:
             gate = MergedColumnParallelLinear([modules["attn.gate"]], [rows], m.hidden_size, False, store)
+        if m.kv_from is not None:
+            q_norm = Norm(f"{name}.self_attn.q_norm", m.head_dim, m, store)
+            return BorrowingAttention(i, whole, qkv, o_proj, q_norm, page)
+        if m.value_norm:
+            return ValueNormAttention(i, whole, qkv, o_proj, self._qk_norm_by_head(name, m), page)
         sinks = store.vector(shards.heads(m, tp, rank).size) if m.sinks else None
         return Attention(i, whole, qkv, o_proj, self._qk_norm(name), sinks, page, gate)
 
@@ -211,14 +258,18 @@ class Decoder:
             return None
         if m.qk_norm_whole:
             return WholeQKNorm(module, m, self.comm, self._store)
-        return QKNorm(*(Norm(f"{module}.{one}_norm", m.head_dim, m, self._store) for one in "qk"))
+        return self._qk_norm_by_head(layer, m)
+
+    def _qk_norm_by_head(self, layer: str, m: ModelConfig) -> QKNorm:
+        return QKNorm(*(Norm(f"{layer}.self_attn.{one}_norm", m.head_dim, m, self._store) for one in "qk"))
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's shard, sharing memory with the layers."""
         params: dict[str, Tensor | KeptTensor] = {**self.embed.weight.parts(), **self.final_norm.parameters()}
+        if self.layer_inputs is not None:
+            params |= self.layer_inputs.parameters()
         for layer in self.layers:
-            for part in (layer.attention, layer.mlp, *layer.norms.values()):
-                params |= part.parameters()
+            params |= layer.parameters()
         if self.head_name not in params and self.head_name is not None:
             params |= self.head.weight.parts()
         return params
@@ -235,10 +286,12 @@ class Decoder:
         self.wiring = Wiring(rules, taps, places)
         self.rules = rules
         own = [rules.layer_rope(self.model, i) for i in range(self.model.num_layers)]
-        different = list(dict.fromkeys(own))
-        self._ropes = [Rotation(model, rules, self.device) for model in different]
-        self._rope_of = [different.index(model) for model in own]
+        different = {_rotation_of(model): model for model in reversed(own)}
+        self._ropes = {key: Rotation(model, rules, self.device) for key, model in different.items()}
+        self._rope_of = [_rotation_of(model) for model in own]
         self.embed.bind(self.wiring)
+        if self.layer_inputs is not None:
+            self.layer_inputs.bind(self.wiring)
         for i, layer in enumerate(self.layers):
             layer.bind(self.wiring.layer(i))
         self.final_norm.bind(self.wiring, "final_norm")
@@ -258,14 +311,15 @@ class Decoder:
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""
         x = self.embed(batch.ids)  # [T, H]
+        of_layers = None if self.layer_inputs is None else self.layer_inputs(batch.ids, x)
         positions = self.rules.rope_positions(batch)
-        angles = [
-            self.rules.rope_angles(positions, rope.frequencies(batch), rope.factor, self.dtype)
-            for rope in self._ropes
-        ]
+        angles = {
+            key: self.rules.rope_angles(positions, rope.frequencies(batch), rope.factor, self.dtype)
+            for key, rope in self._ropes.items()
+        }
         inputs = StepInputs(batch, self.wiring, self.dtype)
         for layer, rope in zip(self.layers, self._rope_of, strict=True):
-            x = layer(x, batch, angles[rope], inputs, pool)
+            x = layer(x, batch, angles[rope], inputs, pool, of_layers)
         return self.head(self.rules.head_input(x, self.final_norm(x))[batch.last])
 
     def lens(self, rows: Tensor) -> Tensor:

@@ -23,6 +23,8 @@ from transformers import (
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    Gemma4ForCausalLM,
+    Gemma4TextConfig,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
@@ -83,6 +85,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "granite": (GraniteConfig, GraniteForCausalLM),
     "phi3": (Phi3Config, Phi3ForCausalLM),
     "gemma3_text": (Gemma3TextConfig, Gemma3ForCausalLM),
+    "gemma4_text": (Gemma4TextConfig, Gemma4ForCausalLM),
     "qwen3_moe": (Qwen3MoeConfig, Qwen3MoeForCausalLM),
     "mixtral": (MixtralConfig, MixtralForCausalLM),
     "olmoe": (OlmoeConfig, OlmoeForCausalLM),
@@ -151,6 +154,11 @@ OWN: dict[str, dict[str, Any]] = {
                     "num_hidden_layers": 4, "rope_parameters": {
                         "full_attention": {"rope_type": "linear", "rope_theta": 1e6, "factor": 8.0},
                         "sliding_attention": {"rope_type": "default", "rope_theta": 1e4}}},
+    "gemma4_text": {"num_key_value_heads": 4, "head_dim": 16, "global_head_dim": 32, "num_global_key_value_heads": 2,
+                    "attention_k_eq_v": True, "sliding_window": 8, "tie_word_embeddings": True,
+                    "layer_types": ["sliding_attention", "full_attention"] * 3, "num_hidden_layers": 6,
+                    "num_kv_shared_layers": 2, "use_double_wide_mlp": True, "hidden_size_per_layer_input": 8,
+                    "vocab_size_per_layer_input": 131, "final_logit_softcapping": 3.0},
     "phi3": {"num_key_value_heads": 4},
     "granite": {"num_key_value_heads": 4, "attention_multiplier": 0.3, "embedding_multiplier": 6.0,
                 "residual_multiplier": 0.22, "logits_scaling": 4.0},
@@ -234,6 +242,17 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2": ("olmo2", {}),
     "gemma2": ("gemma2", {}),
     "gemma3": ("gemma3_text", {}),
+    "gemma4": ("gemma4_text", {}),
+    "gemma4-dense": (
+        "gemma4_text",
+        {
+            "attention_k_eq_v": False,
+            "hidden_size_per_layer_input": 0,
+            "num_hidden_layers": 2,
+            "layer_types": None,
+            "num_kv_shared_layers": 0,
+        },
+    ),
     "phi3": ("phi3", {}),
     "phi3-window": (
         "phi3",
@@ -301,6 +320,8 @@ def fill_randomly(model: Any, family: str, seed: int) -> None:
         for name, buffer in model.named_buffers():
             if name.endswith("e_score_correction_bias"):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
+            if name.endswith("layer_scalar"):
+                buffer.copy_(1 + 0.2 * torch.randn(buffer.shape, generator=generator))
 
 
 def tiny_checkpoint(

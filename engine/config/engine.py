@@ -86,8 +86,9 @@ def _misfit(model: ModelConfig, tp: int) -> str | None:
     """Why `tp` ranks cannot share the model; None where they can."""
     if model.num_heads % tp:
         return f"does not divide {model.num_heads} attention heads"
-    if model.num_kv_heads % tp and tp % model.num_kv_heads:
-        return f"neither divides nor is a multiple of {model.num_kv_heads} key/value heads"
+    for count in sorted({model.num_kv_heads, *(one.num_kv_heads for one in model.shapes)}):
+        if count % tp and tp % count:
+            return f"neither divides nor is a multiple of {count} key/value heads"
     if (linear := model.linear) is not None:
         if linear.value_heads % tp:
             return f"does not divide {linear.value_heads} linear value heads"

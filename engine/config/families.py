@@ -12,6 +12,7 @@ from typing import Any, Literal, get_args
 from lockstep.engine.config.experts import ExpertsConfig, expert_count, sparse_layers
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import LatentConfig, latent_of
+from lockstep.engine.config.layer_shapes import layer_inputs
 from lockstep.engine.config.linear_attention import linear_attention
 
 Family = Literal[
@@ -41,6 +42,7 @@ Family = Literal[
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "gemma4_text",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
@@ -105,6 +107,22 @@ def _gemma3(fields: Fields) -> Own:
     """QK norms instead of a cap of the scores, and a rotation of their own for layers with a window
     (arXiv:2503.19786)."""
     return {**_gemma(fields, None), "qk_norm": True}  # `attn_logit_softcapping` is not read
+
+
+def _gemma4(fields: Fields) -> Own:
+    """Norms of values, which have no weight, and a factor of each layer's output; layers of several sizes, which may
+    share keys and values, and inputs of each layer's own (`layer_shapes`)."""
+    if fields.flag("enable_moe_block", False):
+        raise fields.error("enable_moe_block", "experts beside the MLP of a layer are not supported")
+    return {
+        **_gemma(fields, None),
+        "norm": "wide",
+        "qk_norm": True,
+        "value_norm": True,
+        "score_scale": 1.0,
+        "layer_scalar": True,
+        "layer_inputs": layer_inputs(fields),
+    }
 
 
 def _gemma(fields: Fields, cap: float | None) -> Own:
@@ -383,7 +401,8 @@ class FamilyRules:
     `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
     rotate; `latent`: how keys and values are made from latents; `rope`: the rotary parameters; `linear`: layers may
-    have linear attention; `intermediate`: the MLP's width, None where it must be stated."""
+    have linear attention; `intermediate`: the MLP's width, None where it must be stated; `shaped`: layers differ in
+    size by their type, and the last one sees everything."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -404,8 +423,10 @@ class FamilyRules:
     rope: Mapping[str, Any] | None = None
     linear: bool = False
     intermediate: int | None = None
+    shaped: bool = False
 
 
+_PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
 GEMMA_ACTIVATION = ("hidden_activation", "gelu_pytorch_tanh")
 
 RULES: Mapping[Family, FamilyRules] = {
@@ -461,5 +482,9 @@ RULES: Mapping[Family, FamilyRules] = {
     ),
     "qwen3_5_moe_text": FamilyRules(
         _qwen3_5_moe, 32768, own_kv_heads=True, head_dim=256, partial_rotary=0.25, linear=True, intermediate=512
+    ),
+    "gemma4_text": FamilyRules(
+        _gemma4, 131072, tied=True, own_kv_heads=True, theta=1e6, local_theta=("", 1e4), head_dim=256, windows="typed",
+        activation=GEMMA_ACTIVATION, window=512, full_every=6, rope=_PROPORTIONAL, shaped=True,
     ),
 }  # fmt: skip

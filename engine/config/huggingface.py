@@ -26,9 +26,10 @@ def refuse_unsupported(fields: Fields) -> None:
         raise fields.error(
             "quantization_config", "quantised weights are not supported; use the original ones"
         )
-    if "per_layer_config" in fields:
+    if "per_layer_config" in fields and fields.data.get("model_type") != "gemma4_text":
         raise fields.error("per_layer_config", "layers of different sizes are not supported")
-    if fields.data.get("use_bidirectional_attention"):
+    # Where only images see later tokens, text does not.
+    if fields.data.get("use_bidirectional_attention") not in (None, False, "vision"):
         raise fields.error("use_bidirectional_attention", "tokens that see later ones are not supported")
 
 
@@ -88,6 +89,10 @@ def windows(fields: Fields, rules: FamilyRules, types: Sequence[str]) -> tuple[i
 def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str]:
     """Of each layer whether it sees everything or has a window."""
     types, window = _stated_types(fields, rules, layers), _window(fields, rules)
+    if rules.shaped:
+        every = rules.full_every or 1
+        stated = types or [FULL if (i + 1) % every == 0 else SLIDING for i in range(layers)]
+        return [*stated[:-1], FULL]  # the last one whatever is stated
     if rules.windows in ("all", "all_switched"):
         uniform = [SLIDING if window else FULL] * layers
         if types not in (None, uniform):

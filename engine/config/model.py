@@ -22,6 +22,7 @@ from lockstep.engine.config.families import (
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
+from lockstep.engine.config.layer_shapes import LayerInputs, LayerShape, layer_shapes
 from lockstep.engine.config.linear_attention import LinearAttentionConfig
 from lockstep.engine.config.rope_scaling import (
     Rope,
@@ -42,9 +43,10 @@ MOST_LAYERS = 10_000
 class ModelConfig:
     """One decoder, whatever its family: sizes, and flags for what the families do differently.
 
-    `windows[i]` is layer i's sliding window in tokens (itself included), None where it sees all. `block_types` are
-    the types of a GGUF file's tensors by ggml's names, none for other files. `notes` are sentences for the user: what
-    the checkpoint holds that is ignored, or is not as its configuration says.
+    Where layers differ in size (`shapes`), the model's own sizes are the largest of them. `windows[i]` is layer i's
+    sliding window in tokens (itself included), None where it sees all. `block_types` are the types of a GGUF file's
+    tensors by ggml's names, none for other files. `notes` are sentences for the user: what the checkpoint holds that
+    is ignored, or is not as its configuration says.
     """
 
     family: Family
@@ -79,6 +81,12 @@ class ModelConfig:
     clamp: ClampedSwiGLU | None = None  # in the activation's place
     experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
     linear: LinearAttentionConfig | None = None  # in place of attention, of some layers
+    shapes: tuple[LayerShape, ...] = ()  # where layers differ in size: of each its own
+    keys_as_values: bool = False  # values are made by the product of keys
+    kv_from: int | None = None  # of one layer: that whose cached keys and values it reads; None: its own
+    value_norm: bool = False  # of each head of v, without weight
+    layer_scalar: bool = False  # each layer's output is multiplied by a number
+    layer_inputs: LayerInputs | None = None  # a second embedding, of which each layer reads its part
     output_gate: bool = False  # what attention gives is multiplied by the sigmoid of a product
     score_scale: float | None = None  # None: 1 / sqrt(head_dim)
     sinks: bool = False  # each head's own term in the softmax's sum
@@ -139,8 +147,8 @@ class ModelConfig:
         return self.head_dim if self.rotary is None else self.rotary
 
     def of_layer(self, layer: int | None) -> ModelConfig:
-        """The model with that layer's rotation as its own, without experts where that layer has none, and with either
-        attention or linear attention; None: outside of the layers."""
+        """The model with that layer's rotation and sizes as its own, without experts where that layer has none, and
+        with either attention or linear attention; None: outside of the layers."""
         return self if layer is None else _of_layer(self, layer)
 
     @property
@@ -176,6 +184,8 @@ class ModelConfig:
         types = huggingface.layer_types(fields, rules, layers)
         rotary = rotary_dim(fields, head_dim, rules.partial_rotary)
         rotary = rotary if latent is None else latent.rope_dim
+        kv = heads if latent is not None else huggingface.kv_heads(fields, rules, heads)
+        shapes = layer_shapes(fields, types, kv, head_dim) if rules.shaped else ()
         ropes = ropes_from_hf(fields, rules, types, max_position, head_dim if rotary is None else rotary)
         extra = Fields({} if generation is None else generation, "generation_config.json")
         bos = extra.ids("bos_token_id") or fields.ids("bos_token_id")
@@ -189,8 +199,9 @@ class ModelConfig:
             ),
             num_layers=layers,
             num_heads=heads,
-            num_kv_heads=heads if latent is not None else huggingface.kv_heads(fields, rules, heads),
-            head_dim=head_dim,
+            num_kv_heads=max([kv, *(one.num_kv_heads for one in shapes)]),
+            head_dim=max([head_dim, *(one.head_dim for one in shapes)]),
+            shapes=shapes,
             vocab_size=fields.size("vocab_size"),
             max_position=max_position,
             rms_eps=fields.number(rules.eps_key, rules.eps, above=0.0),
@@ -209,7 +220,8 @@ class ModelConfig:
             scaled_from=scaled_from(fields, max_position),
             wrapper=wrapper,
         )
-        return replace(plain, **rules.own(fields))
+        widest = max([plain.intermediate_size, *(one.intermediate_size for one in shapes)])
+        return replace(plain, intermediate_size=widest, **rules.own(fields))
 
 
 @cache
@@ -222,6 +234,18 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
             model = replace(model, linear=own, qk_norm=False, output_gate=False)
         else:
             model = replace(model, linear=None)
+    if layer < len(model.shapes):
+        shape, inputs = model.shapes[layer], model.layer_inputs
+        model = replace(
+            model,
+            head_dim=shape.head_dim,
+            num_kv_heads=shape.num_kv_heads,
+            intermediate_size=shape.intermediate_size,
+            keys_as_values=shape.keys_as_values,
+            kv_from=shape.kv_from,
+            shapes=(),
+            layer_inputs=None if inputs is None else replace(inputs, layer=layer),
+        )
     if layer >= len(model.layer_ropes):
         return model
     rope = model.layer_ropes[layer]

@@ -28,6 +28,9 @@ def frequencies(
     is_long = scaling.kind == "longrope" and length > scaling.original_max_position
     if factors := scaling.long_factors if is_long else scaling.factors:
         plain = plain / array(factors)
+    if scaling.kind == "proportional":
+        turning = int(scaling.share * dim // 2)
+        return plain * array([float(i < turning) for i in range(dim // 2)]) / scaling.factor, 1.0
     if scaling.kind == "linear":
         return plain / scaling.factor, 1.0
     if scaling.kind == "llama3":

@@ -18,7 +18,7 @@ from lockstep.engine.config.fields import Fields
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
-RopeKind = Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope"]
+RopeKind = Literal["none", "linear", "dynamic", "llama3", "yarn", "longrope", "proportional"]
 DEFAULT_THETA = 10_000.0
 
 
@@ -26,7 +26,8 @@ DEFAULT_THETA = 10_000.0
 class RopeScaling:
     """How rotary frequencies are stretched. Only the fields that `kind` uses matter. `factors` (of GGUF files, and the
     short ones of LongRoPE): what each pair's frequency is divided by beforehand, where it is not empty;
-    `long_factors` (LongRoPE) take their place in a sequence longer than `original_max_position`."""
+    `long_factors` (LongRoPE) take their place in a sequence longer than `original_max_position`. `share`
+    (proportional): of the pairs the first that turn at all, at the frequencies that whole heads would have."""
 
     kind: RopeKind = "none"
     factor: float = 1.0
@@ -41,6 +42,7 @@ class RopeScaling:
     truncate: bool = True
     factors: tuple[float, ...] = ()
     long_factors: tuple[float, ...] = ()
+    share: float = 1.0
 
     @property
     def by_length(self) -> bool:
@@ -74,9 +76,17 @@ def ropes_from_hf(
         assumed = Fields(rules.rope or {}, config.where)
         return (_rope(config, _parameters(config, assumed), rules.theta, max_position, dim),)
     stated, scaling = config.object("rope_parameters"), config.object("rope_scaling")
+    kinds = ("full_attention", "sliding_attention")
+    assumed_full = {"full_attention": dict(rules.rope or {})}
     full, sliding = (
-        {} if stated is None or (one := stated.object(kind)) is None else dict(one.data)
-        for kind in ("full_attention", "sliding_attention")
+        (
+            assumed_full.get(kind, {})
+            if stated is None
+            else dict(one.data)
+            if (one := stated.object(kind))
+            else {}
+        )
+        for kind in kinds
     )
     full |= {} if scaling is None else dict(scaling.data)
     key, default = rules.local_theta
@@ -165,11 +175,16 @@ def _scaling(config: Fields, fields: Fields, max_position: int, head_dim: int) -
         if head_dim == 2:
             raise fields.error(kind_key, "dynamic scaling needs a head_dim above 2")
         return RopeScaling("dynamic", fields.number("factor", above=0.0))
+    if kind == "proportional":
+        share = fields.number("partial_rotary_factor", 1.0, above=0.0)
+        if share > 1:
+            raise fields.error("partial_rotary_factor", "expected a share of each head, at most 1")
+        return RopeScaling("proportional", fields.number("factor", 1.0, above=0.0), share=share)
     if kind == "longrope":
         return _longrope(fields, original, max_position, head_dim)
     raise ConfigError(
         f"{fields.where}: {kind_key} is {printable(kind)!r}: not a supported rotary scaling; "
-        "supported are default, linear, dynamic, llama3, yarn and longrope"
+        "supported are default, linear, dynamic, llama3, yarn, longrope and proportional"
     )
 
 

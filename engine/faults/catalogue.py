@@ -20,6 +20,7 @@ from lockstep.engine.faults import (
     multipliers,
     names,
     norm,
+    per_layer,
     quantisation,
     rope,
     rope_angles,
@@ -51,6 +52,7 @@ FAULTS: tuple[Fault, ...] = (
     *names.FAULTS,
     *stream.FAULTS,
     *multipliers.FAULTS,
+    *per_layer.FAULTS,
     *quantisation.FAULTS,
 )
 

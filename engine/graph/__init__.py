@@ -16,6 +16,7 @@ from lockstep.engine.graph.decoder import (
     layer_operations,
     operation_of,
     operations_of,
+    outside_of,
     parts_in,
     parts_of,
 )
@@ -39,6 +40,7 @@ __all__ = [
     "layer_operations",
     "operation_of",
     "operations_of",
+    "outside_of",
     "parts_in",
     "parts_of",
 ]

@@ -22,6 +22,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo3": _BEHIND,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
+    "gemma4_text": _GEMMA,
     "mixtral": _MIXTRAL,
     "minimax_m2": {**_MIXTRAL, "mlp.topk_ids": "block_sparse_moe"},
     "gpt_oss": {"mlp.router": "mlp.router"},

@@ -14,6 +14,7 @@ from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.experts import EXPERTS
 from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS
+from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
 from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
 
@@ -53,17 +54,31 @@ def _summed(
     )
 
 
+#: Parts of a layer that makes no keys and values by a product each.
+_NO_KV: tuple[Part, ...] = ("latent", "shared_kv")
 _SOFTMAX_ATTENTION = (
     _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias", ("query_latent",)),
-    _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias", ("latent",)),
-    _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias", ("latent",)),
+    _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias", _NO_KV),
+    _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias", _NO_KV),
     *PROJECTIONS,
     _norm("attn.q_norm", "attn.q_proj", "self_attn.q_norm", "attn_q_norm", "heads", "qk_norm"),
-    _norm("attn.k_norm", "attn.k_proj", "self_attn.k_norm", "attn_k_norm", "kv_heads", "qk_norm"),
+    _norm(
+        "attn.k_norm", "attn.k_proj", "self_attn.k_norm", "attn_k_norm", "kv_heads", "qk_norm", ("shared_kv",)
+    ),
+    Operation(
+        "attn.v_norm",
+        "unit_norm",
+        {"x": "attn.v_proj"},
+        "kv_heads",
+        "heads",
+        "self_attn.v_norm",
+        part="value_norm",
+        unless=("shared_kv",),
+    ),
     Operation("attn.q_rope", "rope", {"x": "attn.q_norm"}, "heads", "heads"),
-    Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=("latent",)),
+    Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=_NO_KV),
     Operation("attn.k_cache", "cache", {"written": "attn.k_rope"}, "kv_heads", "cache", unless=("latent",)),
-    Operation("attn.v_cache", "cache", {"written": "attn.v_proj"}, "kv_heads", "cache", unless=("latent",)),
+    Operation("attn.v_cache", "cache", {"written": "attn.v_norm"}, "kv_heads", "cache", unless=("latent",)),
     *EXPANSION,
     Operation("attn.scores", "scores", {"q": "attn.q_rope", "k": "attn.k_cache"}, "heads", "cells"),
     Operation("attn.probs", "softmax", {"scores": "attn.scores"}, "heads", "cells"),
@@ -106,6 +121,7 @@ _MLP = (
     *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias", ("experts",)),
     *EXPERTS,
     _norm("post_mlp_norm", "mlp.down", "post_mlp_layernorm", "post_ffw_norm", part="post_norm"),
+    *OF_A_LAYER,
     Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}),
 )
 #: All operations that a layer may have.
@@ -121,7 +137,7 @@ _INSTEAD: Mapping[str, str] = {
 #: What reads the first reads the second where that is there.
 _THROUGH: Mapping[str, str] = {"attn.context": "attn.gated"}
 #: Parts of which an operation's first input takes its place where they are not there.
-_PASSED: Collection[Part] = ("qk_norm", "partial", "post_norm")
+_PASSED: Collection[Part] = ("qk_norm", "partial", "post_norm", "value_norm")
 #: The taps of the two blocks that add to the stream.
 BLOCKS = tuple(tuple(one.tap for one in block) for block in (_ATTENTION, _MLP))
 #: Those before and behind the layers.
@@ -129,6 +145,7 @@ OUTSIDE: Mapping[str, Operation] = {
     one.tap: one
     for one in (
         Operation("embed", "embedding", module="model.embed_tokens", gguf="token_embd"),
+        *OF_ALL_LAYERS,
         _norm("final_norm", STREAM, "model.norm", "output_norm"),
         Operation("logits", "head", {"x": "final_norm"}, "vocab", module="lm_head", gguf="output"),
     )
@@ -167,6 +184,11 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "shared_gate": model.experts is not None and model.experts.shared_gated,
         "output_gate": model.output_gate,
         "linear_attn": model.linear is not None,
+        "value_norm": model.value_norm,
+        "keys_as_values": model.keys_as_values,
+        "shared_kv": model.kv_from is not None,
+        "layer_inputs": model.layer_inputs is not None,
+        "layer_scalar": model.layer_scalar,
     }
     return frozenset(part for part, there in has.items() if there)
 
@@ -180,6 +202,10 @@ def parts_in(taps: Collection[str]) -> frozenset[Part]:
 def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operation, ...]:
     modules = MODULES.get(family, {}) if family is not None else {}
     there = {one.tap: one for one in LAYER.values() if one.is_in(parts)}
+    if "keys_as_values" in parts:  # the same product again, under the name of what is made of it
+        there["attn.v_proj"] = replace(there["attn.v_proj"], module=there["attn.k_proj"].module)
+    if "layer_inputs" in parts:
+        there[LAYER_OUTPUT] = replace(there[LAYER_OUTPUT], inputs=LAST_SUM)
     return tuple(
         replace(
             one,
@@ -188,14 +214,20 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
                 role: next(
                     name
                     for name in (_THROUGH.get(tap, ""), *instead_of(tap))
-                    if (name in there and name != one.tap) or name == STREAM
+                    if (name in there and name != one.tap) or name == STREAM or name in OUTSIDE
                 )
                 for role, tap in one.inputs.items()
-                if role not in one.optional or tap in there
+                if (role not in one.optional or tap in there) and not _is_elsewhere(one, parts)
             },
+            scaled=one.tap == LAYER_OUTPUT and "layer_scalar" in parts,
         )
         for one in there.values()
     )
+
+
+def _is_elsewhere(operation: Operation, parts: Collection[Part]) -> bool:
+    """Whether what it holds is what another layer has written."""
+    return operation.kind == "cache" and "shared_kv" in parts
 
 
 def layer_operations(parts: Collection[Part]) -> tuple[Operation, ...]:
@@ -206,12 +238,28 @@ def layer_operations(parts: Collection[Part]) -> tuple[Operation, ...]:
 def operations_of(model: ModelConfig) -> tuple[Operation, ...]:
     """The operations of the model's layers, with the names of its checkpoint. Of a model whose layers differ: of those
     that have all there is; `model.of_layer(i)` has layer i's."""
-    return _operations(parts_of(model), model.family)
+    found = _operations(parts_of(model), model.family)
+    return found if model.kv_from is None else tuple(_reading(one, model.kv_from) for one in found)
+
+
+def _reading(operation: Operation, layer: int) -> Operation:
+    """The operation in a layer that reads the cache of another one."""
+    if operation.kind != "cache":
+        return operation
+    return replace(operation, inputs={"written": f"layers.{layer}.{LAYER[operation.tap].inputs['written']}"})
+
+
+def outside_of(parts: Collection[Part]) -> tuple[Operation, ...]:
+    """The operations outside of the layers of a model that has these parts."""
+    return tuple(one for one in OUTSIDE.values() if one.is_in(parts))
 
 
 def operation_of(model: ModelConfig, tap: str) -> Operation | None:
     """The operation of a tap, by its name within the layer or its whole name outside; None where the model has none."""
-    return _by_tap(parts_of(model), model.family).get(tap) or OUTSIDE.get(tap)
+    found = _by_tap(parts_of(model), model.family).get(tap) or OUTSIDE.get(tap)
+    if found is None or not found.is_in(parts_of(model)):
+        return None
+    return found if model.kv_from is None else _reading(found, model.kv_from)
 
 
 @cache

@@ -163,6 +163,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "rotate_last_neighbours": rotate_last_neighbours,
     "first": lambda x, count: x[..., : int(count)],
     "last": lambda x, count: x[..., x.shape[-1] - int(count) :],
+    "columns": lambda x, first, count: x[..., int(first) : int(first + count)],
     "beside": lambda own, shared: np.concatenate(  # each head's own channels, and those that all heads share
         [own, np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))], axis=-1
     ),
@@ -226,8 +227,12 @@ _RECURRENT = (
 )
 _QUERIES = _of("multiply", _of("by_heads", Node("q"), Node("key_dim")), Node("key_scale"))
 _VALUES = _of("by_heads", _X, Node("value_dim"))
+_OF_LAYERS = _of("by_heads", _of("multiply", _X, Node("projection_scale")), Node("input_width"))
 _VALUES_NORMALISED = _of(
     "divide", _VALUES, _of("root", _of("add", _of("mean", _of("square", _VALUES)), Node("eps")))
+)
+_OF_LAYERS_NORMALISED = _of(
+    "divide", _OF_LAYERS, _of("root", _of("add", _of("mean", _of("square", _OF_LAYERS)), Node("eps")))
 )
 #: Kind -> what its operations compute.
 FORMULAS: Mapping[Kind, Node] = {
@@ -278,6 +283,13 @@ FORMULAS: Mapping[Kind, Node] = {
         _of("side_by_side", _of("multiply", _VALUES_NORMALISED, _WEIGHT)),
         _of("silu", Node("gate")),
     ),
+    "unit_norm": NORMALISED,
+    "layer_inputs": _of(
+        "multiply",
+        _of("add", _of("side_by_side", _of("multiply", _OF_LAYERS_NORMALISED, _WEIGHT)), Node("embedded")),
+        Node("input_factor"),
+    ),
+    "layer_input": _of("columns", _X, Node("input_first"), Node("input_width")),
 }
 
 
@@ -321,9 +333,12 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
                 return _of(model.activation, Node("up"))
             return _of("multiply", _of(model.activation, Node("gate")), Node("up"))
         case "embedding":
+            if operation.width == "layer_inputs":
+                return _of("multiply", usual, Node("input_multiplier"))
             return _times(usual, "embedding_multiplier", model.embedding_multiplier)
         case "residual":
-            return _of("add", _X, _times(Node("y"), "residual_multiplier", model.residual_multiplier))
+            added = _of("add", _X, _times(Node("y"), "residual_multiplier", model.residual_multiplier))
+            return _of("multiply", added, Node("layer_scalar")) if operation.scaled else added
         case "head":
             divided = usual if model.logit_divisor == 1 else _of("divide", usual, Node("logit_divisor"))
             return _capped(divided, "logit_cap", model.logit_cap)
@@ -401,6 +416,10 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
     if (linear := model.linear) is not None:
         more |= {"key_dim": linear.key_dim, "value_dim": linear.value_dim, "l2_eps": L2_EPS}
         more["key_scale"] = linear.key_dim**-0.5
+    if (inputs := model.layer_inputs) is not None:
+        more |= {"input_width": inputs.width, "input_first": inputs.width * (inputs.layer or 0)}
+        more |= {"input_multiplier": inputs.width**0.5, "projection_scale": model.hidden_size**-0.5}
+        more["input_factor"] = 2.0**-0.5
     return {
         "1": 1.0,
         "eps": eps_of(operation, model),

@@ -9,7 +9,8 @@ from typing import Literal
 Kind = Literal[
     "embedding", "norm", "linear", "rope", "cache", "scores", "softmax", "context", "reduce", "residual", "activation",
     "head", "choice", "choice_weights", "experts", "combine", "keys", "values", "gate", "conv", "l2_norm", "sigmoid",
-    "decay", "state", "delta", "gated_norm",
+    "decay", "state", "delta", "gated_norm", "unit_norm",
+    "layer_inputs", "layer_input",
 ]  # fmt: skip
 #: What the channels of a tensor are.
 Width = Literal[
@@ -33,10 +34,13 @@ Width = Literal[
     "linear_keys",
     "linear_values",
     "linear_heads",
+    "layer_inputs",
+    "layer_input",
 ]
 #: Those that every rank has whole.
 WHOLE: tuple[Width, ...] = (
-    "hidden", "experts", "slots", "one", "query_latent", "latent", "rope_key", "written_latent",
+    "hidden", "experts", "slots", "one", "query_latent", "latent", "rope_key", "written_latent", "layer_inputs",
+    "layer_input",
 )  # fmt: skip
 #: T new tokens, K positions attended to, S experts that each token goes to: [T, width] · [T, heads, head_dim] ·
 #: [K, heads, head_dim] · [heads, T, K] · [T, S, width] · [K, width] · [1, heads, key_dim, value_dim] of the last token.
@@ -48,7 +52,8 @@ Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias",
 #: What only some models or engines have.
 Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
-    "query_latent", "output_gate", "linear_attn",
+    "query_latent", "output_gate", "linear_attn", "value_norm", "keys_as_values", "shared_kv",
+    "layer_inputs", "layer_scalar",
 ]  # fmt: skip
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.
@@ -59,12 +64,14 @@ STREAM = "<"
 class Operation:
     """One operation, by the name of its tap within the layer (outside of all layers: its whole name).
 
-    `inputs` are taps of the same layer by role. `module` is the checkpoint's, whose parameters it reads, by its name
-    within `model.layers.{i}.` (outside: its whole name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
+    `inputs` are taps of the same layer by role, or outside of the layers, or, by the whole name, of another layer.
+    `module` is the checkpoint's, whose parameters it reads, by its name within `model.layers.{i}.` (outside: its whole
+    name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
     product split over the ranks by what goes in, each rank's term has the weight and the sum the bias. `bias` names the
     flag of `ModelConfig` with which it has one. `summed`: each rank has a term of it. `part`: what a layer must have
     for it, `unless`: what it must not have; what takes its place where it is not there is said by `instead_of`.
-    `optional`: roles of inputs that may not be there, with nothing in their place.
+    `optional`: roles of inputs that may not be there, with nothing in their place. `scaled`: what it gives is
+    multiplied by a number of the layer's.
     """
 
     tap: str
@@ -79,6 +86,7 @@ class Operation:
     part: Part | None = None
     unless: tuple[Part, ...] = ()
     optional: tuple[str, ...] = ()
+    scaled: bool = False
 
     def is_in(self, parts: Collection[Part]) -> bool:
         """Whether a layer with these parts has it."""

@@ -129,9 +129,10 @@ class Attention:
         self.layer, self.model, self.o_proj, self.page_size = layer, model, o_proj, page_size
         self.gate = gate
         comm = o_proj.comm
-        self.heads = shards.heads(model, comm.size, comm.rank).size
-        self.kv_heads = shards.kv_heads(model, comm.size, comm.rank).size
-        self.head_dim = model.head_dim
+        own = model.of_layer(layer)
+        self.heads = shards.heads(own, comm.size, comm.rank).size
+        self.kv_heads = shards.kv_heads(own, comm.size, comm.rank).size
+        self.head_dim = own.head_dim
         self.window = model.windows[layer] if model.windows else None
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
@@ -181,6 +182,10 @@ class Attention:
     ) -> Tensor:
         q, stored = self._written(x, rope)
         pool.write(self.cache, batch, *stored)
+        return self._attended(x, q, batch, inputs, pool)
+
+    def _attended(self, x: Tensor, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
+        """From queries [T, heads, D] to what attention adds to the stream [T, H]."""
         context = self._paged(q, inputs, pool) if self.unpaged is None else self._each(q, batch, inputs, pool)
         if self.tap_context:
             self.tap_context(context)

@@ -15,14 +15,22 @@ from lockstep.engine.parallel.comm import Comm
 class VocabParallelEmbedding:
     """Each rank looks up the ids that it owns, zero for the others; the sum over ranks is the row."""
 
-    def __init__(self, model: ModelConfig, comm: Comm, store: Store) -> None:
+    def __init__(
+        self,
+        model: ModelConfig,
+        comm: Comm,
+        store: Store,
+        module: str = "model.embed_tokens",
+        tap: str = "embed",
+    ) -> None:
+        self.name = tap
         self.model, self.hidden = model, model.hidden_size
         self.span = span = shards.vocab(model.vocab_size, comm.size, comm.rank)
         self.comm = comm
-        self.weight = store.matrix(["model.embed_tokens.weight"], [span.size], self.hidden)
+        self.weight = store.matrix([f"{module}.weight"], [span.size], self.hidden)
 
     def bind(self, wiring: Wiring) -> None:
-        self.tap, self.place = wiring.tap("embed"), wiring.place("embed")
+        self.tap, self.place = wiring.tap(self.name), wiring.place(self.name)
         self.rules = wiring.rules
 
     def __call__(self, ids: Tensor) -> Tensor:

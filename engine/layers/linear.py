@@ -51,7 +51,8 @@ class MergedColumnParallelLinear:
 
 
 class QKVParallelLinear(MergedColumnParallelLinear):
-    """q, k and v in one GEMM; KV heads are replicated when there are more ranks than heads."""
+    """q, k and v in one GEMM, or q and k, which is v as well, or q alone; KV heads are replicated when there are more
+    ranks than heads."""
 
     def __init__(
         self,
@@ -62,9 +63,10 @@ class QKVParallelLinear(MergedColumnParallelLinear):
         store: Store,
     ) -> None:
         self.model, self.tp, self.plan = model, tp, plan
-        names = [f"{name}.{part}_proj" for part in "qkv"]
+        made = "q" if model.kv_from is not None else "qk" if model.keys_as_values else "qkv"
+        names = [f"{name}.{part}_proj" for part in made]
         bias = model.qkv_bias and plan.bias
-        super().__init__(names, list(plan.rows), plan.columns.size, bias, store)
+        super().__init__(names, list(plan.rows)[: len(made)], plan.columns.size, bias, store)
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seam that cuts the pack."""
@@ -78,7 +80,8 @@ class QKVParallelLinear(MergedColumnParallelLinear):
     def __call__(self, x: Tensor) -> tuple[Tensor, ...]:
         columns = self.plan.columns
         packed = self.weight.product(x[:, columns.start : columns.stop], self.bias)  # [T, q + k + v]
-        return self.cut(packed, self.sizes, self.model, self.tp)
+        parts = self.cut(packed, self.sizes, self.model, self.tp)
+        return (*parts, parts[1]) if self.model.keys_as_values else parts
 
 
 class RowParallelLinear:

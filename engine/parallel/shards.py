@@ -26,6 +26,7 @@ from typing import Protocol
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import STREAM, Operation, Width, operation_of, operations_of
+from lockstep.engine.graph.layer_inputs import NORM, OF_ALL_LAYERS
 from lockstep.engine.graph.operation import WHOLE
 
 
@@ -105,6 +106,16 @@ def cached(model: ModelConfig, tp: int, rank: int) -> tuple[int, tuple[int, int]
     return kv_heads(model, tp, rank).size, (model.head_dim, model.head_dim)
 
 
+def cached_layers(model: ModelConfig) -> list[int]:
+    """The layers that have keys and values, or latents, of their own in the cache."""
+    linear = () if model.linear is None else model.linear.layers
+    return [
+        layer
+        for layer in range(model.num_layers)
+        if not any(linear[layer : layer + 1]) and model.of_layer(layer).kv_from is None
+    ]
+
+
 def key_heads(model: ModelConfig, tp: int, rank: int) -> Span:
     """The key heads of a rank in a layer with linear attention: those that its heads of values read."""
     if model.linear is None:
@@ -175,6 +186,8 @@ DECAY = {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
 CORRECTION = "e_score_correction_bias"
 #: What each head's softmax has in its sum beside the keys.
 SINKS = "self_attn.sinks"
+#: What a layer's output is multiplied by.
+LAYER_SCALAR = "layer_scalar"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)", re.ASCII)
 
 
@@ -201,6 +214,8 @@ def size_of(width: Width, model: ModelConfig) -> int:
         "intermediate": model.intermediate_size,
         "vocab": model.vocab_size,
         "one": 1,
+        "layer_inputs": 0 if model.layer_inputs is None else model.layer_inputs.total,
+        "layer_input": 0 if model.layer_inputs is None else model.layer_inputs.width,
         **_latent_sizes(model),
         "head": model.num_heads,
         **(
@@ -287,6 +302,8 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
         found |= _of_heads(one, model)
         if one.kind == "choice" and model.experts is not None and model.experts.correction:
             found[correction_name(model)] = _Parameter((model.experts.count,))
+        if one.scaled:
+            found[LAYER_SCALAR] = _Parameter((1,))
         if one.kind == "softmax" and model.sinks:
             found[SINKS] = _Parameter((model.num_heads,), 0, "head")
         if one.kind in ("linear", "experts"):
@@ -340,7 +357,7 @@ def layer_parameters(model: ModelConfig, layer: int = 0) -> dict[str, tuple[int,
 def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     """Every parameter the checkpoint must hold: Hugging Face name to global shape, in the forward's order."""
     vocabulary = (model.vocab_size, model.hidden_size)
-    shapes: dict[str, tuple[int, ...]] = {"model.embed_tokens.weight": vocabulary}
+    shapes = {"model.embed_tokens.weight": vocabulary, **_of_layer_inputs(model)}
     for i in range(model.num_layers):
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_parameters(model, i).items()}
     for kind in ("weight", "bias") if model.norm_bias else ("weight",):
@@ -348,6 +365,18 @@ def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     if not model.tie_embeddings:
         shapes["lm_head.weight"] = vocabulary
     return shapes
+
+
+def _of_layer_inputs(model: ModelConfig) -> dict[str, tuple[int, ...]]:
+    """What per-layer inputs have outside of the layers."""
+    if (inputs := model.layer_inputs) is None:
+        return {}
+    modules = {one.kind: one.module for one in OF_ALL_LAYERS}
+    return {
+        f"{modules['embedding']}.weight": (model.vocab_size, inputs.total),
+        f"{modules['linear']}.weight": (inputs.total, model.hidden_size),
+        f"{NORM}.weight": (inputs.width,),
+    }
 
 
 def held_in(name: str, model: ModelConfig, dtype: DType) -> DType:
@@ -367,12 +396,16 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shar
     for a name that the model does not have."""
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         return Shard((model.vocab_size, model.hidden_size), 0, vocab(model.vocab_size, tp, rank))
+    if (shape := _of_layer_inputs(model).get(name)) is not None:
+        split = name == f"{OF_ALL_LAYERS[0].module}.weight"
+        return Shard(shape, 0, vocab(model.vocab_size, tp, rank)) if split else _whole(shape, tp)
     if name.startswith("model.norm."):
         return _whole((model.hidden_size,), tp)
     match = _LAYER.fullmatch(name)
     if match is None or int(match.group(1)) >= model.num_layers:
         raise KeyError(name)
-    one = _layer_parameters(model.of_layer(int(match.group(1))))[match.group(2)]
+    model = model.of_layer(int(match.group(1)))
+    one = _layer_parameters(model)[match.group(2)]
     if one.expert is not None and one.dim is not None:
         return Shard(one.shape, one.dim, expert_features(model, tp, rank, ep, one.expert))
     if one.expert is not None:

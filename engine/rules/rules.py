@@ -20,10 +20,11 @@ from lockstep.engine.checkpoint.load import own_tensor
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Activation, Gating, NormForm
+from lockstep.engine.config.layer_shapes import LayerInputs
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import defaults, latent, recurrence, routing
+from lockstep.engine.rules import defaults, latent, per_layer, recurrence, routing
 from lockstep.engine.rules.norm import layer_norm, rms_norm
 from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
 
@@ -63,6 +64,8 @@ class Rules:
     )
     latent_keys: Callable[[Tensor, Tensor], Tensor] = latent.with_shared_part
     cache_layer: Callable[[int], int] = defaults.own_cache
+    shared_cache: Callable[[ModelConfig, int], int] = per_layer.source_of
+    value_norm: Callable[[Tensor, Callable[[Tensor], Tensor], float], Tensor] = per_layer.unit_norm
     cache_heads: Callable[[Tensor, int], Tensor] = defaults.store_kv_heads
     cache_reuse: Callable[[int, int], int] = defaults.attend_all
     cache_values: Callable[[Tensor, Tensor], Tensor] = defaults.values_of
@@ -93,6 +96,11 @@ class Rules:
     row_bias: Callable[[Tensor, Tensor, Comm], Tensor] = defaults.bias_once
     residual: Callable[[Tensor, Tensor], Tensor] = defaults.add_residual
     residual_factor: Callable[[ModelConfig], float] = defaults.residual_multiplier
+    layer_scalar: Callable[[Tensor, Tensor], Tensor] = per_layer.scaled
+    layer_inputs: Callable[[Tensor, Tensor, Callable[[Tensor], Tensor], ModelConfig], Tensor] = (
+        per_layer.summed
+    )
+    layer_input: Callable[[Tensor, LayerInputs], Tensor] = per_layer.own_part
     act: Callable[[Tensor, Tensor, Gating], Tensor] = defaults.act_and_mul
     act_alone: Callable[[Tensor, Activation], Tensor] = defaults.activated
     router_scores: Callable[[Tensor, ExpertsConfig], Tensor] = routing.scores

@@ -88,9 +88,9 @@ def kept_bytes(model: ModelConfig, config: EngineConfig, rank: int, source: Sour
 def cache_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
     """Bytes of a rank's pool of keys and values."""
     rows = pool_blocks(model, config) * config.block_size
-    heads, widths = shards.cached(model, config.tp, rank)
-    layers = model.num_layers - (0 if model.linear is None else sum(model.linear.layers))
-    return layers * rows * heads * sum(widths) * DTYPE_BITS[config.dtype] // 8
+    cached = (shards.cached(model.of_layer(i), config.tp, rank) for i in shards.cached_layers(model))
+    row = sum(heads * sum(widths) for heads, widths in cached)
+    return row * rows * DTYPE_BITS[config.dtype] // 8
 
 
 def state_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:

@@ -18,10 +18,9 @@ from lockstep.engine.batch import Batch, SequenceSpan
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import RequestError
 from lockstep.engine.kv.blocks import BlockManager
-from lockstep.engine.kv.pool import KVPool
+from lockstep.engine.kv.pool import KVPool, RowShape
 from lockstep.engine.kv.sizing import context_length, pool_blocks
 from lockstep.engine.kv.states import LayerState, StatePool
-from lockstep.engine.layers.attention import Attention
 from lockstep.engine.model import Decoder
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
@@ -84,23 +83,31 @@ class Runner:
         self.comm.step = 0
         blocks = pool_blocks(self.model, self.config)
         self.blocks = BlockManager(blocks, self.config.block_size)
-        heads, widths = shards.cached(self.model, self.comm.size, self.comm.rank)
-        if self.model.latent is None:
-            group = self.model.num_heads // self.comm.size // heads
-            heads = rules.cache_heads(torch.empty(1, heads, widths[0], device="meta"), group).shape[1]
         self.pool = KVPool(
-            [i for i, layer in enumerate(self.decoder.layers) if isinstance(layer.attention, Attention)],
+            {layer: self._row_shape(layer, rules) for layer in shards.cached_layers(self.model)},
             blocks,
             self.config.block_size,
-            heads,
-            widths,
             self.decoder.dtype,
             self.decoder.device,
             self.context,
             math.nan if self.config.poison_cache else 0.0,
             StatePool(self.decoder.fresh_states(), left),
+            {
+                layer: rules.shared_cache(self.model, layer)
+                for layer in range(self.model.num_layers)
+                if self.model.of_layer(layer).kv_from is not None
+            },
         )
         self.rebind()
+
+    def _row_shape(self, layer: int, rules: Rules) -> RowShape:
+        """What is cached of a token in a layer, under `rules`."""
+        own = self.model.of_layer(layer)
+        heads, widths = shards.cached(own, self.comm.size, self.comm.rank)
+        if own.latent is None:
+            group = own.num_heads // self.comm.size // heads
+            heads = rules.cache_heads(torch.empty(1, heads, widths[0], device="meta"), group).shape[1]
+        return RowShape(heads, widths)
 
     def rebind(self) -> None:
         """Bind layers to the rules in force and to the taps that are wanted now."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Container
 
 from lockstep.engine.errors import EngineError
-from lockstep.engine.graph import LAYER, LAYER_OUTPUT, STREAM, instead_of
-from lockstep.engine.taps.names import layer_of, operation_at
+from lockstep.engine.graph import LAYER, LAYER_OUTPUT, OUTSIDE, STREAM, instead_of
+from lockstep.engine.graph.layer_inputs import LAST_SUM
+from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.engine.text import printable
 
 
@@ -26,11 +27,14 @@ def remembers(tap: str) -> bool:
 
 
 def near(name: str, layer: int | None, num_layers: int) -> str:
-    """`attn.q_proj`, 3 -> `layers.3.attn.q_proj`; STREAM is what enters the layer, or the last norm."""
+    """`attn.q_proj`, 3 -> `layers.3.attn.q_proj`; STREAM is what enters the layer, or the last norm. A whole name is
+    itself."""
     if name == STREAM:
         above = num_layers if layer is None else layer
         return f"layers.{above - 1}.{LAYER_OUTPUT}" if above else "embed"
-    return name if layer is None else f"layers.{layer}.{name}"
+    return (
+        name if layer is None or name in OUTSIDE or layer_of(name) is not None else f"layers.{layer}.{name}"
+    )
 
 
 def inputs_of(tap: str, num_layers: int = 0, known: Container[str] = ()) -> tuple[str, ...]:
@@ -44,10 +48,15 @@ def inputs_of(tap: str, num_layers: int = 0, known: Container[str] = ()) -> tupl
         raise UnknownTap(
             f"{printable(tap, 120)} is no tap of a decoder: what it is computed from is not known"
         )
-    found: list[str] = []
+    layer = layer_of(tap)
+    found = [near(one, layer, 0) for one in LAST_SUM.values()] if local_name(tap) == LAYER_OUTPUT else []
     for one in operation.inputs.values():
         for name in instead_of(one):
-            found.append(near(name, layer_of(tap), num_layers))
+            found.append(near(name, layer, num_layers))
             if name in LAYER and LAYER[name].kind == "norm" and found[-1] in known:
                 break
+    if operation.kind == "cache" and layer and not any(one in known for one in found):
+        # another layer's, and which one no name tells
+        before = (f"layers.{i}.{local_name(tap)}" for i in reversed(range(layer)))
+        found += [one for one in before if one in known]
     return tuple(found)

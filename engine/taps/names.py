@@ -12,6 +12,7 @@ Shapes are those of one sequence of T new tokens with K positions attended to (K
     gate, up, act     [T, intermediate]
     topk_*            [T, S]                S: experts that each token goes to, in the order of their numbers
     experts.*         [T, S, width]
+    layer_inputs      [T, layers * width]   of per-layer inputs; layer_input [T, width]
     latent_cache      [K, 1, kv_rank]       of latent attention, as rope_key [T, 1, rope], rope_cache [K, 1, rope]
     kv_b_proj         [K, heads * (plain + value_dim)]
     keys, values      [K, heads, head_dim or value_dim]
@@ -28,12 +29,22 @@ from functools import lru_cache
 from typing import Literal
 
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.graph import LAYER, OUTSIDE, Operation, Part, layer_operations, parts_of
+from lockstep.engine.graph import (
+    LAYER,
+    OUTSIDE,
+    Operation,
+    Part,
+    layer_operations,
+    outside_of,
+    parts_of,
+)
 from lockstep.engine.parallel import shards
 
 #: The statistics of one tensor, in the order of a ring row. Minimum to absmax are over the finite
 #: elements (NaN when there are none); `inf` at `attn.scores` does not count what the mask put there.
 STATISTICS = ("min", "max", "mean", "rms", "absmax", "nan", "inf", "zeros")
+#: Operations behind the layers.
+_BEHIND = 2
 #: Queries times keys up to which attention that is captured with all else is whole: a prompt of 1,024 tokens. Of more
 #: it has about so many elements, all heads together.
 _WHOLE, _ELEMENTS = 1 << 20, 1 << 21
@@ -98,20 +109,23 @@ def layer_taps(
 
 def tap_specs(num_layers: int, parts: Collection[Part] = (), kv_replicas: int = 1) -> tuple[TapSpec, ...]:
     """Every tap of a model whose layers all have these parts, in execution order."""
-    return _specs([layer_taps(parts, kv_replicas)] * num_layers)
+    return _specs([layer_taps(parts, kv_replicas)] * num_layers, parts)
 
 
 def model_taps(model: ModelConfig, tp: int, ep: int = 1) -> tuple[TapSpec, ...]:
     """Every tap of `model` split over `tp` ranks, in `ep` groups where it has experts, in execution order."""
-    replicas = shards.kv_replicas(model, tp), ep, shards.key_replicas(model, tp)
     layers = map(model.of_layer, range(model.num_layers))
-    return _specs([layer_taps(parts_of(layer), *replicas) for layer in layers])
+    taps = [
+        layer_taps(parts_of(layer), shards.kv_replicas(layer, tp), ep, shards.key_replicas(layer, tp))
+        for layer in layers
+    ]
+    return _specs(taps, parts_of(model))
 
 
-def _specs(layers: Sequence[Mapping[str, TapLayout]]) -> tuple[TapSpec, ...]:
-    first, *last = (TapSpec(one.tap, layout_of(one)) for one in OUTSIDE.values())
+def _specs(layers: Sequence[Mapping[str, TapLayout]], parts: Collection[Part] = ()) -> tuple[TapSpec, ...]:
+    outside = [TapSpec(one.tap, layout_of(one)) for one in outside_of(parts)]
     inside = (TapSpec(f"layers.{i}.{name}", to) for i, taps in enumerate(layers) for name, to in taps.items())
-    return (first, *inside, *last)
+    return (*outside[:-_BEHIND], *inside, *outside[-_BEHIND:])
 
 
 def operation_at(tap: str) -> Operation | None:

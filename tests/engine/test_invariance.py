@@ -158,7 +158,7 @@ def test_the_cache_holds_kv_heads_only_and_one_row_a_position(
 ) -> None:
     runner = runner_with(variant(name), PROMPT, taps=["layers.1.attn.k_cache", "layers.1.attn.k_rope"])
     model = runner.model
-    assert runner.pool.keys.shape[2:] == (model.num_kv_heads, model.head_dim)
+    assert runner.pool.keys[1].shape[1:] == (model.num_kv_heads, model.head_dim)
     rows = []
     for step in range(4):
         result = runner.step()

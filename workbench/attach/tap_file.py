@@ -15,23 +15,25 @@ _LIMITS = "from .lockstep_limits import TapeLimits, alone, refuse_capture\n"
 _CAPTURE = "from .lockstep_limits import refuse_capture\n"
 _CALLS = "from .lockstep_calls import CallInputs\n"
 _LINEAR = "from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call\n"
+_GEMMA4 = "from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls\n"
 
 
 def tap_file() -> str:
-    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear, _calls and _modules.py behind it."""
+    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear, _gemma4, _calls and _modules.py behind it."""
     tape = SOURCE.read_text(encoding="utf-8")
-    limits, linear, calls, modules = (
-        _body(f"lockstep_{name}.py") for name in ("limits", "linear", "calls", "modules")
+    limits, linear, gemma4, calls, modules = (
+        _body(f"lockstep_{name}.py") for name in ("limits", "linear", "gemma4", "calls", "modules")
     )
     assert _TAPE in modules, "what the joined file has already"
     assert _TAPE in linear, "as well"
     assert _LINEAR in modules, "which stands before it there"
-    assert _CALLS in modules, "as this does"
+    assert _GEMMA4 in modules, "as this does"
+    assert _CALLS in modules, "as well"
     assert _CAPTURE in modules, "which is in the limits"
     assert _LIMITS in tape, "where its limits belong"
-    for line in (_CAPTURE, _LINEAR, _CALLS):
+    for line in (_CAPTURE, _LINEAR, _GEMMA4, _CALLS):
         modules = modules.replace(line, "")
-    behind = f"{linear}\n\n{calls}\n\n{modules}".replace(_TAPE, "")
+    behind = f"{linear}\n\n{gemma4}\n\n{calls}\n\n{modules}".replace(_TAPE, "")
     return f"{tape.replace(_LIMITS, limits)}\n\n{behind}"
 
 

@@ -13,6 +13,12 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
 from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
 from lockstep.workbench.diagnosis.hypotheses.mixture_ranks import terms_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_within
+from lockstep.workbench.diagnosis.hypotheses.per_layer import (
+    layer_parts,
+    layer_scalars,
+    layer_sums,
+    value_norms,
+)
 from lockstep.workbench.diagnosis.hypotheses.products.block_terms import block_terms
 from lockstep.workbench.diagnosis.hypotheses.products.logits import processed
 from lockstep.workbench.diagnosis.hypotheses.products.products import (
@@ -87,7 +93,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "weights": (likely,),
     "attention": (likely, merged_heads),
     "reduce": (product_maps, product_edits),
-    "residual": (row_edits,),
+    "residual": (layer_scalars, row_edits),
     "activation": (row_edits,),
     "head": (product_maps, product_edits, processed),
     "choice": (routing_edits,),
@@ -97,6 +103,9 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "experts": (other_matrix, other_experts, biases_of_experts),
     "layer": (skipped,),
     **dict.fromkeys(STATEFUL, (recurrent_edits,)),
+    "unit_norm": (value_norms,),
+    "layer_inputs": (layer_sums,),
+    "layer_input": (layer_parts,),
 }
 
 #: Banks that are always tried, whatever the operation.

@@ -35,7 +35,8 @@ HEADS: Mapping[str, str] = {
     "mlp.experts.gate": "eg", "mlp.experts.up": "eu", "mlp.experts.act": "ea", "mlp.experts.down": "ed",
     "mlp.shared.gate": "sg", "mlp.shared.up": "su", "mlp.shared.act": "sa", "mlp.shared.down": "sd",
     "mlp.shared_gate": "sf", "mlp.combine.partial": "c+", "mlp.combine": "co", "post_mlp_norm": "dn",
-    "mlp_residual": "r2",
+    "attn.v_norm": "vn", "mlp_stream": "ms", "layer_input": "li", "layer_input.gate": "lg", "layer_input.act": "lx",
+    "layer_input.proj": "lp", "post_layer_input_norm": "pn", "mlp_residual": "r2",
 }  # fmt: skip
 
 #: What a cell shows of the worst judgement in it.

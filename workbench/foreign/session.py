@@ -11,7 +11,7 @@ from pathlib import Path
 
 import msgspec
 
-from lockstep.engine.graph import OUTSIDE, parts_in
+from lockstep.engine.graph import outside_of, parts_in
 from lockstep.engine.taps.names import count_layers, layer_of, layer_taps
 from lockstep.sessions import SequenceStep, SessionWriter, StepRecord, Tap, TensorRecord
 from lockstep.sessions.meta import (
@@ -210,7 +210,7 @@ def _meta(
 def _absent(names: set[str], layers: int) -> Mapping[str, str]:
     """The taps that every decoder has and the dump has not, and why."""
     local = {name.split(".", 2)[2] for name in names if layer_of(name) is not None}
-    wanted = list(OUTSIDE)
+    wanted = [one.tap for one in outside_of(parts_in(local))]
     wanted += [f"layers.{layer}.{name}" for layer in range(layers) for name in layer_taps(parts_in(local))]
     return {tap: _reason(tap, local) for tap in wanted if tap not in names}
 

@@ -30,11 +30,12 @@ def _widen(value: Any) -> Any:
 
 
 def widen_rotary(model: Any) -> None:
-    """Make the rotary frequencies, and the scale of the embeddings, again in float64: they were rounded to float32."""
+    """Make the rotary frequencies, and the scales of the embeddings, again in float64: they were rounded to float32."""
     with DoubleWhereFloat():
         model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(model.device)
-    embedding = model.model.embed_tokens
-    if hasattr(embedding, "scalar_embed_scale"):
-        embedding.embed_scale = torch.tensor(
-            embedding.scalar_embed_scale, dtype=torch.float64, device=model.device
-        )
+    for name in ("embed_tokens", "embed_tokens_per_layer"):
+        embedding: Any = getattr(model.model, name, None)
+        if hasattr(embedding, "scalar_embed_scale"):
+            embedding.embed_scale = torch.tensor(
+                embedding.scalar_embed_scale, dtype=torch.float64, device=model.device
+            )

@@ -27,8 +27,8 @@ def golden_bytes(model: ModelConfig, request: GoldenRequest, chunk: int | None) 
     scale = width / (DTYPE_BITS[plain.dtype] // 8)
     longest = max(len(one.prompt) for one in request.sequences)
     cached = sum(len(one.prompt) for one in request.sequences) + request.steps * len(request.sequences)
-    heads, widths = shards.cached(model, 1, 0)
-    rows = model.num_layers * heads * sum(widths)
+    held = (shards.cached(model.of_layer(layer), 1, 0) for layer in range(model.num_layers))
+    rows = sum(heads * sum(widths) for heads, widths in held)
     return {
         "weights": int(scale * weight_bytes(model, plain, 0)),
         "its cache": cached * rows * width,

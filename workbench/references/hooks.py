@@ -13,6 +13,7 @@
 | `experts.*` | the experts interface (`experts.py`) |
 | `combine` | the output of the module in place of the MLP |
 | `mlp_residual` | the output of the decoder layer |
+| `layer_inputs`, `layer_input` | what the method that makes them returns, what each decoder layer is given |
 """
 
 from __future__ import annotations
@@ -99,6 +100,13 @@ def tapped(model: Any, see: See) -> Iterator[None]:
 
         before(decoder.layers[0], "embed")
         after(model.get_submodule(OUTSIDE["final_norm"].module), "final_norm")
+        if hasattr(
+            decoder, "_maybe_slice_kv_shared_inputs"
+        ):  # layers that share keys and values run all tokens
+            decoder._maybe_slice_kv_shared_inputs = lambda *inputs, **_: inputs[:4]
+            stack.callback(delattr, decoder, "_maybe_slice_kv_shared_inputs")
+        if model_config(model).layer_inputs is not None:
+            _tap_layer_inputs(decoder, see, after, stack)
         for i, layer in enumerate(decoder.layers):
             own = model_config(model).of_layer(i)
             _tap_layer(layer, f"layers.{i}", own, after, before)
@@ -145,6 +153,29 @@ def _tap_layer(
                 before(module, f"{name}.{read}", _by_position if LAYER[read].form == "cache" else _same)
                 seen.add(read)
     after(layer, f"{name}.{LAYER_OUTPUT}", _same)
+
+
+def _tap_layer_inputs(
+    decoder: Any, see: See, after: Callable[[nn.Module, str, Shaped], None], stack: ExitStack
+) -> None:
+    """Per-layer inputs: the modules that make them, their sum, and what each layer is given of it."""
+    after(decoder.embed_tokens_per_layer, "layer_inputs.embed", _same)
+    after(decoder.per_layer_model_projection, "layer_inputs.proj", _same)
+    summed = decoder.project_per_layer_inputs
+
+    def project(*args: Any, **kwargs: Any) -> Tensor:
+        out: Tensor = summed(*args, **kwargs)
+        see("layer_inputs", out[0].flatten(1))  # [T, layers, width]
+        return out
+
+    decoder.project_per_layer_inputs = project
+    stack.callback(delattr, decoder, "project_per_layer_inputs")
+    for i, layer in enumerate(decoder.layers):
+
+        def given(_module: nn.Module, args: tuple[Tensor, ...], i: int = i) -> None:
+            see(f"layers.{i}.layer_input", args[1][0])
+
+        stack.callback(layer.register_forward_pre_hook(given).remove)
 
 
 def _tap_experts(mlp: Any, name: str, see: See, stack: ExitStack) -> None:

@@ -79,7 +79,8 @@ def _block_bytes(source: SessionSource, block_size: int) -> int | None:
     model, size = source.meta.model, _SIZES.get(source.meta.config.dtype)
     if not (size and model.num_layers and model.num_kv_heads and model.head_dim):
         return None
-    if source.session.has_tap("layers.0.attn.latent_cache"):  # of whose widths a session does not tell
+    # Of their widths a session does not tell: latents, and layers of several sizes.
+    if any(source.session.has_tap(f"layers.0.attn.{one}") for one in ("latent_cache", "v_norm")):
         return None
     heads = max(1, model.num_kv_heads // source.session.ranks)
     return 2 * model.num_layers * heads * model.head_dim * size * block_size

@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.graph import OUTSIDE, parts_in
+from lockstep.engine.graph import outside_of, parts_in
 from lockstep.engine.taps.names import layer_of, layer_taps, local_name
 from lockstep.sessions import Session
 from lockstep.sessions.dtypes import rounded
@@ -142,9 +142,11 @@ def coverage(
     layers = {layer for tap in seen if (layer := layer_of(tap)) is not None}
     whole: set[str] = set.intersection(*(side.tensors for side in sides))
     local = {local_name(tap) for tap in seen if layer_of(tap) is not None}
-    names = layer_taps(parts_in(local))
+    parts = parts_in(local)
+    names = layer_taps(parts)
     wanted = [name for name in names if not name.endswith(".partial") or session.ranks > 1]
-    absent = [name for name in OUTSIDE if name not in seen] + [name for name in wanted if name not in local]
+    absent = [one.tap for one in outside_of(parts) if one.tap not in seen]
+    absent += [name for name in wanted if name not in local]
     rows, aligned, alignment = _aligned(session, branch, reference, other)
     inferred = {tap: layout for side in sides for tap, layout in side.foreign.inferred.items()}
     return Coverage(

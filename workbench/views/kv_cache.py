@@ -42,7 +42,8 @@ class CachedSequence:
 class Cache:
     """The cache after `step`. `shared` blocks are in more than one table; `rows` as far as they were captured. Where
     the step after it is under way, `written` layers of it have written their rows, which are in `rows`; its sequences'
-    positions are those that are being written. `states`: of layers with linear attention."""
+    positions are those that are being written. `states`: of layers with linear attention. `borrowing` layers have no
+    rows of their own and read those of earlier ones."""
 
     step: int
     block_size: int
@@ -56,6 +57,7 @@ class Cache:
     pool: Pool
     written: int | None = None
     states: tuple[StateHistory, ...] = ()
+    borrowing: tuple[int, ...] = ()
 
 
 def cache(
@@ -100,7 +102,17 @@ def cache(
         pool=pool_of(source, recorded, record.sequences, total, block_size),
         written=None if flight is None else written_layers(source, flight, layers),
         states=state_histories(source, where, layers),
+        borrowing=borrowing_layers(source, layers),
     )
+
+
+def borrowing_layers(source: SessionSource, layers: int) -> tuple[int, ...]:
+    """Those that read cached keys, and make none."""
+    taps = [
+        [source.session.has_tap(f"layers.{i}.attn.{one}") for one in ("k_cache", "k_rope")]
+        for i in range(layers)
+    ]
+    return tuple(i for i, (read, made) in enumerate(taps) if read and not made)
 
 
 def written_layers(source: SessionSource, flight: StepInFlight, layers: int) -> int:

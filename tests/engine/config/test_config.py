@@ -103,6 +103,46 @@ def _linear(config: Any) -> dict[str, Any]:
     return {"norm": "plus_one", "output_gate": True, "linear": linear}
 
 
+def _gemma4(config: Any) -> dict[str, Any]:
+    width = config.hidden_size_per_layer_input
+    return {
+        "norm": "wide",
+        "post_norms": True,
+        "score_scale": 1.0,
+        "logit_cap": config.final_logit_softcapping or 0.0,
+        "embedding_multiplier": config.hidden_size**0.5,
+        "value_norm": True,
+        "layer_scalar": True,
+        "layer_inputs": {"width": width, "layers": config.num_hidden_layers, "layer": None}
+        if width
+        else None,
+    }
+
+
+def _sizes_of_layers(config: Any) -> dict[str, Any]:
+    """Of Gemma-4, by what transformers makes of its config: those of each layer, and the largest."""
+    if config.model_type != "gemma4_text":
+        return {}
+    modes, types = config.kv_sharing_modes, config.layer_types
+    stored = {types[i]: i for i, mode in enumerate(modes) if mode == "store"}
+    shapes = tuple(
+        {
+            "head_dim": config.per_layer_config[i].head_dim,
+            "num_kv_heads": config.per_layer_config[i].num_key_value_heads,
+            "intermediate_size": config.intermediate_size
+            * (1 + (config.use_double_wide_mlp and mode == "reuse")),
+            "keys_as_values": config.attention_k_eq_v and types[i] == "full_attention" and mode != "reuse",
+            "kv_from": stored[types[i]] if mode == "reuse" else None,
+        }
+        for i, mode in enumerate(modes)
+    )
+    largest = {
+        key: max(one[key] for one in shapes) for key in ("head_dim", "num_kv_heads", "intermediate_size")
+    }
+    return {"shapes": shapes, **largest}
+
+
+_OWN |= {"gemma4_text": _gemma4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 
 
@@ -157,7 +197,7 @@ def _latent(config: Any) -> dict[str, Any] | None:
 
 _QK_NORM = (
     "qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "qwen3_next",
-    "qwen3_5_text", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text",
 )  # fmt: skip
 
 
@@ -207,10 +247,11 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "dtype": str(theirs.dtype or "float32").removeprefix("torch."),
         "bos_id": theirs.bos_token_id,
         "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
+        **_sizes_of_layers(theirs),
     }
     rope, kind = _rope(theirs), _rope(theirs)["rope_type"]
     assert ours.rope_scaling.kind == ("none" if kind == "default" else kind)
-    if kind != "default":
+    if kind not in ("default", "proportional"):
         assert ours.rope_scaling.factor == rope["factor"]
     if kind in ("llama3", "yarn"):
         assert ours.rope_scaling.original_max_position == rope["original_max_position_embeddings"]
@@ -459,6 +500,38 @@ def test_experts_are_divided_among_ranks_that_they_divide_by() -> None:
 def test_routing_that_cannot_be_is_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         ModelConfig.from_hf(MIXTRAL | change)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block is True: experts beside the MLP"),
+        ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
+        ({"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5: .* none of its type before it"),
+        ({"num_global_key_value_heads": 3}, "num_key_value_heads is 4: .* of layer 1 does not divide"),
+        (
+            {"vocab_size_per_layer_input": 7},
+            "vocab_size_per_layer_input is 7: another number than vocab_size = 131",
+        ),
+        (
+            {"per_layer_config": {"1": {"sliding_window": 4}}},
+            "sliding_window is 4: layers that differ in that",
+        ),
+    ],
+)
+def test_what_gemma4_cannot_is_refused(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        ModelConfig.from_hf(SIZES | OWN["gemma4_text"] | {"model_type": "gemma4_text"} | change)
+
+
+def test_gemma4_as_published_reads_as_what_transformers_writes(tmp_path: Path) -> None:
+    """Sizes of global layers by type, and by layer."""
+    published = (
+        SIZES | OWN["gemma4_text"] | {"model_type": "gemma4_text", "use_bidirectional_attention": "vision"}
+    )
+    written = _written(tiny_config("gemma4_text"), tmp_path)
+    assert "global_head_dim" not in written
+    assert ModelConfig.from_hf(published) == ModelConfig.from_hf(written)
 
 
 def test_layers_differ_by_their_experts() -> None:

@@ -12,15 +12,11 @@ import pytest
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.rope_frequencies import frequencies
-from lockstep.engine.graph import (
-    LAYER_OUTPUT,
-    OUTSIDE,
-    STREAM,
-    Operation,
-    operations_of,
-)  # fmt: skip
+from lockstep.engine.graph import OUTSIDE, Operation, operations_of, outside_of, parts_of
 from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of, numbers_of
-from lockstep.engine.parallel.shards import DECAY, SINKS, correction_name
+from lockstep.engine.graph.layer_inputs import NORM
+from lockstep.engine.parallel.shards import DECAY, LAYER_SCALAR, SINKS, correction_name
+from lockstep.engine.taps.flow import near
 from tests.engine.harness import Engine, Pass
 
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23]  # longer than the windows
@@ -33,10 +29,7 @@ class Told:
         self.found, self.model, self.weights = found, model, weights
 
     def tap(self, name: str, layer: int | None) -> np.ndarray:
-        if name == STREAM:
-            last = self.model.num_layers if layer is None else layer
-            name, layer = (LAYER_OUTPUT, last - 1) if last else ("embed", None)
-        whole = name if layer is None else f"layers.{layer}.{name}"
+        whole = near(name, layer, self.model.num_layers)
         return self.found.tensor(whole).astype(np.float64)
 
     def weight(self, module: str, model: ModelConfig, kind: str = "weight") -> Any:
@@ -65,6 +58,8 @@ class Told:
         module = operation.module if layer is None else f"model.layers.{layer}.{operation.module}"
         if operation.kind == "head" and model.tie_embeddings:
             module = OUTSIDE["embed"].module
+        if operation.kind == "layer_inputs":
+            module = NORM
         reads = {role: self.tap(tap, layer) for role, tap in operation.inputs.items()}
         if operation.form in ("heads", "cache") and not (operation.kind == "norm" and model.qk_norm_whole):
             reads = {role: x.reshape(len(x), -1, model.head_dim) for role, x in reads.items()}
@@ -78,6 +73,7 @@ class Told:
             "weight": self.weight(module, model),
             "correction": 0.0 if operation.kind != "choice" or model.experts is None or not model.experts.correction
             else self.weights[f"model.layers.{layer}.{correction_name(model)}"],
+            "layer_scalar": self.weights.get(f"model.layers.{layer}.{LAYER_SCALAR}"),
             "sinks": self.weights.get(f"model.layers.{layer}.{SINKS}"),
             "bias": self.weight(module, model, "bias") if operation.bias else 0.0,
             **reads, "whole": reads.get("x"), **self.recurrent(operation, model, layer),
@@ -87,7 +83,7 @@ class Told:
 NAMES = (
     "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
     "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
-    "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5",
+    "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4",
 )  # fmt: skip
 
 
@@ -106,7 +102,9 @@ def test_the_engine_computes_the_formulas(
     (found,) = engine.generate([PROMPT], 1)
     told = Told(found, model, weights)
     for layer in (None, *range(model.num_layers)):
-        for operation in OUTSIDE.values() if layer is None else operations_of(model.of_layer(layer)):
+        for operation in (
+            outside_of(parts_of(model)) if layer is None else operations_of(model.of_layer(layer))
+        ):
             ours = evaluate(formula_of(operation, model.of_layer(layer)), told.given(operation, layer))
             theirs = told.tap(operation.tap, layer)
             if operation.kind == "head":

@@ -40,9 +40,11 @@ def reach(runner: Runner, seq: int = 0) -> list[int]:
     """One past the highest row that is not zero, by layer: from the pool alone. True of a pool in which no other
     sequence ever was."""
     slots = runner.slots(seq, runner.config.block_size * len(runner.blocks.tables[seq]))
-    rows = runner.pool.keys[:, slots].flatten(2).abs().sum(-1) + runner.pool.values[:, slots].flatten(
-        2
-    ).abs().sum(-1)
+    pool = runner.pool
+    rows = [
+        sum(held[slots].flatten(1).abs().sum(-1) for held in (pool.keys[i], pool.values[i]))
+        for i in pool.keys
+    ]
     return [int(layer.nonzero().max()) + 1 if layer.any() else 0 for layer in rows]
 
 

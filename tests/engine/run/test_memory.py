@@ -20,7 +20,8 @@ from tests.engine.harness import local_runner
 
 def bytes_of(runner: Runner) -> tuple[int, int]:
     weights = sum(one.nbytes for one in runner.decoder.parameters().values())
-    return weights, runner.pool.keys.nbytes + runner.pool.values.nbytes
+    pool = runner.pool
+    return weights, sum(one.nbytes for one in (*pool.keys.values(), *pool.values.values()))
 
 
 @pytest.mark.parametrize("name", EVERY_VARIANT)

@@ -19,7 +19,12 @@ from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import open_model
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_config
 from tests.gguf_twins import gguf_twin
-from tests.workbench.checking.test_families import PLANTED, PLANTED_IN_EXPERTS, PLANTED_IN_STATES
+from tests.workbench.checking.test_families import (
+    PLANTED,
+    PLANTED_IN_EXPERTS,
+    PLANTED_IN_GEMMA4,
+    PLANTED_IN_STATES,
+)
 
 TP, STEPS = 2, 4
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
@@ -98,5 +103,6 @@ def test_a_fault_is_named(fault: str, model: str, diagnosed: Callable[[str, str]
 
 def test_all_of_the_catalogue_is_tried() -> None:
     """Here, or on the family that has the part in which it acts."""
-    elsewhere = {fault for _, fault in (*PLANTED, *PLANTED_IN_EXPERTS)} | PLANTED_IN_STATES.keys()
+    elsewhere = {fault for _, fault in (*PLANTED, *PLANTED_IN_EXPERTS)}
+    elsewhere |= PLANTED_IN_STATES.keys() | PLANTED_IN_GEMMA4.keys()
     assert {fault for fault, _ in cases()} | elsewhere == {f"{one.seam}={one.value}" for one in FAULTS}

@@ -30,6 +30,7 @@ PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 
 STEPS = 3
 FAMILIES = (
     "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
+    "gemma4",
 )  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
@@ -139,6 +140,22 @@ PLANTED_IN_STATES = {
 }
 
 
+#: The same in Gemma-4.
+PLANTED_IN_GEMMA4 = {
+    "value_norm=missing": ("layers.0.attn.v_norm", "not normalised"),
+    "value_norm=keys": ("layers.0.attn.v_norm", "through the norm of keys"),
+    "shared_cache=first": ("layers.4.attn.k_cache", "keys of layer 0, not those of layer 2"),
+    "rope_frequencies=unscaled": (
+        "layers.1.attn.q_rope",
+        "proportional scaling of the frequencies is not applied",
+    ),
+    "layer_inputs=unscaled": ("layer_inputs", "not divided by the root of 2"),
+    "layer_inputs=embedding_alone": ("layer_inputs", "lack the product"),
+    "layer_input=next": ("layers.0.layer_input", "per-layer input of layer 1"),
+    "layer_scalar=missing": ("layers.0.mlp_residual", "not multiplied by its scalar"),
+}
+
+
 @contextmanager
 def running(
     folder: Path, name: str, tp: int, dtype: str = "float32", ep: int = 1
@@ -229,9 +246,16 @@ def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_p
 
 
 @pytest.mark.slow
-def test_what_is_planted_in_states_is_found_and_named(tmp_path: Path) -> None:
-    with running(tmp_path, "qwen3.5", 2) as (model, inferior):
-        for fault, (tap, words) in PLANTED_IN_STATES.items():
+@pytest.mark.parametrize(
+    ("name", "planted"),
+    [("qwen3.5", PLANTED_IN_STATES), ("gemma4", PLANTED_IN_GEMMA4)],
+    ids=["states", "gemma4"],
+)
+def test_what_is_planted_in_its_own_parts_is_found_and_named(
+    name: str, planted: dict[str, tuple[str, str]], tmp_path: Path
+) -> None:
+    with running(tmp_path, name, 2) as (model, inferior):
+        for fault, (tap, words) in planted.items():
             rule, _, value = fault.partition("=")
             result = checked(tmp_path, model, inferior, **{rule: value})
             first = result.judgement.first_divergence

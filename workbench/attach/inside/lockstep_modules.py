@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .lockstep_calls import CallInputs
+from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call
 
@@ -29,7 +30,7 @@ if TYPE_CHECKING:
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
 #: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
 #: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
-#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear.py.
+#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_gemma4.
 Names = dict[str, dict[str, str]]
 _BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
@@ -112,9 +113,10 @@ _OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "ac
 #: Mixtral's and MiniMax' name of the block, and that of others.
 _MIXTRAL = (".block_sparse_moe", ".mlp")
 _SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "context", "gated", "gate", "up", "act")
-_KV = ("k_proj", "k_norm", "k_rope", "v_proj")
+_KV = ("k_proj", "k_norm", "k_rope", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
+    **GEMMA4_TAKE,
     "in": lambda x, owner: x[0],
     "out": lambda x, owner: _first(x),
     "sum": lambda x, owner: x[1] if isinstance(x, tuple) else None,
@@ -181,14 +183,16 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         if local == ".mlp" and layer not in mixtures:
             continue
         leaf = {} if any(True for _ in part.children()) else {"out": f"{local}[out]"}
-        for take, tap in names.get(local, leaf).items():
+        owner = paths[path.rpartition(".")[0]]
+        for take, tap in (names.get(local, leaf) | more_of(local, owner)).items():
             if gathered and tap == ".attn.o_proj.partial":  # of a part of what is recorded whole
                 continue
-            layout = "" if tap.endswith("]") else layouts.get(tap.rpartition(".")[2], "replicate")
+            kind = "" if tap.startswith(".layer_input") else tap.rpartition(".")[2]  # these are whole
+            layout = "" if tap.endswith("]") else layouts.get(kind, "replicate")
             if tap.startswith(".mlp.shared."):
                 take, layout = _of_shared(take, tap, part, tape)
             home = layers if layer is None else layer if count == 1 else None
-            see = _See(tape, take, tap, home, layout, paths[path.rpartition(".")[0]])
+            see = _See(tape, take, tap, home, layout, owner)
             _register(part, see)
 
 
@@ -215,6 +219,8 @@ def _fitting(names: Names, parts: set[str]) -> Names:
         found |= {".pre_feedforward_layernorm": before}
         if "in" in before and ".self_attn.q_norm" in parts:  # transformers' Gemma-3 norms [B, heads, T, D]
             found |= {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}
+        if "in" in before:
+            found |= gemma4_names(parts)
     elif "in" in before:
         found[".mlp.gate_proj"] = names[".mlp.gate_proj"] | {"in": ".attn_residual"}
     return found
@@ -364,8 +370,13 @@ class _See:
 
 def _register(part: nn.Module, see: _See) -> None:
     tape, take = see.tape, see.take
-    if take in ("in", "chosen", "weights", "unrotated q", "unrotated k"):
+    if take in ("in", "second", "chosen", "weights", "unrotated q", "unrotated k"):
         _hook(tape, part.register_forward_pre_hook(lambda _, args: see(args)))
+    elif take.startswith("rotated"):
+        if (mine := rotated_calls(part, take, tape.undo)) is not None:
+            _replace(tape, sys.modules[type(part).__module__], "apply_rotary_pos_emb", see, mine)
+    elif take == "all layers":
+        _replace(tape, see.owner, "project_per_layer_inputs", see, lambda args: True)
     elif take.startswith("rotary"):
         home = sys.modules[type(part).__module__]
         if hasattr(home, "apply_rotary_pos_emb"):

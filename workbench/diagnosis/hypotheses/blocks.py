@@ -8,6 +8,8 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph import operation_of
+from lockstep.engine.taps.names import local_name
 from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.deviation import WRONG, Part
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -111,8 +113,15 @@ def cached(site: Site, which: str, layer: int | None = None, rank: int | None = 
     near = site.near(f"attn.{which}_cache") if layer is None else f"layers.{layer}.attn.{which}_cache"
     if site.taps.captured(near):
         return others(site, f"attn.{which}_cache", layer, rank)
-    dim, written = site.facts.model.head_dim, history(site, WRITTEN[which], layer, rank)
+    dim, written = site.facts.model.head_dim, history(site, written_to(site, which, layer), layer, rank)
     return [None if x is None else x.reshape(len(x), -1, dim) for x in written]
+
+
+def written_to(site: Site, which: str, layer: int | None = None) -> str:
+    """The tap of what is written to the cache of keys ("k") or values ("v"): of another layer by its name there."""
+    operation = operation_of(site.facts.model, f"attn.{which}_cache")
+    written = WRITTEN[which] if operation is None else operation.inputs["written"]
+    return written if layer is None else local_name(written)
 
 
 def unrotated(site: Site, which: str) -> str:

@@ -264,6 +264,8 @@ def _of_residual(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], 
     tokens.pop(reader, None)
     if normed is not None and normed.shape == site.expected.shape:
         tokens[READER] = partial(np.asarray, normed)
+    if (scalar := site.weights.get("layer_scalar")) is not None:
+        weights["layer_scalar"] = partial(site.facts.vector, scalar)
     known = dict.fromkeys((site.facts.model.rms_eps, 1e-5, 1e-6, 0.0))
     return weights, Choices(inserted=[("norm", name, eps) for name in ("", *weights) for eps in known])
 

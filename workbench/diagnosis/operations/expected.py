@@ -97,7 +97,8 @@ def embedding(o: Operands) -> Result:
     if max(ids, default=0) >= len(table):
         raise Lacking(f"token id {max(ids)} lies outside the table of {len(table)} rows")
     found = o.value("embedding", weight=table, token=ids)
-    roundings = 1 if o.facts.model.embedding_multiplier == 1 else 2  # of the multiplier too
+    plain = o.formula("embedding") == FORMULAS["embedding"]
+    roundings = 1 if plain else 2  # of the multiplier too
     return found, floor(o.facts, roundings * o.facts.unit * np.abs(found))
 
 
@@ -229,10 +230,33 @@ def heads_of(x: Array, head_dim: int) -> Array:
 
 
 def residual(o: Operands) -> Result:
-    out = o.value("residual")
+    scalar = o.weight("layer_scalar").astype(np.float64) if "layer_scalar" in o.weights else np.ones(1)
+    out = o.value("residual", layer_scalar=scalar)
     multiplied = o.facts.model.residual_multiplier
     added = 0.0 if multiplied == 1 else np.abs(multiplied * o.inputs["y"])  # rounded by itself
+    if "layer_scalar" in o.weights:  # the sum is rounded before
+        added = np.abs(scalar) * added + np.abs(out)
     return out, floor(o.facts, o.facts.unit * (np.abs(out) + added))
+
+
+def unit_norm(o: Operands) -> Result:
+    """Each head over its root mean square."""
+    out = o.value("unit_norm", x=heads_of(o.inputs["x"], o.facts.model.head_dim))
+    return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
+
+
+def layer_inputs(o: Operands) -> Result:
+    """The inputs of all layers: a product that is normalised layer by layer, and the embedding's."""
+    out = o.value("layer_inputs", weight=o.weight().astype(np.float64))
+    factor = numbers_of(o.facts.model)["input_factor"]
+    terms = np.abs(out) + factor * np.abs(o.inputs["embedded"])
+    return out, floor(o.facts, 4 * o.facts.unit * terms)
+
+
+def layer_input(o: Operands) -> Result:
+    """One layer's part of them: nothing is computed."""
+    out = o.value("layer_input")
+    return out, floor(o.facts, np.zeros_like(out))
 
 
 def activation(o: Operands) -> Result:
@@ -262,4 +286,7 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "activation": activation,
     "keys": expanded,
     "values": expanded,
+    "unit_norm": unit_norm,
+    "layer_inputs": layer_inputs,
+    "layer_input": layer_input,
 }

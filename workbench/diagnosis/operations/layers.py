@@ -56,6 +56,8 @@ def _run(facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: i
     facts = facts.of_layer(layer)
     made = {STREAM: stream}
     for operation in operations_of(facts.model):
+        if not made.keys() >= set(operation.inputs.values()):  # what other layers give
+            return None
         read = {role: made[tap] for role, tap in operation.inputs.items()}
         weights = weight_names(f"layers.{layer}.{operation.tap}", operation.kind, facts)
         try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import LAYER, OUTSIDE, operation_of
+from lockstep.engine.graph.layer_inputs import NORM
 from lockstep.engine.parallel import shards
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
@@ -49,6 +50,12 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
             for one in inside(facts.model, ())
             for role, name in weight_names(near(one.tap, layer_of(tap), 0), one.kind, facts).items()
         }
+    if operation == "layer_inputs":
+        return {"weight": f"{NORM}.weight"}
+    if operation == "residual":
+        own = operation_of(facts.model, local_name(tap))
+        scaled = own is not None and own.scaled
+        return {"layer_scalar": f"model.layers.{layer_of(tap)}.{shards.LAYER_SCALAR}"} if scaled else {}
     if operation not in ("linear", "reduce", "norm", "experts"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)

@@ -120,7 +120,7 @@ class Site:
     @property
     def head_axis(self) -> int | None:
         """The axis of heads, if the tensor has one."""
-        if self.operation == "norm" and self.expected.ndim == 3:
+        if self.operation in ("norm", "unit_norm") and self.expected.ndim == 3:
             return 1
         return AXES.get(self.operation, (0, None))[1]
 

@@ -39,12 +39,16 @@ _NORMED_AGAIN = ("attn.q_norm", "attn.k_norm")
 _FUSED = {"softmax": "weights", "context": "attention"}
 
 
-def _instead(tap: str) -> tuple[str, ...]:
-    """What goes into attention at a tap, and what that can be made from, nearest first."""
-    operation = LAYER[tap]
+def _instead(tap: str, facts: Facts) -> tuple[str, ...]:
+    """What goes into attention at a tap, and what that can be made from, nearest first: of a layer that reads another
+    one's cache, what that one wrote."""
+    layer, kind = layer_of(tap), local_name(tap)
+    own = None if facts.model_free or layer is not None else operation_of(facts.model, kind)
+    operation = own or LAYER[kind]
     if operation.kind not in _MADE_AGAIN and operation.part != "qk_norm":
         return (tap,)
-    return (tap, *_instead(*operation.inputs.values()))
+    (read,) = operation.inputs.values()
+    return (tap, *_instead(read if layer is None else near(read, layer, 0), facts))
 
 
 def _with_lengths(tap: str) -> tuple[str, ...]:
@@ -59,18 +63,19 @@ def _taken(operation: Operation, facts: Facts) -> _Inputs:
     if operation.kind in ("state", "delta"):
         return {role: _with_lengths(tap) for role, tap in operation.inputs.items()}
     if operation.form == "cells" or operation.kind == "context":
-        return {role: _instead(tap) for role, tap in operation.inputs.items()}
+        return {role: _instead(tap, facts) for role, tap in operation.inputs.items()}
     return {
         role: instead_of(tap) if facts.model_free or tap in _NORMED_AGAIN else (tap,)
         for role, tap in operation.inputs.items()
     }
 
 
-def _fused(operation: Operation) -> _Inputs:
+def _fused(operation: Operation, facts: Facts) -> _Inputs:
     """The same with scores and probabilities left out: what went into them."""
     found: dict[str, tuple[str, ...]] = {}
     for role, tap in operation.inputs.items():
-        found |= _fused(LAYER[tap]) if LAYER[tap].form == "cells" else {role: _instead(tap)}
+        cells = LAYER[tap].form == "cells"
+        found |= _fused(LAYER[tap], facts) if cells else {role: _instead(tap, facts)}
     return found
 
 
@@ -117,7 +122,7 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
     if operation in _FUSED and not all(
         role in found[0] and taps.captured(found[0][role].tap) for role in wanted
     ):
-        fused, wanted = _FUSED[operation], _fused(declared)
+        fused, wanted = _FUSED[operation], _fused(declared, facts)
         instead = _inputs(tap, fused, wanted, taps, facts)
         if all(role in instead[0] and taps.captured(instead[0][role].tap) for role in wanted):
             return fused, *instead
@@ -179,10 +184,12 @@ def _source(operation: str, role: str, kind: str, names: Mapping[str, str], fact
     turned = operation in ("scores", "weights", "attention") and role in ("q", "k")
     unturned = kind.endswith(("_proj", "_norm")) and turned
     normalise = (
-        facts.model.qk_norm and kind in ("attn.q_proj", "attn.k_proj") and (unturned or operation == "rope")
+        facts.model.qk_norm
+        and local_name(kind) in ("attn.q_proj", "attn.k_proj")
+        and (unturned or operation == "rope")
     )
     remembered = operation not in RECURRENT and role in _REMEMBERED
-    history = remembered and LAYER[kind].form not in OF_POSITIONS
+    history = remembered and LAYER[local_name(kind)].form not in OF_POSITIONS
     shorten = operation in ("state", "delta") and role in ("q", "k") and LAYER[kind].kind != "l2_norm"
     return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise, shorten)
 
@@ -213,9 +220,10 @@ def slack_of(source: OperationInput, rows: Sequence[Row], facts: Facts) -> float
 
 
 def _sums(tap: str, model: ModelConfig) -> Iterator[tuple[str, ...]]:
-    """What the residual stream at a tap is the sum of: an earlier stream, the nearest first, and what came after it."""
+    """What the residual stream at a tap is the plain sum of: an earlier stream, the nearest first, and what came after
+    it."""
     layer, kind = layer_of(tap), local_name(tap)
-    if layer is None or kind not in _STREAM or model.residual_multiplier != 1:
+    if layer is None or kind not in _STREAM or model.residual_multiplier != 1 or model.layer_scalar:
         return
     added: tuple[str, ...] = ()
     for place in range(2 * layer + _STREAM.index(kind), -1, -1):

@@ -23,6 +23,7 @@ from lockstep.workbench.tui.panes.cache_blocks import (
 )
 from lockstep.workbench.tui.panes.cache_lengths import layered, length_lines
 from lockstep.workbench.tui.panes.cache_text import (
+    borrowing_lines,
     growth_lines,
     length_facts,
     norm_facts,
@@ -144,6 +145,7 @@ one has changed it, as far as states were captured.
                 *progress_lines(snapshot, self.where, layers, self.label, width),
                 *self._sequence_lines(snapshot, width),
                 *self._growth(snapshot, width),
+                *borrowing_lines(snapshot.borrowing),
                 *state_lines(snapshot.states, self.where.seq, width, 3 if self.size.height < 30 else 8),
                 *finding_lines(snapshot.rows.findings, width),
                 *pool_lines(snapshot, ranks, width),

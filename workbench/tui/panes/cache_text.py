@@ -10,6 +10,7 @@ from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.tui.widgets.text_block import TextLine, flow
 from lockstep.workbench.views.cache_history import CacheHistory
 from lockstep.workbench.views.cached_lengths import span
+from lockstep.workbench.views.causes import numbers_in_words
 from lockstep.workbench.views.kv_cache import Cache
 from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.states import StateHistory
@@ -57,6 +58,17 @@ def state_lines(states: Sequence[StateHistory], seq: int, width: int, most: int)
     if len(states) > most:
         lines.append([(f"  and of {len(states) - most} layers more", "quiet")])
     return lines
+
+
+def borrowing_lines(layers: Sequence[int]) -> list[TextLine]:
+    """Layers that have no rows of their own; nothing where all have."""
+    if not layers:
+        return []
+    several = len(layers) > 1
+    told = (
+        f"  read{'' if several else 's'} the rows of the last layer of their type before them, and hold none"
+    )
+    return [[(f"layer{'s' * several} {numbers_in_words(layers)}", "strong"), (told, "text")]]
 
 
 def growth_lines(history: CacheHistory, seq: int, width: int) -> list[TextLine]:

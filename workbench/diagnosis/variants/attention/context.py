@@ -13,6 +13,7 @@ from lockstep.workbench.diagnosis.hypotheses.blocks import (
     others,
     shaped,
     usual_noise,
+    written_to,
 )
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import expand
@@ -173,7 +174,7 @@ def _other_values(site: Site, values: Sequence[Array]) -> Iterator[tuple[str, st
     text = "values are those of the step before: the newest rows are not there yet"
     yield "context_values_stale", text, [_stale(site, i, v) for i, v in enumerate(values)]
     text = "values are those that were projected, not those that the cache holds"
-    yield "context_values_written", text, like(history(site, "attn.v_proj"))
+    yield "context_values_written", text, like(history(site, written_to(site, "v")))
     for seq in sorted({one.seq for one in site.taps.passes}):
         foreign = [_of_sequence(site, seq, i, v) for i, v in enumerate(values)]
         if any(x is not None for x in foreign):

@@ -10,7 +10,7 @@ from functools import partial
 
 import numpy as np
 
-from lockstep.engine.taps.names import operation_at
+from lockstep.engine.taps.names import local_name, operation_at
 from lockstep.workbench.diagnosis.hypotheses.blocks import history, others, scopes, shaped, usual_noise
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -44,8 +44,8 @@ _WORDS = {"attn.k_cache": "keys", "attn.latent_cache": "latents", "attn.rope_cac
 
 
 def written_at(site: Site) -> str:
-    """The tap of what is written to the cache."""
-    operation = operation_at(site.tap)
+    """The tap of what is written to the cache, that of another layer by its whole name."""
+    operation = site.declared or operation_at(site.tap)
     return "" if operation is None else operation.inputs["written"]
 
 
@@ -159,7 +159,7 @@ def other_rows(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
     written = written_at(site)
     sharing = [layer for layer in range(site.facts.model.num_layers) if layer != site.layer]
     for read in (
-        partial(history, site, written),
+        partial(history, site, local_name(written)),
         partial(others, site, site.kind),
     ):  # first by who has written them
         for layer in sharing:
@@ -169,6 +169,9 @@ def other_rows(site: Site) -> Iterator[tuple[str, str, list[Array | None]]]:
                     f"rows are those of layer {layer}, which writes to this layer's cache",
                     "cache_of_next_layer",
                 )
+            if (source := site.facts.model.kv_from) is not None and layer != source:
+                text = f"the layer reads the {words} of layer {layer}, not those of layer {source}, which it shares"
+                name = "cache_of_other_writer"
             yield name, text, [shaped(x, y) for x, y in zip(read(layer), rows, strict=True)]
     for rank in site.taps.ranks:
         if rank not in site.ranks:
