@@ -19,20 +19,34 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    Dots1Config,
+    Dots1ForCausalLM,
+    Ernie4_5Config,
+    Ernie4_5ForCausalLM,
+    Exaone4Config,
+    Exaone4ForCausalLM,
+    ExaoneMoeConfig,
+    ExaoneMoeForCausalLM,
     Gemma2Config,
     Gemma2ForCausalLM,
     Gemma3ForCausalLM,
     Gemma3TextConfig,
+    GemmaConfig,
+    GemmaForCausalLM,
     Glm4Config,
     Glm4ForCausalLM,
     Glm4MoeConfig,
     Glm4MoeForCausalLM,
     Glm4MoeLiteConfig,
     Glm4MoeLiteForCausalLM,
+    GlmConfig,
+    GlmForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    HeliumConfig,
+    HeliumForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -63,6 +77,8 @@ from transformers import (
     Qwen3MoeForCausalLM,
     Qwen3NextConfig,
     Qwen3NextForCausalLM,
+    SeedOssConfig,
+    SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
     Starcoder2Config,
@@ -96,6 +112,14 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
     "qwen3_5_text": (Qwen3_5TextConfig, Qwen3_5ForCausalLM),
     "qwen3_5_moe_text": (Qwen3_5MoeTextConfig, Qwen3_5MoeForCausalLM),
+    "gemma": (GemmaConfig, GemmaForCausalLM),
+    "seed_oss": (SeedOssConfig, SeedOssForCausalLM),
+    "exaone4": (Exaone4Config, Exaone4ForCausalLM),
+    "ernie4_5": (Ernie4_5Config, Ernie4_5ForCausalLM),
+    "glm": (GlmConfig, GlmForCausalLM),
+    "helium": (HeliumConfig, HeliumForCausalLM),
+    "dots1": (Dots1Config, Dots1ForCausalLM),
+    "exaone_moe": (ExaoneMoeConfig, ExaoneMoeForCausalLM),
 }
 
 SIZES: dict[str, Any] = {
@@ -138,6 +162,13 @@ _LINEAR: dict[str, Any] = {
 }  # fmt: skip
 _GATED_SHARED: dict[str, Any] = {
     "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32, "shared_expert_intermediate_size": 48,
+}  # fmt: skip
+
+#: Of families that are others but for a few flags.
+_SMALL: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 4, "head_dim": 16}
+_CORRECTED: dict[str, Any] = {
+    "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
+    "routed_scaling_factor": 1.5,
 }  # fmt: skip
 
 OWN: dict[str, dict[str, Any]] = {
@@ -186,6 +217,16 @@ OWN: dict[str, dict[str, Any]] = {
     "qwen3_5_moe_text": {**_LINEAR, **_GATED_SHARED},
     "gemma2": {"num_key_value_heads": 4, "head_dim": 16, "sliding_window": 8, "tie_word_embeddings": True,
                "query_pre_attn_scalar": 24, "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "gemma": {**_SMALL, "num_key_value_heads": 1, "tie_word_embeddings": True},
+    "seed_oss": {**_SMALL, "attention_out_bias": True},
+    "exaone4": {**_SMALL, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "ernie4_5": {**_SMALL, "tie_word_embeddings": True, "use_bias": True},
+    "glm": _SMALL,
+    "helium": {**_SMALL, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
+    "dots1": {**_SMALL, **_CORRECTED, "n_shared_experts": 2, "n_routed_experts": 8, "norm_topk_prob": True,
+              "sliding_window": 8, "max_window_layers": 1},
+    "exaone_moe": {**_SMALL, **_CORRECTED, "num_experts": 8, "sliding_window": 8,
+                   "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
 
 #: Families whose norms' weights are added to 1, and lie around 0.
@@ -264,6 +305,14 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen3-next": ("qwen3_next", {}),
     "qwen3.5": ("qwen3_5_text", {}),
     "qwen3.5-moe": ("qwen3_5_moe_text", {}),
+    "gemma": ("gemma", {}),
+    "seed-oss": ("seed_oss", {}),
+    "exaone4": ("exaone4", {}),
+    "ernie4-5": ("ernie4_5", {}),
+    "glm": ("glm", {}),
+    "helium": ("helium", {}),
+    "dots1": ("dots1", {}),
+    "exaone-moe": ("exaone_moe", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 

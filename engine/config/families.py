@@ -41,6 +41,14 @@ Family = Literal[
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
+    "gemma",
+    "seed_oss",
+    "exaone4",
+    "ernie4_5",
+    "glm",
+    "helium",
+    "dots1",
+    "exaone_moe",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
@@ -59,9 +67,9 @@ class ClampedSwiGLU:
 
 #: What is made of gate and up: an activation of the gate times up, or that.
 Gating = Activation | ClampedSwiGLU
-#: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those of that
-#: type.
-Windows = Literal["none", "all", "all_switched", "switched", "typed"]
+#: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those from
+#: one on, those of that type.
+Windows = Literal["none", "all", "all_switched", "switched", "late", "typed"]
 
 #: Fields of `ModelConfig` that differ from their defaults.
 Own = Mapping[str, Any]
@@ -209,7 +217,7 @@ def _glm4_moe(fields: Fields) -> Own:
     return {
         "qkv_bias": fields.flag("attention_bias", False),
         "qk_norm": fields.flag("use_qk_norm", False),
-        "experts": _corrected_experts(fields, _after_dense(fields, 1), 8, 1408, (1, 1), 1.0),
+        "experts": _corrected_experts(fields, after_dense(fields, 1), 8, 1408, (1, 1), 1.0),
     }
 
 
@@ -239,17 +247,14 @@ def _deepseek_v3(fields: Fields) -> Own:
     """Latent attention, experts in groups (arXiv:2412.19437)."""
     return {
         **_latent(fields),
-        "experts": _corrected_experts(fields, _after_dense(fields, 3), 8, 2048, (8, 4), 2.5),
+        "experts": _corrected_experts(fields, after_dense(fields, 3), 8, 2048, (8, 4), 2.5),
         "neighbours": fields.flag("rope_interleave", True),
     }
 
 
 def _glm4_moe_lite(fields: Fields) -> Own:
     """DeepSeek-V3's attention in GLM-4.7-Flash."""
-    count, types = fields.size("num_hidden_layers"), fields.words("mlp_layer_types")
-    if types is not None and (len(types) != count or set(types) - {"dense", "sparse"}):
-        raise fields.error("mlp_layer_types", f"expected {count} words, dense or sparse")
-    layers = tuple(i > 0 for i in range(count)) if types is None else tuple(one == "sparse" for one in types)
+    layers = sparse_types(fields, tuple(i > 0 for i in range(fields.size("num_hidden_layers"))))
     return {
         **_latent(fields),
         "experts": _corrected_experts(fields, layers, 4, 1536, (1, 1), 1.8),
@@ -269,7 +274,7 @@ def _deepseek_v2(fields: Fields) -> Own:
         expert_count(fields, ("n_routed_experts", "num_experts")),
         fields.size("num_experts_per_tok"),
         width,
-        _after_dense(fields, 0),
+        after_dense(fields, 0),
         renormalised=False,  # `norm_topk_prob` is not read
         groups=fields.size("n_group") if grouped else 1,
         top_groups=fields.size("topk_group") if grouped else 1,
@@ -289,7 +294,15 @@ def _latent(fields: Fields) -> Own:
     return {"o_bias": fields.flag("attention_bias", False)}
 
 
-def _after_dense(fields: Fields, dense: int) -> tuple[bool, ...]:
+def sparse_types(fields: Fields, assumed: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The layers that `mlp_layer_types` calls sparse; without it those that are assumed."""
+    count, types = len(assumed), fields.words("mlp_layer_types")
+    if types is not None and (len(types) != count or set(types) - {"dense", "sparse"}):
+        raise fields.error("mlp_layer_types", f"expected {count} words, dense or sparse")
+    return assumed if types is None else tuple(one == "sparse" for one in types)
+
+
+def after_dense(fields: Fields, dense: int) -> tuple[bool, ...]:
     """The first `first_k_dense_replace` layers have no experts."""
     dense = fields.size("first_k_dense_replace", dense, least=0)
     return tuple(i >= dense for i in range(fields.size("num_hidden_layers")))
@@ -382,7 +395,7 @@ class FamilyRules:
     must be stated; `activation`: its key and value; `full_every`: so many layers, the last of which sees everything;
     `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
-    rotate; `latent`: how keys and values are made from latents; `rope`: the rotary parameters; `linear`: layers may
+    rotate; `unrotated_full`: layers that see everything do not rotate where a window is in use; `latent`: how keys and values are made from latents; `rope`: the rotary parameters; `linear`: layers may
     have linear attention; `intermediate`: the MLP's width, None where it must be stated."""
 
     own: Callable[[Fields], Own]
@@ -400,6 +413,7 @@ class FamilyRules:
     local_theta: tuple[str, float] | None = None
     partial_rotary: float | None = None
     unrotated_every: int | None = None
+    unrotated_full: bool = False
     latent: Callable[[Fields], LatentConfig] | None = None
     rope: Mapping[str, Any] | None = None
     linear: bool = False

@@ -12,7 +12,6 @@ from lockstep.engine.config import huggingface
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import (
     FAMILIES,
-    RULES,
     Activation,
     ClampedSwiGLU,
     Family,
@@ -20,6 +19,7 @@ from lockstep.engine.config.families import (
     NormForm,
 )
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.further_families import RULES
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
 from lockstep.engine.config.linear_attention import LinearAttentionConfig

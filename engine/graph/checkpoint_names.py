@@ -29,6 +29,9 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "deepseek_v2": _SHARED_EXPERTS,
     "deepseek_v3": _SHARED_EXPERTS,
     "glm4_moe_lite": _SHARED_EXPERTS,
+    "exaone4": _BEHIND,
+    "dots1": _SHARED_EXPERTS,
+    "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
@@ -45,6 +48,7 @@ _MIXED = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{one}" for one 
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "phi3": {**_QKV, **_GATE_UP},
     "glm4": _GATE_UP,
+    "glm": _GATE_UP,
     "qwen3_5_text": _MIXED,
     "qwen3_5_moe_text": _MIXED,
 }

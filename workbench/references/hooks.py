@@ -24,7 +24,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lockstep.engine.checkpoint.stacks import Place, stored_in
-from lockstep.engine.config import ModelConfig
+from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import (
     LAYER,
     LAYER_OUTPUT,
@@ -50,6 +50,9 @@ ABSENT = {
 
 #: Operations that no module gives: they are what goes into the next one.
 _BEFORE = ("residual", "activation", "cache", "gate")
+
+#: Families whose norms of heads are given [heads, T, D] by transformers, not [T, heads, D].
+_HEADS_FIRST: Collection[Family] = ("gemma3_text", "exaone4", "exaone_moe", "hunyuan_v1_dense")
 
 See = Callable[[str, Seen], None]
 Shaped = Callable[[Tensor], Tensor]
@@ -192,8 +195,8 @@ def _shaped(operation: Operation, model: ModelConfig, place: Place | None) -> Sh
         return lambda x: x[0]  # it makes keys and values of one head, [1, K, …]
     if operation.kind == "gated_norm":
         return lambda x: x.reshape(-1, size_of(operation.width, model))  # it norms [T * heads, D]
-    if operation.form == "heads" and model.family == "gemma3_text":
-        return lambda x: x.transpose(0, 1)  # it norms [heads, T, D]
+    if operation.form == "heads" and model.family in _HEADS_FIRST:
+        return lambda x: x.transpose(0, 1)
     if operation.form == "heads":
         return lambda x: x.reshape(len(x), -1, model.head_dim)
     return _same

@@ -87,6 +87,11 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
         "sinks": True,
         "clamp": {"limit": config.swiglu_limit, "slope": config.swiglu_alpha},
     },
+    "gemma": lambda config: {"norm": "plus_one", "embedding_multiplier": config.hidden_size**0.5},
+    "exaone4": lambda config: {"pre_norms": False, "post_norms": True},
+    "ernie4_5": lambda config: {"neighbours": True},
+    "glm": lambda config: {"neighbours": True},
+    "helium": lambda config: {"norm": "wide", "neighbours": True},
 }
 
 
@@ -112,12 +117,16 @@ def _experts(config: Any) -> dict[str, Any] | None:
         return None
     dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
     kind = config.model_type
-    sigmoid = kind in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2")
+    sigmoid = kind in (
+        "glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2", "dots1", "exaone_moe",
+    )  # fmt: skip
     first = getattr(config, "first_k_dense_replace", 1 if kind == "glm4_moe_lite" else 0)
     grouped = getattr(config, "topk_method", "") != "greedy"
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     shared = getattr(
-        config, "shared_expert_intermediate_size", width * getattr(config, "n_shared_experts", 0)
+        config,
+        "shared_expert_intermediate_size",
+        width * getattr(config, "n_shared_experts", getattr(config, "num_shared_experts", 0)),
     )
     layers = range(config.num_hidden_layers)
     return {
@@ -157,8 +166,10 @@ def _latent(config: Any) -> dict[str, Any] | None:
 
 _QK_NORM = (
     "qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "qwen3_next",
-    "qwen3_5_text", "qwen3_5_moe_text",
+    "qwen3_5_text", "qwen3_5_moe_text", "exaone4", "dots1", "exaone_moe",
 )  # fmt: skip
+#: Whose o has no bias, or by a key of its own.
+_NO_O_BIAS = ("qwen2", "qwen2_moe", "glm4", "glm4_moe", "glm", "helium")
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -198,7 +209,7 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "latent": latent,
         "activation": _ACTIVATIONS[getattr(theirs, "hidden_activation", None) or theirs.hidden_act],
         "qkv_bias": ours.family in ("qwen2", "qwen2_moe") or (latent is None and _biased(theirs)),
-        "o_bias": ours.family not in ("qwen2", "qwen2_moe", "glm4", "glm4_moe") and _biased(theirs),
+        "o_bias": ours.family not in _NO_O_BIAS and getattr(theirs, "attention_out_bias", _biased(theirs)),
         "mlp_bias": getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False)),
         "qk_norm": ours.family in _QK_NORM,
         "experts": _experts(theirs),

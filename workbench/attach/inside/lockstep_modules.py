@@ -106,6 +106,9 @@ _BEHIND: Names = {
     ".post_attention_layernorm": {"out": ".post_attn_norm"},
     ".post_feedforward_layernorm": {"out": ".post_mlp_norm"},
 }
+#: Beside Gemma-3 the models of transformers that norm heads as [B, heads, T, D].
+_HEADS_FIRST = ("exaone4", "exaone_moe")
+_TURNED: Names = {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}
 #: Two spellings of the expert that every token goes to, whose parts are those of an MLP.
 _SHARED = ("shared_expert", "shared_experts")
 _OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "down_proj")}
@@ -157,6 +160,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     places = {path: _place(path, prefix) for path in paths}
     mixtures = {layer for layer, local in places.values() if local == ".mlp.experts"}
     names = _fitting(names, {local for _, local in places.values()})
+    if tape.facts["config"].get("model_type") in _HEADS_FIRST and "in" in names[".self_attn.o_proj"]:
+        names = names | _TURNED
     if ".self_attn.rotary_emb" in names and any(
         local == ".self_attn.q_norm" and _is_over_all_heads(paths, path)
         for path, (_, local) in places.items()
@@ -214,7 +219,7 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     if ".pre_feedforward_layernorm" in parts:
         found |= {".pre_feedforward_layernorm": before}
         if "in" in before and ".self_attn.q_norm" in parts:  # transformers' Gemma-3 norms [B, heads, T, D]
-            found |= {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}
+            found |= _TURNED
     elif "in" in before:
         found[".mlp.gate_proj"] = names[".mlp.gate_proj"] | {"in": ".attn_residual"}
     return found
