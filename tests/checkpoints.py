@@ -15,12 +15,20 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    ArceeConfig,
+    ArceeForCausalLM,
+    Cohere2Config,
+    Cohere2ForCausalLM,
+    CohereConfig,
+    CohereForCausalLM,
     DeepseekV2Config,
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
     Dots1Config,
     Dots1ForCausalLM,
+    Ernie4_5_MoeConfig,
+    Ernie4_5_MoeForCausalLM,
     Ernie4_5Config,
     Ernie4_5ForCausalLM,
     Exaone4Config,
@@ -45,8 +53,14 @@ from transformers import (
     GptOssForCausalLM,
     GraniteConfig,
     GraniteForCausalLM,
+    GraniteMoeConfig,
+    GraniteMoeForCausalLM,
     HeliumConfig,
     HeliumForCausalLM,
+    HunYuanDenseV1Config,
+    HunYuanDenseV1ForCausalLM,
+    HunYuanMoEV1Config,
+    HunYuanMoEV1ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -55,6 +69,8 @@ from transformers import (
     MistralForCausalLM,
     MixtralConfig,
     MixtralForCausalLM,
+    NemotronConfig,
+    NemotronForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -81,8 +97,12 @@ from transformers import (
     SeedOssForCausalLM,
     SmolLM3Config,
     SmolLM3ForCausalLM,
+    StableLmConfig,
+    StableLmForCausalLM,
     Starcoder2Config,
     Starcoder2ForCausalLM,
+    VaultGemmaConfig,
+    VaultGemmaForCausalLM,
 )
 
 CLASSES: dict[str, tuple[Any, Any]] = {
@@ -120,6 +140,16 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "helium": (HeliumConfig, HeliumForCausalLM),
     "dots1": (Dots1Config, Dots1ForCausalLM),
     "exaone_moe": (ExaoneMoeConfig, ExaoneMoeForCausalLM),
+    "stablelm": (StableLmConfig, StableLmForCausalLM),
+    "nemotron": (NemotronConfig, NemotronForCausalLM),
+    "vaultgemma": (VaultGemmaConfig, VaultGemmaForCausalLM),
+    "granitemoe": (GraniteMoeConfig, GraniteMoeForCausalLM),
+    "ernie4_5_moe": (Ernie4_5_MoeConfig, Ernie4_5_MoeForCausalLM),
+    "hunyuan_v1_moe": (HunYuanMoEV1Config, HunYuanMoEV1ForCausalLM),
+    "hunyuan_v1_dense": (HunYuanDenseV1Config, HunYuanDenseV1ForCausalLM),
+    "cohere": (CohereConfig, CohereForCausalLM),
+    "cohere2": (Cohere2Config, Cohere2ForCausalLM),
+    "arcee": (ArceeConfig, ArceeForCausalLM),
 }
 
 SIZES: dict[str, Any] = {
@@ -166,6 +196,9 @@ _GATED_SHARED: dict[str, Any] = {
 
 #: Of families that are others but for a few flags.
 _SMALL: dict[str, Any] = {"num_hidden_layers": 2, "num_key_value_heads": 4, "head_dim": 16}
+_SIDE: dict[str, Any] = {
+    "num_hidden_layers": 2, "num_key_value_heads": 4, "tie_word_embeddings": True, "layer_norm_eps": 1e-4,
+}  # fmt: skip
 _CORRECTED: dict[str, Any] = {
     "num_experts_per_tok": 3, "moe_intermediate_size": 32, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
     "routed_scaling_factor": 1.5,
@@ -225,6 +258,21 @@ OWN: dict[str, dict[str, Any]] = {
     "helium": {**_SMALL, "head_dim": 8, "attention_bias": True, "mlp_bias": True},
     "dots1": {**_SMALL, **_CORRECTED, "n_shared_experts": 2, "n_routed_experts": 8, "norm_topk_prob": True,
               "sliding_window": 8, "max_window_layers": 1},
+    "hunyuan_v1_dense": {**_SMALL, "attention_bias": True, "rope_parameters": {
+        "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
+    "cohere": {**_SIDE, "logit_scale": 0.3, "attention_bias": True},
+    "cohere2": {**_SIDE, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
+    "arcee": {**_SMALL, "mlp_bias": True},
+    "stablelm": {"num_hidden_layers": 2, "num_key_value_heads": 4, "use_qkv_bias": True, "layer_norm_eps": 1e-4},
+    "nemotron": {**_SMALL, "attention_bias": True, "mlp_bias": True, "norm_eps": 1e-4},
+    "vaultgemma": {**_SMALL, "sliding_window": 8, "tie_word_embeddings": True, "query_pre_attn_scalar": 24,
+                   "attn_logit_softcapping": 2.0, "final_logit_softcapping": 3.0},
+    "granitemoe": {"num_hidden_layers": 2, "num_key_value_heads": 4, "num_local_experts": 8, "num_experts_per_tok": 3,
+                   "intermediate_size": 32, "attention_multiplier": 0.3, "embedding_multiplier": 6.0,
+                   "residual_multiplier": 0.22, "logits_scaling": 4.0},
+    "ernie4_5_moe": {**_SMALL, "tie_word_embeddings": True, "moe_num_experts": 8, "moe_k": 3,
+                     "moe_intermediate_size": 32},
+    "hunyuan_v1_moe": {**_SMALL, "num_experts": 8, "moe_topk": [3, 3], "intermediate_size": 32},
     "exaone_moe": {**_SMALL, **_CORRECTED, "num_experts": 8, "sliding_window": 8,
                    "layer_types": ["sliding_attention", "full_attention"]},
 }  # fmt: skip
@@ -313,6 +361,17 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "helium": ("helium", {}),
     "dots1": ("dots1", {}),
     "exaone-moe": ("exaone_moe", {}),
+    "hunyuan": ("hunyuan_v1_dense", {}),
+    "cohere": ("cohere", {}),
+    "cohere2": ("cohere2", {}),
+    "arcee": ("arcee", {}),
+    "stablelm": ("stablelm", {}),
+    "nemotron": ("nemotron", {}),
+    "vaultgemma": ("vaultgemma", {}),
+    "granitemoe": ("granitemoe", {}),
+    "ernie4-5-moe": ("ernie4_5_moe", {}),
+    "hunyuan-moe": ("hunyuan_v1_moe", {}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 

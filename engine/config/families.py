@@ -49,12 +49,23 @@ Family = Literal[
     "helium",
     "dots1",
     "exaone_moe",
+    "hunyuan_v1_dense",
+    "cohere",
+    "cohere2",
+    "arcee",
+    "stablelm",
+    "nemotron",
+    "vaultgemma",
+    "granitemoe",
+    "ernie4_5_moe",
+    "hunyuan_v1_moe",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
-#: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
-NormForm = Literal["rms", "wide", "plus_one", "layer"]
-#: The activation of the MLP's gate; GELU exact, or by a tanh.
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+#: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm,
+#: that with 1 added to the weight, and that without a bias.
+NormForm = Literal["rms", "wide", "plus_one", "layer", "layer_plus_one", "centred"]
+#: The activation of the MLP's gate; GELU exact, or by a tanh; the square of ReLU.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,8 +406,10 @@ class FamilyRules:
     must be stated; `activation`: its key and value; `full_every`: so many layers, the last of which sees everything;
     `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
-    rotate; `unrotated_full`: layers that see everything do not rotate where a window is in use; `latent`: how keys and values are made from latents; `rope`: the rotary parameters; `linear`: layers may
-    have linear attention; `intermediate`: the MLP's width, None where it must be stated."""
+    rotate; `unrotated_full`: layers that see everything do not rotate where a window is in use; `ntk_alpha`:
+    `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
+    `rope`: the rotary parameters; `linear`: layers may have linear attention; `intermediate`: the MLP's width, None
+    where it must be stated."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -414,6 +427,7 @@ class FamilyRules:
     partial_rotary: float | None = None
     unrotated_every: int | None = None
     unrotated_full: bool = False
+    ntk_alpha: bool = False
     latent: Callable[[Fields], LatentConfig] | None = None
     rope: Mapping[str, Any] | None = None
     linear: bool = False

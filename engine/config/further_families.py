@@ -97,6 +97,107 @@ def _exaone_moe(fields: Fields) -> Own:
     return {"qk_norm": True, "experts": experts}
 
 
+def _hunyuan(fields: Fields) -> Own:
+    """Qwen3 with the norms of q and k behind the rotation."""
+    return {**_as("qwen3", fields), "qk_norm": False, "rotated_qk_norm": True}
+
+
+def _cohere(fields: Fields) -> Own:
+    """Attention and MLP side by side, behind one norm without a bias; neighbours rotated together."""
+    if fields.flag("use_qk_norm", False):
+        raise fields.error("use_qk_norm", "norms with a weight of each head's own are not supported")
+    bias, scale = fields.flag("attention_bias", False), fields.number("logit_scale", 0.0625, above=0.0)
+    side = {"norm": "centred", "parallel": True, "neighbours": True}
+    return {**side, "qkv_bias": bias, "o_bias": bias, "logit_divisor": 1 / scale}
+
+
+def _cohere2(fields: Fields) -> Own:
+    """With windows; layers that see everything do not rotate (arXiv:2504.00698)."""
+    if "sliding_window" in fields.data and "sliding_window" not in fields:
+        raise fields.error("sliding_window", "cohere2 without a window is not supported")
+    return _cohere(fields)
+
+
+def _arcee(fields: Fields) -> Own:
+    """Llama with an MLP without a gate."""
+    return {**_as("llama", fields), "gated": False}
+
+
+def _stablelm(fields: Fields) -> Own:
+    """Llama with LayerNorm, or the MLP beside attention."""
+    if fields.flag("qk_layernorm", False):
+        raise fields.error("qk_layernorm", "norms with a weight of each head's own are not supported")
+    parallel = fields.flag("use_parallel_residual", False)
+    return {"norm": "layer", "qkv_bias": fields.flag("use_qkv_bias", False), "parallel": parallel}
+
+
+def _nemotron(fields: Fields) -> Own:
+    """LayerNorm with 1 + weight, an MLP without a gate (arXiv:2402.16819)."""
+    return {**_as("llama", fields), "norm": "layer_plus_one", "gated": False}
+
+
+def _vaultgemma(fields: Fields) -> Own:
+    """Gemma 2 without its norms behind the blocks (arXiv:2510.15001)."""
+    return {**_as("gemma2", fields), "post_norms": False}
+
+
+def _granitemoe(fields: Fields) -> Own:
+    """Granite with experts; a softmax over the chosen ones' logits is each one's share of their sum."""
+    experts = replace(
+        _experts_as("mixtral", fields),
+        count=fields.size("num_local_experts", 8),
+        wide_weights=False,
+    )
+    return {**_as("granite", fields), "mlp_bias": False, "experts": experts}
+
+
+def _ernie4_5_moe(fields: Fields) -> Own:
+    """Ernie with experts, of whose softmax a bias corrects the choice."""
+    if fields.flag("use_bias", False):
+        raise fields.error("use_bias", "a shared expert with biases is not supported")
+    count, width = fields.size("num_hidden_layers"), fields.size("moe_intermediate_size", 1536)
+    first, step = (
+        fields.size(f"moe_layer_{key}", 1, least=0 if key == "start_index" else 1)
+        for key in ("start_index", "interval")
+    )
+    last = (
+        count - 1 if fields.data.get("moe_layer_end_index", -1) == -1 else fields.size("moe_layer_end_index")
+    )
+    experts = ExpertsConfig(
+        fields.size("moe_num_experts", 64),
+        fields.size("moe_k", 6),
+        width,
+        tuple(first <= i <= last and (i + 1) % step == 0 for i in range(count)),
+        correction=True,
+        shared_width=width * fields.size("moe_num_shared_experts", 2, least=0),
+        wide=True,
+    )
+    return {"neighbours": True, "experts": experts}
+
+
+def _hunyuan_moe(fields: Fields) -> Own:
+    """The same with experts, and one to which every token goes (arXiv:2411.02265)."""
+    count, width = fields.size("num_hidden_layers"), fields.size("intermediate_size")
+    experts = ExpertsConfig(
+        _same_in_all(fields, "num_experts", count),
+        _same_in_all(fields, "moe_topk", count),
+        width,
+        (True,) * count,
+        shared_width=width,
+    )
+    return {**_hunyuan(fields), "experts": experts}
+
+
+def _same_in_all(fields: Fields, key: str, layers: int) -> int:
+    """A number, or a list with the same one for each layer."""
+    stated = fields.data.get(key)
+    if isinstance(stated, list):
+        if len(stated) < layers or any(one != stated[0] for one in stated):
+            raise fields.error(key, "layers that differ in it are not supported")
+        return Fields({key: stated[0]}, fields.where).size(key)
+    return fields.size(key, 1)
+
+
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
     "gemma": FamilyRules(
@@ -114,4 +215,21 @@ RULES: Mapping[Family, FamilyRules] = {
         _exaone_moe, 2048, eps=1e-5, own_kv_heads=True, windows="typed", window=4096, full_every=4,
         unrotated_full=True,
     ),
+    "hunyuan_v1_dense": FamilyRules(_hunyuan, 2048, eps=1e-5, ntk_alpha=True),
+    "cohere": FamilyRules(_cohere, 8192, eps=1e-5, eps_key="layer_norm_eps", tied=True, theta=5e5),
+    "cohere2": FamilyRules(
+        _cohere2, 8192, eps=1e-5, eps_key="layer_norm_eps", tied=True, windows="typed", window=4096, full_every=4,
+        unrotated_full=True,
+    ),
+    "arcee": FamilyRules(_arcee, 4096, eps=1e-5, activation=("hidden_act", "relu2")),
+    "stablelm": FamilyRules(
+        _stablelm, 4096, eps=1e-5, eps_key="layer_norm_eps", own_kv_heads=True, partial_rotary=0.25
+    ),
+    "nemotron": FamilyRules(
+        _nemotron, 4096, eps=1e-5, eps_key="norm_eps", activation=("hidden_act", "relu2"), partial_rotary=0.5
+    ),
+    "vaultgemma": replace(families.RULES["gemma2"], own=_vaultgemma),
+    "granitemoe": FamilyRules(_granitemoe, 2048),
+    "ernie4_5_moe": FamilyRules(_ernie4_5_moe, 131072, eps=1e-5, tied=True, theta=5e5, own_kv_heads=True),
+    "hunyuan_v1_moe": FamilyRules(_hunyuan_moe, 2048, eps=1e-5, ntk_alpha=True),
 }  # fmt: skip

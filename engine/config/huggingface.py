@@ -16,7 +16,12 @@ from lockstep.engine.text import printable
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
 
 
 def refuse_unsupported(fields: Fields) -> None:
@@ -124,7 +129,8 @@ def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] 
 
 
 def window_of(fields: Fields, rules: FamilyRules) -> int | None:
-    """The window of those layers that have one. An explicit null switches the window off; an absent key means the config classes' default."""
+    """The window of those layers that have one. An explicit null switches it off; an absent key means the config
+    classes' default."""
     off = rules.windows in ("switched", "all_switched") and not fields.flag("use_sliding_window", False)
     stated = "sliding_window" in fields
     if (

@@ -73,7 +73,10 @@ def ropes_from_hf(
         return (rope,) if all(rotated) else (rope, *(rope if one else None for one in rotated))
     if rules.local_theta is None:
         assumed = Fields(rules.rope or {}, config.where)
-        return (_rope(config, _parameters(config, assumed), rules.theta, max_position, dim),)
+        parameters = _parameters(config, assumed)
+        if rules.ntk_alpha and "alpha" in parameters and _kind(parameters) == "dynamic":
+            return (_stretched_once(config, parameters, rules.theta, dim),)
+        return (_rope(config, parameters, rules.theta, max_position, dim),)
     stated, scaling = config.object("rope_parameters"), config.object("rope_scaling")
     full, sliding = (
         {} if stated is None or (one := stated.object(kind)) is None else dict(one.data)
@@ -141,6 +144,16 @@ def _rope(config: Fields, fields: Fields, default: float, max_position: int, dim
         raise fields.error(nested[0], "rotary parameters of single layer types are not supported")
     theta = fields.number("rope_theta", config.number("rope_theta", default, above=0.0), above=0.0)
     return Rope(theta, _scaling(config, fields, max_position, dim))
+
+
+def _stretched_once(config: Fields, fields: Fields, default: float, dim: int) -> Rope:
+    """Hunyuan's: whatever the sequence's length, the base times alpha ^ (dim / (dim - 2))."""
+    theta = fields.number("rope_theta", config.number("rope_theta", default, above=0.0), above=0.0)
+    return Rope(theta * fields.number("alpha", above=0.0) ** (dim / max(dim - 2, 1)), RopeScaling())
+
+
+def _kind(fields: Fields) -> str:
+    return fields.word("rope_type" if "rope_type" in fields else "type", "default")
 
 
 def _scaling(config: Fields, fields: Fields, max_position: int, head_dim: int) -> RopeScaling:

@@ -30,9 +30,20 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "deepseek_v3": _SHARED_EXPERTS,
     "glm4_moe_lite": _SHARED_EXPERTS,
     "exaone4": _BEHIND,
+    "vaultgemma": {"mlp_norm": _GEMMA["mlp_norm"]},
+    "granitemoe": {"mlp.router": "block_sparse_moe.router.layer"},
+    "ernie4_5_moe": _SHARED_EXPERTS,
+    "hunyuan_v1_moe": {
+        "mlp.router": "mlp.gate.wg",
+        **{f"mlp.shared.{one}": f"mlp.shared_mlp.{one}_proj" for one in ("gate", "up", "down")},
+    },
     "dots1": _SHARED_EXPERTS,
     "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+}
+#: Stacks of the experts' gates and ups, and of their downs, where transformers writes them by other names.
+EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
+    "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}

@@ -62,6 +62,8 @@ _SOFTMAX_ATTENTION = (
     _norm("attn.k_norm", "attn.k_proj", "self_attn.k_norm", "attn_k_norm", "kv_heads", "qk_norm"),
     Operation("attn.q_rope", "rope", {"x": "attn.q_norm"}, "heads", "heads"),
     Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=("latent",)),
+    _norm("attn.q_rope_norm", "attn.q_rope", "self_attn.query_layernorm", "", "heads", "rotated_qk_norm"),
+    _norm("attn.k_rope_norm", "attn.k_rope", "self_attn.key_layernorm", "", "kv_heads", "rotated_qk_norm"),
     Operation("attn.k_cache", "cache", {"written": "attn.k_rope"}, "kv_heads", "cache", unless=("latent",)),
     Operation("attn.v_cache", "cache", {"written": "attn.v_proj"}, "kv_heads", "cache", unless=("latent",)),
     *EXPANSION,
@@ -84,7 +86,13 @@ _ATTENTION = (
     Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}),
 )
 _MLP = (
-    _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm", unless=("bare_inputs",)),
+    _norm(
+        "mlp_norm",
+        "attn_residual",
+        "post_attention_layernorm",
+        "ffn_norm",
+        unless=("bare_inputs", "parallel"),
+    ),
     _linear(
         "mlp.gate",
         "mlp_norm",
@@ -119,7 +127,13 @@ _INSTEAD: Mapping[str, str] = {
     "attn.o_proj": "attn.out_proj",
 }
 #: What reads the first reads the second where that is there.
-_THROUGH: Mapping[str, str] = {"attn.context": "attn.gated"}
+_THROUGH: Mapping[str, str] = {
+    "attn.context": "attn.gated",
+    "attn.q_rope": "attn.q_rope_norm",
+    "attn.k_rope": "attn.k_rope_norm",
+}
+#: What reads the first reads the second where the blocks stand side by side.
+_BESIDE: Mapping[str, str] = {"mlp_norm": "attn_norm"}
 #: Parts of which an operation's first input takes its place where they are not there.
 _PASSED: Collection[Part] = ("qk_norm", "partial", "post_norm")
 #: The taps of the two blocks that add to the stream.
@@ -167,6 +181,8 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "shared_gate": model.experts is not None and model.experts.shared_gated,
         "output_gate": model.output_gate,
         "linear_attn": model.linear is not None,
+        "rotated_qk_norm": model.rotated_qk_norm,
+        "parallel": model.parallel,
     }
     return frozenset(part for part, there in has.items() if there)
 
@@ -180,6 +196,7 @@ def parts_in(taps: Collection[str]) -> frozenset[Part]:
 def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operation, ...]:
     modules = MODULES.get(family, {}) if family is not None else {}
     there = {one.tap: one for one in LAYER.values() if one.is_in(parts)}
+    through = {**_THROUGH, **(_BESIDE if "parallel" in parts else {})}
     return tuple(
         replace(
             one,
@@ -187,7 +204,7 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
             inputs={
                 role: next(
                     name
-                    for name in (_THROUGH.get(tap, ""), *instead_of(tap))
+                    for name in (through.get(tap, ""), *instead_of(tap))
                     if (name in there and name != one.tap) or name == STREAM
                 )
                 for role, tap in one.inputs.items()

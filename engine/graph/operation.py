@@ -48,7 +48,7 @@ Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias",
 #: What only some models or engines have.
 Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
-    "query_latent", "output_gate", "linear_attn",
+    "query_latent", "output_gate", "linear_attn", "rotated_qk_norm", "parallel",
 ]  # fmt: skip
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.

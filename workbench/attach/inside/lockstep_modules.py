@@ -36,12 +36,19 @@ _BOTH: Names = {
     ".self_attn.q_norm": {"out": ".attn.q_norm"},
     ".self_attn.k_norm": {"out": ".attn.k_norm"},
     ".mlp.gate": {"out": ".mlp.router"},
+    ".mlp.gate.wg": {},
+    ".mlp.gate.moe_statics": {},
     ".mlp.router": {"out": ".mlp.router"},
     ".mlp": {"out": ".mlp.combine"},  # where it has experts
     ".mlp.shared_expert_gate": {"out": ".mlp.shared_gate"},
     ".post_self_attn_layernorm": {"out": ".post_attn_norm"},
     ".post_mlp_layernorm": {"out": ".post_mlp_norm"},
     "lm_head": {"out": "logits"},
+}
+#: Where the norms of heads stand behind the rotation.
+_NORMED_BEHIND = {
+    f".self_attn.{module}_layernorm": {"turned": f".attn.{one}_rope_norm"}
+    for module, one in (("query", "q"), ("key", "k"))
 }
 TRANSFORMERS: Names = _BOTH | {
     "lm_head": {"finished": "logits"},
@@ -52,6 +59,7 @@ TRANSFORMERS: Names = _BOTH | {
     ".self_attn.k_proj": {"out": ".attn.k_proj"},
     ".self_attn.v_proj": {"out": ".attn.v_proj"},
     ".self_attn.qkv_proj": {"q": ".attn.q_proj", "k": ".attn.k_proj", "v": ".attn.v_proj"},
+    **_NORMED_BEHIND,
     ".self_attn.q_a_proj": {"out": ".attn.q_a_proj"},
     ".self_attn.q_a_layernorm": {"out": ".attn.q_a_norm"},
     ".self_attn.q_b_proj": {"out": ".attn.q_b_proj"},
@@ -60,6 +68,7 @@ TRANSFORMERS: Names = _BOTH | {
     ".self_attn.kv_b_proj": {},  # of all that is cached: no row of the pass
     ".self_attn.o_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
     ".post_attention_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
+    ".pre_feedforward_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".mlp.gate_proj": {"out": ".mlp.gate"},
     ".mlp.up_proj": {"out": ".mlp.up"},
     ".mlp.gate_up_proj": {"left": ".mlp.gate", "right": ".mlp.up"},
@@ -108,14 +117,16 @@ _BEHIND: Names = {
 }
 #: Beside Gemma-3 the models of transformers that norm heads as [B, heads, T, D].
 _HEADS_FIRST = ("exaone4", "exaone_moe")
+#: Those that give the rotation only the part of each head that is rotated.
+_IN_PART = ("stablelm", "nemotron")
 _TURNED: Names = {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}
-#: Two spellings of the expert that every token goes to, whose parts are those of an MLP.
-_SHARED = ("shared_expert", "shared_experts")
+#: Spellings of the expert that every token goes to, whose parts are those of an MLP.
+_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 _OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "down_proj")}
 #: Mixtral's and MiniMax' name of the block, and that of others.
 _MIXTRAL = (".block_sparse_moe", ".mlp")
-_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "context", "gated", "gate", "up", "act")
-_KV = ("k_proj", "k_norm", "k_rope", "v_proj")
+_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "q_rope_norm", "context", "gated", "gate", "up", "act")
+_KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "v_proj")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
     "in": lambda x, owner: x[0],
@@ -162,6 +173,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     names = _fitting(names, {local for _, local in places.values()})
     if tape.facts["config"].get("model_type") in _HEADS_FIRST and "in" in names[".self_attn.o_proj"]:
         names = names | _TURNED
+    if tape.facts["config"].get("model_type") in _IN_PART and "rotary q" in names.get(".self_attn", {}):
+        names = names | {".self_attn": {}}
     if ".self_attn.rotary_emb" in names and any(
         local == ".self_attn.q_norm" and _is_over_all_heads(paths, path)
         for path, (_, local) in places.items()
@@ -274,7 +287,7 @@ def _multiplied(x: Any, owner: Any) -> Any:
 
 def _finished(logits: Any, config: Any) -> Any:
     """What transformers' model makes of its head's product."""
-    logits = logits / getattr(config, "logits_scaling", 1)
+    logits = logits / getattr(config, "logits_scaling", 1) * getattr(config, "logit_scale", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return torch.tanh(logits / cap) * cap if cap else logits
 

@@ -39,12 +39,17 @@ _NORMED_AGAIN = ("attn.q_norm", "attn.k_norm")
 _FUSED = {"softmax": "weights", "context": "attention"}
 
 
-def _instead(tap: str) -> tuple[str, ...]:
+def _declared(tap: str, facts: Facts) -> Operation:
+    """The operation of a layer at a tap, as the model has it."""
+    return (None if facts.model_free else operation_of(facts.model, tap)) or LAYER[tap]
+
+
+def _instead(tap: str, facts: Facts) -> tuple[str, ...]:
     """What goes into attention at a tap, and what that can be made from, nearest first."""
-    operation = LAYER[tap]
+    operation = _declared(tap, facts)
     if operation.kind not in _MADE_AGAIN and operation.part != "qk_norm":
         return (tap,)
-    return (tap, *_instead(*operation.inputs.values()))
+    return (tap, *_instead(*operation.inputs.values(), facts))
 
 
 def _with_lengths(tap: str) -> tuple[str, ...]:
@@ -59,18 +64,19 @@ def _taken(operation: Operation, facts: Facts) -> _Inputs:
     if operation.kind in ("state", "delta"):
         return {role: _with_lengths(tap) for role, tap in operation.inputs.items()}
     if operation.form == "cells" or operation.kind == "context":
-        return {role: _instead(tap) for role, tap in operation.inputs.items()}
+        return {role: _instead(tap, facts) for role, tap in operation.inputs.items()}
     return {
         role: instead_of(tap) if facts.model_free or tap in _NORMED_AGAIN else (tap,)
         for role, tap in operation.inputs.items()
     }
 
 
-def _fused(operation: Operation) -> _Inputs:
+def _fused(operation: Operation, facts: Facts) -> _Inputs:
     """The same with scores and probabilities left out: what went into them."""
     found: dict[str, tuple[str, ...]] = {}
     for role, tap in operation.inputs.items():
-        found |= _fused(LAYER[tap]) if LAYER[tap].form == "cells" else {role: _instead(tap)}
+        before = _declared(tap, facts)
+        found |= _fused(before, facts) if before.form == "cells" else {role: _instead(tap, facts)}
     return found
 
 
@@ -117,7 +123,7 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
     if operation in _FUSED and not all(
         role in found[0] and taps.captured(found[0][role].tap) for role in wanted
     ):
-        fused, wanted = _FUSED[operation], _fused(declared)
+        fused, wanted = _FUSED[operation], _fused(declared, facts)
         instead = _inputs(tap, fused, wanted, taps, facts)
         if all(role in instead[0] and taps.captured(instead[0][role].tap) for role in wanted):
             return fused, *instead
@@ -177,7 +183,7 @@ def _inputs(
 
 def _source(operation: str, role: str, kind: str, names: Mapping[str, str], facts: Facts) -> OperationInput:
     turned = operation in ("scores", "weights", "attention") and role in ("q", "k")
-    unturned = kind.endswith(("_proj", "_norm")) and turned
+    unturned = kind.endswith(("_proj", "_norm")) and not kind.endswith("_rope_norm") and turned
     normalise = (
         facts.model.qk_norm and kind in ("attn.q_proj", "attn.k_proj") and (unturned or operation == "rope")
     )
