@@ -184,6 +184,8 @@ def _hunyuan_moe(fields: Fields) -> Own:
         width,
         (True,) * count,
         shared_width=width,
+        wide=True,
+        wide_weights=True,
     )
     return {**_hunyuan(fields), "experts": experts}
 

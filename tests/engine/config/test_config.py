@@ -41,7 +41,7 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     )
 
 
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 _USUAL = {
     field.name: field.default
     for field in dataclasses.fields(ModelConfig)
@@ -63,18 +63,27 @@ def _gemma(config: Any) -> dict[str, Any]:
     }
 
 
+def _granite(config: Any) -> dict[str, Any]:
+    return {
+        "score_scale": config.attention_multiplier,
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multiplier": config.residual_multiplier,
+        "logit_divisor": config.logits_scaling,
+    }
+
+
+def _side_by_side(config: Any) -> dict[str, Any]:
+    return {"norm": "centred", "parallel": True, "neighbours": True, "logit_divisor": 1 / config.logit_scale}
+
+
 #: What a family's models have that most have not, by its config in transformers.
 _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "olmo2": lambda config: _OLMO,
     "olmo3": lambda config: _OLMO,
     "gemma2": _gemma,
     "gemma3_text": _gemma,
-    "granite": lambda config: {
-        "score_scale": config.attention_multiplier,
-        "embedding_multiplier": config.embedding_multiplier,
-        "residual_multiplier": config.residual_multiplier,
-        "logit_divisor": config.logits_scaling,
-    },
+    "granite": _granite,
+    "granitemoe": _granite,
     "glm4": lambda config: {"post_norms": True, "neighbours": True},
     "starcoder2": lambda config: {"norm": "layer", "gated": False},
     "olmoe": lambda config: {"qk_norm_whole": True},
@@ -92,6 +101,15 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "ernie4_5": lambda config: {"neighbours": True},
     "glm": lambda config: {"neighbours": True},
     "helium": lambda config: {"norm": "wide", "neighbours": True},
+    "hunyuan_v1_dense": lambda config: {"rotated_qk_norm": True},
+    "hunyuan_v1_moe": lambda config: {"rotated_qk_norm": True},
+    "cohere": _side_by_side,
+    "cohere2": _side_by_side,
+    "arcee": lambda config: {"gated": False},
+    "nemotron": lambda config: {"norm": "layer_plus_one", "gated": False},
+    "stablelm": lambda config: {"norm": "layer", "parallel": config.use_parallel_residual},
+    "vaultgemma": lambda config: {**_gemma(config), "post_norms": False},
+    "ernie4_5_moe": lambda config: {"neighbours": True},
 }
 
 
@@ -111,6 +129,10 @@ def _linear(config: Any) -> dict[str, Any]:
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 
 
+#: How many experts every token goes to.
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+
+
 def _experts(config: Any) -> dict[str, Any] | None:
     """Those of a layer, as the models of transformers take them from their config."""
     if not hasattr(config, "num_experts_per_tok"):
@@ -120,23 +142,24 @@ def _experts(config: Any) -> dict[str, Any] | None:
     sigmoid = kind in (
         "glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2", "dots1", "exaone_moe",
     )  # fmt: skip
-    first = getattr(config, "first_k_dense_replace", 1 if kind == "glm4_moe_lite" else 0)
+    first = getattr(config, "first_k_dense_replace", 1 if kind in ("glm4_moe_lite", "ernie4_5_moe") else 0)
     grouped = getattr(config, "topk_method", "") != "greedy"
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     shared = getattr(
         config,
         "shared_expert_intermediate_size",
-        width * getattr(config, "n_shared_experts", getattr(config, "num_shared_experts", 0)),
+        width
+        * next((getattr(config, key) for key in _SHARED if hasattr(config, key)), kind == "hunyuan_v1_moe"),
     )
     layers = range(config.num_hidden_layers)
     return {
         "count": getattr(config, "num_local_experts", None) or config.num_experts,
-        "top_k": config.num_experts_per_tok,
+        "top_k": top_k[0] if isinstance(top_k := config.num_experts_per_tok, list) else top_k,
         "width": width,
         "layers": tuple(i >= first and i not in dense and (i + 1) % every == 0 for i in layers),
         "scores": "sigmoid" if sigmoid else "softmax",
         "renormalised": getattr(config, "norm_topk_prob", True),
-        "correction": sigmoid,
+        "correction": sigmoid or kind == "ernie4_5_moe",
         "groups": getattr(config, "n_group", 1) if grouped else 1,
         "top_groups": getattr(config, "topk_group", 1) if grouped else 1,
         "group_best": 1 if kind == "deepseek_v2" else 2,
@@ -144,8 +167,9 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "shared_width": shared,
         "shared_gated": kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"),
         "biased": kind == "gpt_oss",
-        "wide": (sigmoid and kind != "minimax_m2") or kind == "deepseek_v2",
-        "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral"),
+        "wide": (sigmoid and kind != "minimax_m2")
+        or kind in ("deepseek_v2", "ernie4_5_moe", "hunyuan_v1_moe"),
+        "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral", "hunyuan_v1_moe"),
     }
 
 
@@ -168,8 +192,10 @@ _QK_NORM = (
     "qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "qwen3_next",
     "qwen3_5_text", "qwen3_5_moe_text", "exaone4", "dots1", "exaone_moe",
 )  # fmt: skip
+#: In the order in which a family's own key hides the one that the tests write of all.
+_EPS = ("norm_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
 #: Whose o has no bias, or by a key of its own.
-_NO_O_BIAS = ("qwen2", "qwen2_moe", "glm4", "glm4_moe", "glm", "helium")
+_NO_O_BIAS = ("qwen2", "qwen2_moe", "glm4", "glm4_moe", "glm", "helium", "stablelm")
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -178,8 +204,16 @@ def _rope(config: Any) -> dict[str, Any]:
     return rope.get("full_attention", rope)
 
 
+def _theta(config: Any, dim: int) -> float:
+    """The base; with Hunyuan's alpha stretched once and for all."""
+    rope = _rope(config)
+    stretched = rope.get("alpha", 1.0) ** (dim / (dim - 2))
+    return float(rope["rope_theta"] * stretched)
+
+
 def _biased(config: Any) -> bool:
-    return getattr(config, "attention_bias", getattr(config, "use_bias", False))
+    found = (getattr(config, key, None) for key in ("attention_bias", "use_bias", "use_qkv_bias"))
+    return next((one for one in found if one is not None), False)
 
 
 def _agree(ours: ModelConfig, theirs: Any) -> None:
@@ -200,8 +234,8 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "head_dim": head_dim,
         "vocab_size": theirs.vocab_size,
         "max_position": theirs.max_position_embeddings,
-        "rms_eps": getattr(theirs, "rms_norm_eps", None) or theirs.norm_epsilon,
-        "rope_theta": _rope(theirs)["rope_theta"],
+        "rms_eps": next(getattr(theirs, key) for key in _EPS if hasattr(theirs, key)),
+        "rope_theta": pytest.approx(_theta(theirs, head_dim)),
         "rope_scaling": None,
         "layer_ropes": told["layer_ropes"],
         "rotary": told["rotary"] if latent is None else latent["rope_dim"],
@@ -220,6 +254,7 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "eos_ids": () if eos is None else tuple(eos) if isinstance(eos, list) else (eos,),
     }
     rope, kind = _rope(theirs), _rope(theirs)["rope_type"]
+    kind = "default" if "alpha" in rope else kind
     assert ours.rope_scaling.kind == ("none" if kind == "default" else kind)
     if kind != "default":
         assert ours.rope_scaling.factor == rope["factor"]

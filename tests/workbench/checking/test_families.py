@@ -30,12 +30,19 @@ PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 
 STEPS = 3
 FAMILIES = (
     "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
+    "cohere2", "hunyuan", "nemotron",
 )  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
     "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe",
 )  # fmt: skip
+#: Those that are others but for a few flags; with another kind of operation than these: `FAMILIES`.
+ALIKE = (
+    "gemma", "seed-oss", "exaone4", "ernie4-5", "glm", "helium", "cohere", "arcee", "stablelm", "stablelm-parallel",
+    "vaultgemma",
+)  # fmt: skip
+ALIKE_WITH_EXPERTS = ("dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe")
 #: (model, rule) -> where it shows first.
 PLANTED = {
     ("olmo2", "sum_squares=own"): "layers.0.attn.q_norm",
@@ -166,11 +173,17 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
         *(pytest.param(*ranks, "bfloat16", marks=pytest.mark.slow) for ranks in ((2, 1), (4, 2))),
     ],
 )
-@pytest.mark.parametrize("name", [*FAMILIES, *WITH_EXPERTS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*FAMILIES, *WITH_EXPERTS),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (*ALIKE, *ALIKE_WITH_EXPERTS)),
+    ],
+)
 def test_a_faultless_engine_matches_and_every_operation_is_judged_right(
     name: str, tp: int, ep: int, dtype: str, tmp_path: Path
 ) -> None:
-    if ep > 1 and name not in WITH_EXPERTS:
+    if ep > 1 and name not in (*WITH_EXPERTS, *ALIKE_WITH_EXPERTS):
         pytest.skip("it has no experts")
     assert_right(tmp_path, name, tp, dtype, ep)
 
