@@ -260,7 +260,7 @@ OWN: dict[str, dict[str, Any]] = {
               "sliding_window": 8, "max_window_layers": 1},
     "hunyuan_v1_dense": {**_SMALL, "attention_bias": True, "rope_parameters": {
         "rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0}},
-    "cohere": {**_SIDE, "logit_scale": 0.3, "attention_bias": True},
+    "cohere": {**_SIDE, "logit_scale": 0.3125, "attention_bias": True},
     "cohere2": {**_SIDE, "sliding_window": 8, "layer_types": ["sliding_attention", "full_attention"]},
     "arcee": {**_SMALL, "mlp_bias": True},
     "stablelm": {"num_hidden_layers": 2, "num_key_value_heads": 4, "use_qkv_bias": True, "layer_norm_eps": 1e-4},

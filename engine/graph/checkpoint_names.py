@@ -53,7 +53,11 @@ STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP}
 GGUF_STACKS: Mapping[str, str] = {"mlp.gate_up_proj": "ffn_up", "self_attn.qkv_proj": "attn_qkv"}
 _MLP_NORM = {"mlp_norm": "post_attention_norm"}
 #: Family -> tap -> what its GGUF files call the module, where it is not what most do.
-GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {"glm4_moe": _MLP_NORM, "gpt_oss": _MLP_NORM}
+GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
+    "glm4_moe": _MLP_NORM,
+    "gpt_oss": _MLP_NORM,
+    "seed_oss": _MLP_NORM,
+}
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
 _MIXED = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{one}" for one in "qkv")}
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {

@@ -72,7 +72,7 @@ class NameRule:
 
 
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
-PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3"})
+PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "arcee"})
 
 _PARTS = re.compile(
     r"(?:(?P<before>model\.layers|blk)\.(?P<layer>0|[1-9]\d*)\.)?(?P<module>.+?)(?:\.(?P<kind>weight|bias))?"
@@ -134,7 +134,7 @@ def hugging_face_name(name: str, family: Family) -> str:
 def shift(name: str, model: ModelConfig) -> float:
     """By how much the values of a GGUF file are larger than Hugging Face's: of norms that multiply by 1 + weight it
     holds the sum."""
-    return 1.0 if model.norm == "plus_one" and name.endswith("norm.weight") else 0.0
+    return 1.0 if model.norms_add_one and name.endswith("norm.weight") else 0.0
 
 
 def operations(name: str, model: ModelConfig) -> tuple[RowOperation, ...]:

@@ -416,6 +416,19 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"model_type": "qwen2", "layer_types": ["mamba"] * 3}, r"layer_types names 'mamba'"),
     ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, r"no sliding window is in use"),
+    ({"model_type": "cohere", "use_qk_norm": True}, r"use_qk_norm is True: .*each head's own"),
+    (
+        {"model_type": "cohere2", "sliding_window": None, "layer_types": ["full_attention"] * 3},
+        r"sliding_window is None: cohere2 without a window",
+    ),
+    ({"model_type": "stablelm", "qk_layernorm": True}, r"qk_layernorm is True: .*each head's own"),
+    ({"model_type": "ernie4_5_moe", "use_bias": True}, r"use_bias is True: a shared expert with biases"),
+    ({"model_type": "hunyuan_v1_moe", "moe_topk": [1, 2, 1]}, r"moe_topk is \[1, 2, 1\]: layers that differ"),
+    (
+        {"model_type": "exaone4", "sliding_window_pattern": "LLLG"},
+        r"sliding_window_pattern is 'LLLG': expected a whole number",
+    ),
+    ({"model_type": "apertus", "hidden_act": "xielu"}, r"model_type is 'apertus': .*another activation"),
     ({"hidden_act": "\x1b[31mred"}, r"hidden_act is '\\x1b\[31mred'"),
 ]
 

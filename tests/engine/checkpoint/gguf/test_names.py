@@ -73,7 +73,7 @@ def test_only_architectures_that_turn_neighbours_reorder_q_and_k() -> None:
     for family in ARCHITECTURES:
         model = ModelConfig.from_hf(tiny_config(family).to_dict())
         moved = {name.split(".")[-2] for name in shards.parameters(model) if operations(name, model)}
-        paired = family in ("llama", "mistral", "mixtral", "granite", "smollm3")
+        paired = family in ("llama", "mistral", "mixtral", "granite", "smollm3", "arcee")
         assert moved == ({"q_proj", "k_proj"} if paired else set())
 
 
