@@ -59,6 +59,14 @@ Family = Literal[
     "granitemoe",
     "ernie4_5_moe",
     "hunyuan_v1_moe",
+    "ministral",
+    "cwm",
+    "internlm3",
+    "iquestcoder",
+    "jais2",
+    "hyperclovax",
+    "solar_open",
+    "flex_olmo",
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm,

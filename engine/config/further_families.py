@@ -200,6 +200,62 @@ def _same_in_all(fields: Fields, key: str, layers: int) -> int:
     return fields.size(key, 1)
 
 
+def _stating_windows(fields: Fields) -> None:
+    if "layer_types" not in fields:
+        raise fields.error("layer_types", "which layers have a window must be stated")
+
+
+def _ministral(fields: Fields) -> Own:
+    """Mistral with a window in some layers."""
+    _stating_windows(fields)
+    return {}
+
+
+def _cwm(fields: Fields) -> Own:
+    """Llama with a window in some layers (arXiv:2510.02387)."""
+    _stating_windows(fields)
+    return {"mlp_bias": fields.flag("mlp_bias", False)}
+
+
+def _internlm3(fields: Fields) -> Own:
+    """Llama by other names of its biases, which transformers reads as either all or none."""
+    biases = {
+        fields.flag(key, False) for key in ("qkv_bias", "attention_bias", "bias", "mlp_bias") if key in fields
+    }
+    if len(biases) > 1:
+        raise fields.error("qkv_bias", f"differs from bias = {fields.data.get('bias')}: not supported")
+    bias = True in biases
+    return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
+
+
+def _jais2(fields: Fields) -> Own:
+    """Nemotron's MLP, LayerNorm, biases everywhere."""
+    attention, mlp = fields.flag("attention_bias", True), fields.flag("mlp_bias", True)
+    return {"norm": "layer", "gated": False, "qkv_bias": attention, "o_bias": attention, "mlp_bias": mlp}
+
+
+def _hyperclovax(fields: Fields) -> Own:
+    """Granite with norms behind the blocks as well, and logits that are multiplied."""
+    if not fields.flag("use_post_norm", True):
+        raise fields.error("use_post_norm", "without norms behind the blocks it is not supported")
+    scale = fields.optional_number("attention_multiplier")
+    divisor = 1 / fields.number("logits_scaling", 1.0, above=0.0)
+    return {**_as("granite", fields), "score_scale": scale, "logit_divisor": divisor, "post_norms": True}
+
+
+def _solar_open(fields: Fields) -> Own:
+    """GLM-4.5 with experts in every layer, without norms of q and k."""
+    count = fields.size("num_hidden_layers")
+    experts = replace(_experts_as("glm4_moe", fields), layers=(True,) * count)
+    return {"qkv_bias": fields.flag("attention_bias", False), "experts": experts}
+
+
+def _flex_olmo(fields: Fields) -> Own:
+    """OLMo-2 with experts (arXiv:2507.07024)."""
+    experts = replace(_experts_as("olmoe", fields), top_k=fields.size("num_experts_per_tok", 5))
+    return {**_as("olmo2", fields), "experts": experts}
+
+
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
     "gemma": FamilyRules(
@@ -233,5 +289,17 @@ RULES: Mapping[Family, FamilyRules] = {
     "vaultgemma": replace(families.RULES["gemma2"], own=_vaultgemma),
     "granitemoe": FamilyRules(_granitemoe, 2048),
     "ernie4_5_moe": FamilyRules(_ernie4_5_moe, 131072, eps=1e-5, tied=True, theta=5e5, own_kv_heads=True),
+    "ministral": FamilyRules(_ministral, 131072, own_kv_heads=True, windows="typed", window=4096),
+    "cwm": FamilyRules(
+        _cwm, 131072, eps=1e-5, own_kv_heads=True, theta=1e6, head_dim=128, windows="typed", window=8192,
+        rope={"rope_type": "llama3", "factor": 16.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+              "original_max_position_embeddings": 8192},
+    ),
+    "internlm3": FamilyRules(_internlm3, 32768, eps=1e-5, own_kv_heads=True, head_dim=128),
+    "iquestcoder": FamilyRules(families.RULES["llama"].own, 131072, eps=1e-5, own_kv_heads=True, head_dim=128),
+    "jais2": FamilyRules(_jais2, 8192, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "relu2")),
+    "hyperclovax": FamilyRules(_hyperclovax, 2048),
+    "solar_open": FamilyRules(_solar_open, 131072, eps=1e-5, own_kv_heads=True, theta=1e6, head_dim=128),
+    "flex_olmo": FamilyRules(_flex_olmo, 4096, theta=5e5),
     "hunyuan_v1_moe": FamilyRules(_hunyuan_moe, 2048, eps=1e-5, ntk_alpha=True),
 }  # fmt: skip

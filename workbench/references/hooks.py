@@ -115,6 +115,8 @@ def tapped(model: Any, see: See) -> Iterator[None]:
                 _tap_sum(layer, f"layers.{i}.attn_residual", see, stack)
             if own.experts is not None:
                 mixture = layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+                if not own.pre_norms:
+                    before(mixture, f"layers.{i}.attn_residual")
                 _tap_experts(mixture, f"layers.{i}.mlp", see, stack)
 
         def on_attention(layer: int, seen: Mapping[str, Seen]) -> None:

@@ -110,6 +110,13 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "stablelm": lambda config: {"norm": "layer", "parallel": config.use_parallel_residual},
     "vaultgemma": lambda config: {**_gemma(config), "post_norms": False},
     "ernie4_5_moe": lambda config: {"neighbours": True},
+    "jais2": lambda config: {"norm": "layer", "gated": False},
+    "hyperclovax": lambda config: {
+        **_granite(config),
+        "post_norms": True,
+        "logit_divisor": 1 / config.logits_scaling,
+    },
+    "flex_olmo": lambda config: _OLMO,
 }
 
 
@@ -140,9 +147,10 @@ def _experts(config: Any) -> dict[str, Any] | None:
     dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
     kind = config.model_type
     sigmoid = kind in (
-        "glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2", "dots1", "exaone_moe",
+        "glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2", "dots1", "exaone_moe", "solar_open",
     )  # fmt: skip
-    first = getattr(config, "first_k_dense_replace", 1 if kind in ("glm4_moe_lite", "ernie4_5_moe") else 0)
+    dense_first = 1 if kind in ("glm4_moe_lite", "ernie4_5_moe") else 0
+    first = 0 if kind == "solar_open" else getattr(config, "first_k_dense_replace", dense_first)
     grouped = getattr(config, "topk_method", "") != "greedy"
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     shared = getattr(
@@ -190,12 +198,12 @@ def _latent(config: Any) -> dict[str, Any] | None:
 
 _QK_NORM = (
     "qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "qwen3_next",
-    "qwen3_5_text", "qwen3_5_moe_text", "exaone4", "dots1", "exaone_moe",
+    "qwen3_5_text", "qwen3_5_moe_text", "exaone4", "dots1", "exaone_moe", "flex_olmo",
 )  # fmt: skip
 #: In the order in which a family's own key hides the one that the tests write of all.
 _EPS = ("norm_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
 #: Whose o has no bias, or by a key of its own.
-_NO_O_BIAS = ("qwen2", "qwen2_moe", "glm4", "glm4_moe", "glm", "helium", "stablelm")
+_NO_O_BIAS = ("qwen2", "qwen2_moe", "glm4", "glm4_moe", "glm", "helium", "stablelm", "solar_open")
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -421,6 +429,9 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model_type": "cohere2", "sliding_window": None, "layer_types": ["full_attention"] * 3},
         r"sliding_window is None: cohere2 without a window",
     ),
+    ({"model_type": "ministral"}, r"layer_types is None: which layers have a window must be stated"),
+    ({"model_type": "internlm3", "qkv_bias": True}, r"qkv_bias is True: differs from bias"),
+    ({"model_type": "hyperclovax", "use_post_norm": False}, r"use_post_norm is False: without norms behind"),
     ({"model_type": "stablelm", "qk_layernorm": True}, r"qk_layernorm is True: .*each head's own"),
     ({"model_type": "ernie4_5_moe", "use_bias": True}, r"use_bias is True: a shared expert with biases"),
     ({"model_type": "hunyuan_v1_moe", "moe_topk": [1, 2, 1]}, r"moe_topk is \[1, 2, 1\]: layers that differ"),

@@ -40,9 +40,17 @@ WITH_EXPERTS = (
 #: Those that are others but for a few flags; with another kind of operation than these: `FAMILIES`.
 ALIKE = (
     "gemma", "seed-oss", "exaone4", "ernie4-5", "glm", "helium", "cohere", "arcee", "stablelm", "stablelm-parallel",
-    "vaultgemma",
+    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax",
 )  # fmt: skip
-ALIKE_WITH_EXPERTS = ("dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe")
+ALIKE_WITH_EXPERTS = (
+    "dots1",
+    "exaone-moe",
+    "granitemoe",
+    "ernie4-5-moe",
+    "hunyuan-moe",
+    "solar-open",
+    "flex-olmo",
+)
 #: (model, rule) -> where it shows first.
 PLANTED = {
     ("olmo2", "sum_squares=own"): "layers.0.attn.q_norm",

@@ -43,6 +43,8 @@ _BOTH: Names = {
     ".mlp.shared_expert_gate": {"out": ".mlp.shared_gate"},
     ".post_self_attn_layernorm": {"out": ".post_attn_norm"},
     ".post_mlp_layernorm": {"out": ".post_mlp_norm"},
+    ".post_norm1": {"out": ".post_attn_norm"},
+    ".post_norm2": {"out": ".post_mlp_norm"},
     "lm_head": {"out": "logits"},
 }
 #: Where the norms of heads stand behind the rotation.
@@ -234,7 +236,8 @@ def _fitting(names: Names, parts: set[str]) -> Names:
         if "in" in before and ".self_attn.q_norm" in parts:  # transformers' Gemma-3 norms [B, heads, T, D]
             found |= _TURNED
     elif "in" in before:
-        found[".mlp.gate_proj"] = names[".mlp.gate_proj"] | {"in": ".attn_residual"}
+        for path in (".mlp.gate_proj", ".mlp"):
+            found[path] = names[path] | {"in": ".attn_residual"}
     return found
 
 
@@ -287,7 +290,9 @@ def _multiplied(x: Any, owner: Any) -> Any:
 
 def _finished(logits: Any, config: Any) -> Any:
     """What transformers' model makes of its head's product."""
-    logits = logits / getattr(config, "logits_scaling", 1) * getattr(config, "logit_scale", 1)
+    scaling = getattr(config, "logits_scaling", 1)
+    scaling = 1 / scaling if getattr(config, "model_type", "") == "hyperclovax" else scaling
+    logits = logits / scaling * getattr(config, "logit_scale", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return torch.tanh(logits / cap) * cap if cap else logits
 
