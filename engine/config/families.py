@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from lockstep.engine.config.experts import ExpertsConfig, expert_count, sparse_layers
+from lockstep.engine.config.family_names import FurtherFamily
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import LatentConfig, latent_of
 from lockstep.engine.config.linear_attention import linear_attention
@@ -41,32 +42,7 @@ Family = Literal[
     "qwen3_next",
     "qwen3_5_text",
     "qwen3_5_moe_text",
-    "gemma",
-    "seed_oss",
-    "exaone4",
-    "ernie4_5",
-    "glm",
-    "helium",
-    "dots1",
-    "exaone_moe",
-    "hunyuan_v1_dense",
-    "cohere",
-    "cohere2",
-    "arcee",
-    "stablelm",
-    "nemotron",
-    "vaultgemma",
-    "granitemoe",
-    "ernie4_5_moe",
-    "hunyuan_v1_moe",
-    "ministral",
-    "cwm",
-    "internlm3",
-    "iquestcoder",
-    "jais2",
-    "hyperclovax",
-    "solar_open",
-    "flex_olmo",
+    FurtherFamily,
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm,

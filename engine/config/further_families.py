@@ -219,12 +219,12 @@ def _cwm(fields: Fields) -> Own:
 
 def _internlm3(fields: Fields) -> Own:
     """Llama by other names of its biases, which transformers reads as either all or none."""
-    biases = {
-        fields.flag(key, False) for key in ("qkv_bias", "attention_bias", "bias", "mlp_bias") if key in fields
-    }
-    if len(biases) > 1:
+    bias, mlp_bias = (
+        fields.flag(own, fields.flag(usual, False))
+        for own, usual in (("qkv_bias", "attention_bias"), ("bias", "mlp_bias"))
+    )
+    if bias != mlp_bias:
         raise fields.error("qkv_bias", f"differs from bias = {fields.data.get('bias')}: not supported")
-    bias = True in biases
     return {"qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
 
 

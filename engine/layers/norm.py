@@ -87,7 +87,7 @@ def unnormed(x: Tensor) -> Tensor:
 class QKNorm:
     """Normalises each head of q and of k by itself: q [T, heads, D], k [T, kv_heads, D] -> the same."""
 
-    def __init__(self, q: Norm, k: Norm, taps: tuple[str, str] = ("attn.q_norm", "attn.k_norm")) -> None:
+    def __init__(self, q: Norm, k: Norm, *, taps: tuple[str, str] = ("attn.q_norm", "attn.k_norm")) -> None:
         self.q, self.k, self.taps = q, k, taps
 
     def parameters(self) -> dict[str, Tensor]:

@@ -49,7 +49,8 @@ def _instead(tap: str, facts: Facts) -> tuple[str, ...]:
     operation = _declared(tap, facts)
     if operation.kind not in _MADE_AGAIN and operation.part != "qk_norm":
         return (tap,)
-    return (tap, *_instead(*operation.inputs.values(), facts))
+    (read,) = operation.inputs.values()
+    return (tap, *_instead(read, facts))
 
 
 def _with_lengths(tap: str) -> tuple[str, ...]:

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lockstep.workbench.attach.inside.lockstep_modules import FUSED, attach, follow
+from lockstep.workbench.attach.inside.lockstep_modules import attach, follow
+from lockstep.workbench.attach.inside.lockstep_names import FUSED
 from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from lockstep.workbench.references.hooks import tapped
