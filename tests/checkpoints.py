@@ -417,7 +417,14 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 
-
+#: Families that are others but for a few flags: of these, tests try less.
+ALIKE = (
+    "gemma", "seed-oss", "exaone4", "ernie4-5", "glm", "helium", "cohere", "arcee", "stablelm", "stablelm-parallel",
+    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax",
+)  # fmt: skip
+ALIKE_WITH_EXPERTS = (
+    "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo",
+)  # fmt: skip
 EVERY_VARIANT = VARIANTS | FAMILY_VARIANTS
 
 

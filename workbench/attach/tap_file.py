@@ -16,7 +16,10 @@ _CAPTURE = "from .lockstep_limits import refuse_capture\n"
 _CALLS = "from .lockstep_calls import CallInputs\n"
 _LINEAR = "from .lockstep_linear import GATED, TAKE, functions_of, shown_call\n"
 _LINEAR_NAMES = "from .lockstep_linear import LINEAR\n"
-_NAMES = "from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names\n"
+_NAMES = (
+    "from .lockstep_names import "
+    "BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names\n"
+)
 
 
 def tap_file() -> str:

@@ -23,7 +23,7 @@ from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
-from tests.checkpoints import tiny_variant
+from tests.checkpoints import ALIKE, ALIKE_WITH_EXPERTS, tiny_variant
 
 #: Longer than every window, and a short one.
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
@@ -37,20 +37,6 @@ WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
     "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe",
 )  # fmt: skip
-#: Those that are others but for a few flags; with another kind of operation than these: `FAMILIES`.
-ALIKE = (
-    "gemma", "seed-oss", "exaone4", "ernie4-5", "glm", "helium", "cohere", "arcee", "stablelm", "stablelm-parallel",
-    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax",
-)  # fmt: skip
-ALIKE_WITH_EXPERTS = (
-    "dots1",
-    "exaone-moe",
-    "granitemoe",
-    "ernie4-5-moe",
-    "hunyuan-moe",
-    "solar-open",
-    "flex-olmo",
-)
 #: (model, rule) -> where it shows first.
 PLANTED = {
     ("olmo2", "sum_squares=own"): "layers.0.attn.q_norm",
@@ -74,6 +60,11 @@ PLANTED = {
     ("starcoder2", "load_bias=false"): "layers.0.attn.q_proj",
     ("olmo3", "layer_rope=same"): "layers.0.attn.q_rope",
     ("olmo3", "sum_squares=own"): "layers.0.attn.q_norm",
+    ("cohere2", "logits=raw"): "logits",
+    ("cohere2", "layer_rope=halves"): "layers.0.attn.q_rope",
+    ("cohere2", "layer_rope=same"): "layers.1.attn.q_rope",
+    ("hunyuan", "norm=unweighted"): "layers.0.attn_norm",
+    ("nemotron", "load_bias=false"): "layers.0.attn_norm",
 }
 
 
