@@ -117,6 +117,8 @@ from transformers import (
     Starcoder2ForCausalLM,
     VaultGemmaConfig,
     VaultGemmaForCausalLM,
+    YoutuConfig,
+    YoutuForCausalLM,
 )
 
 CLASSES: dict[str, tuple[Any, Any]] = {
@@ -161,6 +163,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "jais2": (Jais2Config, Jais2ForCausalLM),
     "hyperclovax": (HyperCLOVAXConfig, HyperCLOVAXForCausalLM),
     "solar_open": (SolarOpenConfig, SolarOpenForCausalLM),
+    "youtu": (YoutuConfig, YoutuForCausalLM),
     "flex_olmo": (FlexOlmoConfig, FlexOlmoForCausalLM),
     "stablelm": (StableLmConfig, StableLmForCausalLM),
     "nemotron": (NemotronConfig, NemotronForCausalLM),
@@ -305,6 +308,8 @@ OWN: dict[str, dict[str, Any]] = {
     "hyperclovax": {"num_hidden_layers": 2, "num_key_value_heads": 4, "attention_multiplier": 0.3,
                     "embedding_multiplier": 6.0, "residual_multiplier": 0.22, "logits_scaling": 0.3125},
     "solar_open": {**_SMALL, **_CORRECTED, "n_routed_experts": 8, "n_shared_experts": 2},
+    "youtu": {**{key: value for key, value in LATENT.items() if "moe" not in key and "experts" not in key},
+              "num_hidden_layers": 2, "tie_word_embeddings": True, "attention_bias": True},
     "flex_olmo": {"num_hidden_layers": 2, "num_key_value_heads": 4, "num_experts": 8, "num_experts_per_tok": 3,
                   "intermediate_size": 32},
     "exaone_moe": {**_SMALL, **_CORRECTED, "num_experts": 8, "sliding_window": 8,
@@ -414,13 +419,14 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "hyperclovax": ("hyperclovax", {}),
     "solar-open": ("solar_open", {}),
     "flex-olmo": ("flex_olmo", {}),
+    "youtu": ("youtu", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 
 #: Families that are others but for a few flags: of these, tests try less.
 ALIKE = (
     "gemma", "seed-oss", "exaone4", "ernie4-5", "glm", "helium", "cohere", "arcee", "stablelm", "stablelm-parallel",
-    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax",
+    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu",
 )  # fmt: skip
 ALIKE_WITH_EXPERTS = (
     "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo",

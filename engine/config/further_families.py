@@ -9,6 +9,7 @@ from lockstep.engine.config import families
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Family, FamilyRules, Own
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.latent import latent_of
 
 
 def _as(family: Family, fields: Fields) -> Own:
@@ -256,6 +257,14 @@ def _flex_olmo(fields: Fields) -> Own:
     return {**_as("olmo2", fields), "experts": experts}
 
 
+def _youtu(fields: Fields) -> Own:
+    """DeepSeek-V3's attention without experts."""
+    return {
+        "o_bias": fields.flag("attention_bias", False),
+        "neighbours": fields.flag("rope_interleave", True),
+    }
+
+
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
     "gemma": FamilyRules(
@@ -300,6 +309,7 @@ RULES: Mapping[Family, FamilyRules] = {
     "jais2": FamilyRules(_jais2, 8192, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "relu2")),
     "hyperclovax": FamilyRules(_hyperclovax, 2048),
     "solar_open": FamilyRules(_solar_open, 131072, eps=1e-5, own_kv_heads=True, theta=1e6, head_dim=128),
+    "youtu": FamilyRules(_youtu, 131072, tied=True, latent=latent_of),
     "flex_olmo": FamilyRules(_flex_olmo, 4096, theta=5e5),
     "hunyuan_v1_moe": FamilyRules(_hunyuan_moe, 2048, eps=1e-5, ntk_alpha=True),
 }  # fmt: skip

@@ -117,6 +117,7 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
         "logit_divisor": 1 / config.logits_scaling,
     },
     "flex_olmo": lambda config: _OLMO,
+    "youtu": lambda config: {"neighbours": config.rope_interleave},
 }
 
 

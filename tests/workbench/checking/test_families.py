@@ -64,7 +64,7 @@ PLANTED = {
     ("cohere2", "layer_rope=halves"): "layers.0.attn.q_rope",
     ("cohere2", "layer_rope=same"): "layers.1.attn.q_rope",
     ("hunyuan", "norm=unweighted"): "layers.0.attn_norm",
-    ("nemotron", "load_bias=false"): "layers.0.attn_norm",
+    ("nemotron", "load_bias=false"): "layers.0.attn.q_proj",
 }
 
 
