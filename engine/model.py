@@ -36,8 +36,8 @@ from lockstep.engine.rules import Rules
 
 
 class DecoderLayer:
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), and, of some models, x + norm(gate(x, inputs)); times
-    `scalar`. `norms` by tap: those that the model has."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), or the MLP of what attention reads, and, of some
+    models, x + norm(gate(x, inputs)); times `scalar`. `norms` by tap: those that the model has."""
 
     def __init__(
         self,
@@ -87,11 +87,13 @@ class DecoderLayer:
         of_layers: Tensor | None = None,
     ) -> Tensor:
         self.comm.enter(self.place)
-        y = self.attention(self.attn_norm(x), batch, angles, inputs, pool)  # [T, H]
+        normed = self.attn_norm(x)
+        y = self.attention(normed, batch, angles, inputs, pool)  # [T, H]
         x = self.residual(x, self.post_attn_norm(y))
         if self.tap_attn_residual:
             self.tap_attn_residual(x)
-        x = self.residual(x, self.post_mlp_norm(self.mlp(self.mlp_norm(x))))
+        read = normed if self.attention.model.parallel else self.mlp_norm(x)
+        x = self.residual(x, self.post_mlp_norm(self.mlp(read)))
         if self.gate is not None and of_layers is not None:
             x = self.residual(x, self.post_gate_norm(self.gate(x, of_layers)))
         if self.scalar is not None:
@@ -207,7 +209,11 @@ class Decoder:
         if m.value_norm:
             return ValueNormAttention(i, whole, qkv, o_proj, self._qk_norm_by_head(name, m), page)
         sinks = store.vector(shards.heads(m, tp, rank).size) if m.sinks else None
-        return Attention(i, whole, qkv, o_proj, self._qk_norm(name), sinks, page, gate)
+        rotated = None
+        if m.rotated_qk_norm:
+            q, k = "attn.q_rope_norm", "attn.k_rope_norm"
+            rotated = QKNorm(*(Norm(modules[tap], m.head_dim, m, store) for tap in (q, k)), taps=(q, k))
+        return Attention(i, whole, qkv, o_proj, self._qk_norm(name), sinks, page, gate, rotated)
 
     def _mlp(self, m: ModelConfig, modules: Mapping[str, str]) -> MLP:
         rows, store = shards.intermediate(m, self.comm.size, self.comm.rank), self._store

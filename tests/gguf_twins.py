@@ -36,6 +36,15 @@ ARCHITECTURES = {
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
+    "gemma": gguf.MODEL_ARCH.GEMMA,
+    "seed_oss": gguf.MODEL_ARCH.SEED_OSS,
+    "exaone4": gguf.MODEL_ARCH.EXAONE4,
+    "ernie4_5": gguf.MODEL_ARCH.ERNIE4_5,
+    "arcee": gguf.MODEL_ARCH.ARCEE,
+    "nemotron": gguf.MODEL_ARCH.NEMOTRON,
+    "stablelm": gguf.MODEL_ARCH.STABLELM,
+    "cohere": gguf.MODEL_ARCH.COMMAND_R,
+    "cohere2": gguf.MODEL_ARCH.COHERE2,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
@@ -50,9 +59,12 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
 #: Whose q and k are permuted.
-PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3)
-GEMMA = (gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3)
+PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3, gguf.MODEL_ARCH.ARCEE)
 LINEAR = (gguf.MODEL_ARCH.QWEN3NEXT, gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
+#: Whose norms are stored with 1 added.
+GEMMA = (
+    gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3, gguf.MODEL_ARCH.NEMOTRON,
+)  # fmt: skip
 #: name -> (family, overrides) of models that llama.cpp's programs and keys can say: Gemma's scores are scaled by a
 #: head's width, and windows of all layers but each so many-th, as few as a tiny model has.
 CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -75,6 +87,17 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
     "glm4": ("glm4", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
+    "gemma": ("gemma", {}),
+    "seed-oss": ("seed_oss", {}),
+    "exaone4": ("exaone4", {}),
+    "exaone4-full": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 2}),
+    "ernie4-5": ("ernie4_5", {}),
+    "arcee": ("arcee", {}),
+    "nemotron": ("nemotron", {}),
+    "stablelm": ("stablelm", {}),
+    "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
+    "cohere": ("cohere", {}),
+    "cohere2": ("cohere2", {"num_hidden_layers": 4, "layer_types": None}),
     "mixtral": ("mixtral", {}),
     "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": []}),
     "qwen2-moe": ("qwen2_moe", {"norm_topk_prob": False, "mlp_only_layers": []}),
@@ -197,8 +220,8 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     if family not in ("phi3", "granite") and "kv_lora_rank" not in config:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if "norm_epsilon" in config:
-        writer.add_layer_norm_eps(config["norm_epsilon"])
+    if found := [key for key in ("norm_epsilon", "norm_eps", "layer_norm_eps") if key in config]:
+        writer.add_layer_norm_eps(config[found[0]])
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -234,11 +257,16 @@ def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) ->
 def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """What the converter's class of the family writes."""
     family = config["model_type"]
-    if family in ("mistral", "gemma2", "gemma3_text", "olmo3") and config["sliding_window"]:
+    windowed = ("mistral", "gemma2", "gemma3_text", "olmo3", "exaone4", "cohere2")
+    if family in windowed and config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
     if family == "phi3":
         writer.add_sliding_window(config["sliding_window"] or 0)
-    if family == "olmo3":
+    if "logit_scale" in config:
+        writer.add_logit_scale(config["logit_scale"])
+    if "use_parallel_residual" in config:
+        writer.add_parallel_residual(config["use_parallel_residual"])
+    if family in ("olmo3", "exaone4"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])

@@ -9,7 +9,7 @@ from lockstep.engine.checkpoint.mxfp4 import BLOCKS
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import operation_of
-from lockstep.engine.graph.checkpoint_names import FUSED
+from lockstep.engine.graph.checkpoint_names import EXPERT_STACKS, FUSED
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
 
@@ -146,13 +146,17 @@ def _experts_of(model: ModelConfig, packed: bool) -> Iterator[tuple[str, Place]]
             yield from _interleaved(e, (gate.format(e), up.format(e), down.format(e)), has, hidden, packed)
         return
     both, single = (has.count, 2 * width, hidden), (has.count, hidden, width)
+    stacks = EXPERT_STACKS.get(model.family, ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
     for e in range(has.count):
-        yield f"{gate.format(e)}.weight", Place("mlp.experts.gate_up_proj", Span(0, width), both, e)
-        yield f"{up.format(e)}.weight", Place("mlp.experts.gate_up_proj", Span(width, 2 * width), both, e)
-        yield f"{down.format(e)}.weight", Place("mlp.experts.down_proj", Span(0, hidden), single, e)
+        yield f"{gate.format(e)}.weight", Place(stacks[0], Span(0, width), both, e)
+        yield f"{up.format(e)}.weight", Place(stacks[0], Span(width, 2 * width), both, e)
+        yield f"{down.format(e)}.weight", Place(stacks[1], Span(0, hidden), single, e)
     if router != "mlp.gate":
         yield f"{router}.weight", Place("mlp.gate.weight", Span(0, has.count), (has.count, hidden))
-    if has.correction and not (name := shards.correction_name(model)).startswith("mlp."):
+    if model.family == "ernie4_5_moe":  # one row, as of several groups
+        tensor = f"mlp.moe_statics.{shards.CORRECTION}"
+        yield shards.correction_name(model), Place(tensor, Span(0, has.count), (1, has.count), 0)
+    elif has.correction and not (name := shards.correction_name(model)).startswith("mlp."):
         yield name, Place(f"mlp.{shards.CORRECTION}", Span(0, has.count), (has.count,))
 
 

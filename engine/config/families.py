@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, Literal, get_args
 
 from lockstep.engine.config.experts import ExpertsConfig, expert_count, sparse_layers
+from lockstep.engine.config.family_names import FurtherFamily
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import LatentConfig, latent_of
 from lockstep.engine.config.layer_shapes import layer_inputs
@@ -43,12 +44,14 @@ Family = Literal[
     "qwen3_5_text",
     "qwen3_5_moe_text",
     "gemma4_text",
+    FurtherFamily,
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
-#: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm.
-NormForm = Literal["rms", "wide", "plus_one", "layer"]
-#: The activation of the MLP's gate; GELU exact, or by a tanh.
-Activation = Literal["silu", "gelu", "gelu_tanh"]
+#: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm,
+#: that with 1 added to the weight, and that without a bias.
+NormForm = Literal["rms", "wide", "plus_one", "layer", "layer_plus_one", "centred"]
+#: The activation of the MLP's gate; GELU exact, or by a tanh; the square of ReLU.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,9 +64,9 @@ class ClampedSwiGLU:
 
 #: What is made of gate and up: an activation of the gate times up, or that.
 Gating = Activation | ClampedSwiGLU
-#: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those of that
-#: type.
-Windows = Literal["none", "all", "all_switched", "switched", "typed"]
+#: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those from
+#: one on, those of that type.
+Windows = Literal["none", "all", "all_switched", "switched", "late", "typed"]
 
 #: Fields of `ModelConfig` that differ from their defaults.
 Own = Mapping[str, Any]
@@ -227,7 +230,7 @@ def _glm4_moe(fields: Fields) -> Own:
     return {
         "qkv_bias": fields.flag("attention_bias", False),
         "qk_norm": fields.flag("use_qk_norm", False),
-        "experts": _corrected_experts(fields, _after_dense(fields, 1), 8, 1408, (1, 1), 1.0),
+        "experts": _corrected_experts(fields, after_dense(fields, 1), 8, 1408, (1, 1), 1.0),
     }
 
 
@@ -257,17 +260,14 @@ def _deepseek_v3(fields: Fields) -> Own:
     """Latent attention, experts in groups (arXiv:2412.19437)."""
     return {
         **_latent(fields),
-        "experts": _corrected_experts(fields, _after_dense(fields, 3), 8, 2048, (8, 4), 2.5),
+        "experts": _corrected_experts(fields, after_dense(fields, 3), 8, 2048, (8, 4), 2.5),
         "neighbours": fields.flag("rope_interleave", True),
     }
 
 
 def _glm4_moe_lite(fields: Fields) -> Own:
     """DeepSeek-V3's attention in GLM-4.7-Flash."""
-    count, types = fields.size("num_hidden_layers"), fields.words("mlp_layer_types")
-    if types is not None and (len(types) != count or set(types) - {"dense", "sparse"}):
-        raise fields.error("mlp_layer_types", f"expected {count} words, dense or sparse")
-    layers = tuple(i > 0 for i in range(count)) if types is None else tuple(one == "sparse" for one in types)
+    layers = sparse_types(fields, tuple(i > 0 for i in range(fields.size("num_hidden_layers"))))
     return {
         **_latent(fields),
         "experts": _corrected_experts(fields, layers, 4, 1536, (1, 1), 1.8),
@@ -287,7 +287,7 @@ def _deepseek_v2(fields: Fields) -> Own:
         expert_count(fields, ("n_routed_experts", "num_experts")),
         fields.size("num_experts_per_tok"),
         width,
-        _after_dense(fields, 0),
+        after_dense(fields, 0),
         renormalised=False,  # `norm_topk_prob` is not read
         groups=fields.size("n_group") if grouped else 1,
         top_groups=fields.size("topk_group") if grouped else 1,
@@ -307,7 +307,15 @@ def _latent(fields: Fields) -> Own:
     return {"o_bias": fields.flag("attention_bias", False)}
 
 
-def _after_dense(fields: Fields, dense: int) -> tuple[bool, ...]:
+def sparse_types(fields: Fields, assumed: tuple[bool, ...]) -> tuple[bool, ...]:
+    """The layers that `mlp_layer_types` calls sparse; without it those that are assumed."""
+    count, types = len(assumed), fields.words("mlp_layer_types")
+    if types is not None and (len(types) != count or set(types) - {"dense", "sparse"}):
+        raise fields.error("mlp_layer_types", f"expected {count} words, dense or sparse")
+    return assumed if types is None else tuple(one == "sparse" for one in types)
+
+
+def after_dense(fields: Fields, dense: int) -> tuple[bool, ...]:
     """The first `first_k_dense_replace` layers have no experts."""
     dense = fields.size("first_k_dense_replace", dense, least=0)
     return tuple(i >= dense for i in range(fields.size("num_hidden_layers")))
@@ -357,8 +365,7 @@ def _qwen3_5(fields: Fields) -> Own:
     (arXiv:2505.06708)."""
     if fields.flag("attention_bias", False):
         raise fields.error("attention_bias", "biases beside a gate of attention are not supported")
-    own = {"norm": "plus_one", "qk_norm": True, "output_gate": True}
-    return {**own, "linear": linear_attention(fields)}
+    return {"norm": "plus_one", "qk_norm": True, "output_gate": True, "linear": linear_attention(fields)}
 
 
 def _qwen3_5_moe(fields: Fields) -> Own:
@@ -369,10 +376,8 @@ def _qwen3_5_moe(fields: Fields) -> Own:
 def _qwen3_next(fields: Fields) -> Own:
     """The same with experts in most layers."""
     renormalised = fields.flag("norm_topk_prob", True)
-    return {
-        **_qwen3_5(fields),
-        "experts": _gated_shared(fields, sparse_layers(fields), 10, 512, renormalised),
-    }
+    experts = _gated_shared(fields, sparse_layers(fields), 10, 512, renormalised)
+    return {**_qwen3_5(fields), "experts": experts}
 
 
 def _gated_shared(
@@ -400,9 +405,10 @@ class FamilyRules:
     must be stated; `activation`: its key and value; `full_every`: so many layers, the last of which sees everything;
     `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
-    rotate; `latent`: how keys and values are made from latents; `rope`: the rotary parameters; `linear`: layers may
-    have linear attention; `intermediate`: the MLP's width, None where it must be stated; `shaped`: layers differ in
-    size by their type, and the last one sees everything."""
+    rotate; `unrotated_full`: layers that see everything do not rotate where a window is in use; `ntk_alpha`:
+    `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
+    `rope`: the rotary parameters; `linear`: layers may have linear attention; `intermediate`: the MLP's width, None
+    where it must be stated; `shaped`: layers differ in size by their type, and the last one sees everything."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -419,6 +425,8 @@ class FamilyRules:
     local_theta: tuple[str, float] | None = None
     partial_rotary: float | None = None
     unrotated_every: int | None = None
+    unrotated_full: bool = False
+    ntk_alpha: bool = False
     latent: Callable[[Fields], LatentConfig] | None = None
     rope: Mapping[str, Any] | None = None
     linear: bool = False

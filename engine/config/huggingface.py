@@ -16,7 +16,12 @@ from lockstep.engine.text import printable
 
 FULL, SLIDING = "full_attention", "sliding_attention"
 
-ACTIVATIONS: Mapping[str, Activation] = {"silu": "silu", "gelu": "gelu", "gelu_pytorch_tanh": "gelu_tanh"}
+ACTIVATIONS: Mapping[str, Activation] = {
+    "silu": "silu",
+    "gelu": "gelu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
 
 
 def refuse_unsupported(fields: Fields) -> None:
@@ -63,7 +68,7 @@ def head_dim(fields: Fields, rules: FamilyRules, hidden: int, heads: int) -> int
     """Features per head: explicit, or what the family assumes."""
     if "head_dim" in fields:
         size = fields.size("head_dim")
-    elif rules.head_dim is not None:
+    elif rules.head_dim is not None and "head_dim" not in fields.data:  # null: what the width leaves to each
         size = rules.head_dim
     elif hidden % heads:
         raise fields.error(
@@ -80,7 +85,7 @@ def windows(fields: Fields, rules: FamilyRules, types: Sequence[str]) -> tuple[i
     """Each layer's sliding window in tokens, None where it sees everything."""
     if rules.windows == "none" and "sliding_window" in fields:
         raise fields.error("sliding_window", f"{fields.word('model_type')} has none")
-    window = _window(fields, rules)
+    window = window_of(fields, rules)
     if window is None and SLIDING in types:
         raise ConfigError(f"{fields.where}: layer_types names {SLIDING}, but no sliding window is in use")
     return tuple(window if kind == SLIDING else None for kind in types)
@@ -88,7 +93,7 @@ def windows(fields: Fields, rules: FamilyRules, types: Sequence[str]) -> tuple[i
 
 def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str]:
     """Of each layer whether it sees everything or has a window."""
-    types, window = _stated_types(fields, rules, layers), _window(fields, rules)
+    types, window = _stated_types(fields, rules, layers), window_of(fields, rules)
     if rules.shaped:
         every = rules.full_every or 1
         stated = types or [FULL if (i + 1) % every == 0 else SLIDING for i in range(layers)]
@@ -103,8 +108,8 @@ def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str
         return uniform
     if types is not None:
         return types
-    if rules.windows == "switched" and rules.unrotated_every is None:
-        first = fields.size("max_window_layers", 28, least=0)
+    if rules.windows in ("switched", "late") and rules.unrotated_every is None:
+        first = fields.size("max_window_layers", 28 if rules.windows == "switched" else 62, least=0)
         return [SLIDING if window and i >= first else FULL for i in range(layers)]
     if rules.windows == "typed":
         every = fields.size("sliding_window_pattern", rules.full_every or 1)
@@ -128,8 +133,9 @@ def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] 
     return types
 
 
-def _window(fields: Fields, rules: FamilyRules) -> int | None:
-    """An explicit null switches the window off; an absent key means the config classes' default."""
+def window_of(fields: Fields, rules: FamilyRules) -> int | None:
+    """The window of those layers that have one. An explicit null switches it off; an absent key means the config
+    classes' default."""
     off = rules.windows in ("switched", "all_switched") and not fields.flag("use_sliding_window", False)
     stated = "sliding_window" in fields
     if (

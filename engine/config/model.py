@@ -12,7 +12,6 @@ from lockstep.engine.config import huggingface
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import (
     FAMILIES,
-    RULES,
     Activation,
     ClampedSwiGLU,
     Family,
@@ -20,6 +19,7 @@ from lockstep.engine.config.families import (
     NormForm,
 )
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.further_families import RULES
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
 from lockstep.engine.config.layer_shapes import LayerInputs, LayerShape, layer_shapes
@@ -75,6 +75,8 @@ class ModelConfig:
     post_norms: bool = False  # of what attention and MLP give, before it is added to the stream
     qk_norm: bool = False
     qk_norm_whole: bool = False  # over all heads at once
+    rotated_qk_norm: bool = False  # of each head, behind the rotation
+    parallel: bool = False  # the MLP reads what attention does, beside it
     activation: Activation = "silu"
     gated: bool = True  # the MLP: activation(gate) * up, else activation(up)
     latent: LatentConfig | None = None  # keys and values of all heads from one latent
@@ -129,7 +131,17 @@ class ModelConfig:
     @property
     def norm_bias(self) -> bool:
         """Whether the norms of the stream have biases."""
-        return self.norm == "layer"
+        return self.norm in ("layer", "layer_plus_one")
+
+    @property
+    def centring(self) -> bool:
+        """Whether the norms of the stream take the mean off."""
+        return self.norm == "centred" or self.norm_bias
+
+    @property
+    def norms_add_one(self) -> bool:
+        """Whether norms multiply by 1 + weight."""
+        return self.norm in ("plus_one", "layer_plus_one")
 
     @property
     def gating(self) -> Gating:

@@ -15,6 +15,7 @@ from typing import Literal, NamedTuple
 
 from lockstep.engine.config.families import FamilyRules
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.huggingface import SLIDING, window_of
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
@@ -68,13 +69,16 @@ def ropes_from_hf(
 ) -> tuple[Rope, *tuple[Rope | None, ...]]:
     """The rotation of a Hugging Face config, of `dim` channels; where layer types have their own, those of each layer
     behind it. ConfigError for a kind that Lockstep does not rotate by."""
-    if rules.unrotated_every is not None:
+    if rules.unrotated_every is not None or rules.unrotated_full:
         rope = _rope(config, _parameters(config), rules.theta, max_position, dim)
-        rotated = _rotated(config, len(types), rules.unrotated_every)
+        rotated = _rotated(config, rules, types)
         return (rope,) if all(rotated) else (rope, *(rope if one else None for one in rotated))
     if rules.local_theta is None:
         assumed = Fields(rules.rope or {}, config.where)
-        return (_rope(config, _parameters(config, assumed), rules.theta, max_position, dim),)
+        parameters = _parameters(config, assumed)
+        if rules.ntk_alpha and "alpha" in parameters and _kind(parameters) == "dynamic":
+            return (_stretched_once(config, parameters, rules.theta, dim),)
+        return (_rope(config, parameters, rules.theta, max_position, dim),)
     stated, scaling = config.object("rope_parameters"), config.object("rope_scaling")
     kinds = ("full_attention", "sliding_attention")
     assumed_full = {"full_attention": dict(rules.rope or {})}
@@ -100,8 +104,11 @@ def ropes_from_hf(
     return (ropes[0],) if len(set(ropes)) == 1 else (by_type["full_attention"], *ropes)
 
 
-def _rotated(config: Fields, layers: int, every: int) -> list[bool]:
+def _rotated(config: Fields, rules: FamilyRules, types: Sequence[str]) -> list[bool]:
     """Which layers rotate: `no_rope_layers` has, whatever its name says, 1 for those that do."""
+    if rules.unrotated_full:
+        return [kind == SLIDING or window_of(config, rules) is None for kind in types]
+    layers, every = len(types), rules.unrotated_every or 1
     stated, key = config.data.get("no_rope_layers"), "no_rope_layers"
     if stated is None:
         every = config.size("no_rope_layer_interval", every)
@@ -156,6 +163,16 @@ def _rope(config: Fields, fields: Fields, default: float, max_position: int, dim
         raise fields.error(nested[0], "rotary parameters of single layer types are not supported")
     theta = fields.number("rope_theta", config.number("rope_theta", default, above=0.0), above=0.0)
     return Rope(theta, _scaling(config, fields, max_position, dim))
+
+
+def _stretched_once(config: Fields, fields: Fields, default: float, dim: int) -> Rope:
+    """Hunyuan's: whatever the sequence's length, the base times alpha ^ (dim / (dim - 2))."""
+    theta = fields.number("rope_theta", config.number("rope_theta", default, above=0.0), above=0.0)
+    return Rope(theta * fields.number("alpha", above=0.0) ** (dim / max(dim - 2, 1)), RopeScaling())
+
+
+def _kind(fields: Fields) -> str:
+    return fields.word("rope_type" if "rope_type" in fields else "type", "default")
 
 
 def _scaling(config: Fields, fields: Fields, max_position: int, head_dim: int) -> RopeScaling:

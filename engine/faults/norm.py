@@ -38,7 +38,7 @@ def weight_without_one(x: Tensor, weight: Tensor, eps: float, form: NormForm) ->
 
 
 def _rms(model: ModelConfig, tp: int) -> str | None:
-    return "the model's norms are LayerNorm" if model.norm_bias else None
+    return "the model's norms are LayerNorm" if model.centring else None
 
 
 def _plus_one(model: ModelConfig, tp: int) -> str | None:

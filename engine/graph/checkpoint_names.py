@@ -30,7 +30,24 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "deepseek_v2": _SHARED_EXPERTS,
     "deepseek_v3": _SHARED_EXPERTS,
     "glm4_moe_lite": _SHARED_EXPERTS,
+    "exaone4": _BEHIND,
+    "flex_olmo": _BEHIND,
+    "solar_open": _SHARED_EXPERTS,
+    "hyperclovax": {"post_attn_norm": "post_norm1", "post_mlp_norm": "post_norm2"},
+    "vaultgemma": {"mlp_norm": _GEMMA["mlp_norm"]},
+    "granitemoe": {"mlp.router": "block_sparse_moe.router.layer"},
+    "ernie4_5_moe": _SHARED_EXPERTS,
+    "hunyuan_v1_moe": {
+        "mlp.router": "mlp.gate.wg",
+        **{f"mlp.shared.{one}": f"mlp.shared_mlp.{one}_proj" for one in ("gate", "up", "down")},
+    },
+    "dots1": _SHARED_EXPERTS,
+    "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+}
+#: Stacks of the experts' gates and ups, and of their downs, where transformers writes them by other names.
+EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
+    "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
@@ -64,12 +81,14 @@ GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
     "qwen3_next": {**_MLP_NORM, "attn.in_proj_b": "ssm_ba", "attn.in_proj_a": "ssm_ba"},
     "qwen3_5_text": _MLP_NORM,
     "qwen3_5_moe_text": _MLP_NORM,
+    "seed_oss": _MLP_NORM,
 }
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "phi3": {**_QKV, **_GATE_UP},
     "glm4": _GATE_UP,
     "qwen3_next": _MIXED,  # of its GGUF files; in safetensors they lie head by head, beside z
+    "glm": _GATE_UP,
     "qwen3_5_text": _MIXED,
     "qwen3_5_moe_text": _MIXED,
 }

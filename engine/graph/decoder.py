@@ -77,6 +77,8 @@ _SOFTMAX_ATTENTION = (
     ),
     Operation("attn.q_rope", "rope", {"x": "attn.q_norm"}, "heads", "heads"),
     Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=_NO_KV),
+    _norm("attn.q_rope_norm", "attn.q_rope", "self_attn.query_layernorm", "", "heads", "rotated_qk_norm"),
+    _norm("attn.k_rope_norm", "attn.k_rope", "self_attn.key_layernorm", "", "kv_heads", "rotated_qk_norm"),
     Operation("attn.k_cache", "cache", {"written": "attn.k_rope"}, "kv_heads", "cache", unless=("latent",)),
     Operation("attn.v_cache", "cache", {"written": "attn.v_norm"}, "kv_heads", "cache", unless=("latent",)),
     *EXPANSION,
@@ -99,7 +101,13 @@ _ATTENTION = (
     Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}),
 )
 _MLP = (
-    _norm("mlp_norm", "attn_residual", "post_attention_layernorm", "ffn_norm", unless=("bare_inputs",)),
+    _norm(
+        "mlp_norm",
+        "attn_residual",
+        "post_attention_layernorm",
+        "ffn_norm",
+        unless=("bare_inputs", "parallel"),
+    ),
     _linear(
         "mlp.gate",
         "mlp_norm",
@@ -135,7 +143,13 @@ _INSTEAD: Mapping[str, str] = {
     "attn.o_proj": "attn.out_proj",
 }
 #: What reads the first reads the second where that is there.
-_THROUGH: Mapping[str, str] = {"attn.context": "attn.gated"}
+_THROUGH: Mapping[str, str] = {
+    "attn.context": "attn.gated",
+    "attn.q_rope": "attn.q_rope_norm",
+    "attn.k_rope": "attn.k_rope_norm",
+}
+#: What reads the first reads the second where the blocks stand side by side.
+_BESIDE: Mapping[str, str] = {"mlp_norm": "attn_norm"}
 #: Parts of which an operation's first input takes its place where they are not there.
 _PASSED: Collection[Part] = ("qk_norm", "partial", "post_norm", "value_norm")
 #: The taps of the two blocks that add to the stream.
@@ -189,6 +203,8 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "shared_kv": model.kv_from is not None,
         "layer_inputs": model.layer_inputs is not None,
         "layer_scalar": model.layer_scalar,
+        "rotated_qk_norm": model.rotated_qk_norm,
+        "parallel": model.parallel,
     }
     return frozenset(part for part, there in has.items() if there)
 
@@ -206,6 +222,7 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
         there["attn.v_proj"] = replace(there["attn.v_proj"], module=there["attn.k_proj"].module)
     if "layer_inputs" in parts:
         there[LAYER_OUTPUT] = replace(there[LAYER_OUTPUT], inputs=LAST_SUM)
+    through = {**_THROUGH, **(_BESIDE if "parallel" in parts else {})}
     return tuple(
         replace(
             one,
@@ -213,7 +230,7 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
             inputs={
                 role: next(
                     name
-                    for name in (_THROUGH.get(tap, ""), *instead_of(tap))
+                    for name in (through.get(tap, ""), *instead_of(tap))
                     if (name in there and name != one.tap) or name == STREAM or name in OUTSIDE
                 )
                 for role, tap in one.inputs.items()

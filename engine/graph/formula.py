@@ -151,6 +151,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "silu": silu,
     "gelu": gelu,
     "gelu_tanh": gelu_tanh,
+    "relu2": lambda x: np.square(np.maximum(x, 0.0)),
     "swish": swish,
     "clamped_above": np.minimum,
     "clamped_within": clamped_within,
@@ -203,7 +204,8 @@ NORMALISED = _of("divide", _X, _of("root", _of("add", _of("mean", _of("square", 
 #: LayerNorm (arXiv:1607.06450): the mean is taken off first.
 CENTRED = _of("subtract", _X, _of("mean", _X))
 _DEVIATION = _of("root", _of("add", _of("mean", _of("square", CENTRED)), Node("eps")))
-LAYER_NORM = _of("add", _of("multiply", _of("divide", CENTRED, _DEVIATION), _WEIGHT), _BIAS)
+CENTRED_NORM = _of("multiply", _of("divide", CENTRED, _DEVIATION), _WEIGHT)
+LAYER_NORM = _of("add", CENTRED_NORM, _BIAS)
 #: The same by the mean over all ranks' channels.
 NORMALISED_WHOLE = _of(
     "divide", _X, _of("root", _of("add", _of("mean", _of("square", Node("whole"))), Node("eps")))
@@ -306,12 +308,12 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
     usual = FORMULAS[operation.kind]
     match operation.kind:
         case "norm":
-            if model.norm == "layer":
-                return LAYER_NORM
+            weight = _of("add", Node("1"), _WEIGHT) if model.norms_add_one else _WEIGHT
+            if model.centring:
+                return substitute(LAYER_NORM if model.norm_bias else CENTRED_NORM, {"weight": weight})
             if operation.width in ("latent", "query_latent"):
                 return _latent_norm(operation)
             whole = operation.sharded and model.qk_norm_whole
-            weight = _of("add", Node("1"), _WEIGHT) if model.norm == "plus_one" else _WEIGHT
             return _of("multiply", NORMALISED_WHOLE if whole else NORMALISED, weight)
         case "rope":
             rotated = rotation_of(model)

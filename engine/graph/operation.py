@@ -52,8 +52,8 @@ Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias",
 #: What only some models or engines have.
 Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
-    "query_latent", "output_gate", "linear_attn", "value_norm", "keys_as_values", "shared_kv",
-    "layer_inputs", "layer_scalar",
+    "query_latent", "output_gate", "linear_attn", "rotated_qk_norm", "parallel", "value_norm", "keys_as_values",
+    "shared_kv", "layer_inputs", "layer_scalar",
 ]  # fmt: skip
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.

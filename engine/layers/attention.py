@@ -102,6 +102,7 @@ class Attention:
     """One layer's attention over this rank's heads."""
 
     sinks: Tensor | None = None  # [heads], of models that have them
+    rotated_norm: QKNorm | None = None  # behind the rotation
 
     def __init__(
         self,
@@ -113,8 +114,9 @@ class Attention:
         sinks: Tensor | None,
         page_size: int,
         gate: MergedColumnParallelLinear | None = None,
+        rotated_norm: QKNorm | None = None,
     ) -> None:
-        self.qkv, self.qk_norm = qkv, qk_norm
+        self.qkv, self.qk_norm, self.rotated_norm = qkv, qk_norm, rotated_norm
         self._take(layer, model, o_proj, page_size, gate)
         self.sinks = sinks
 
@@ -137,7 +139,7 @@ class Attention:
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
-        parts = (self.qkv, self.o_proj, self.gate, self.qk_norm)
+        parts = (self.qkv, self.o_proj, self.gate, self.qk_norm, self.rotated_norm)
         params = {name: x for part in parts if part is not None for name, x in part.parameters().items()}
         sinks = {} if self.sinks is None else {f"model.layers.{self.layer}.{shards.SINKS}": self.sinks}
         return params | sinks
@@ -169,6 +171,8 @@ class Attention:
         self.qkv.bind(wiring)
         if self.qk_norm is not None:
             self.qk_norm.bind(wiring)
+        if self.rotated_norm is not None:
+            self.rotated_norm.bind(wiring)
         names = ("q_proj", "k_proj", "v_proj")
         self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
 
@@ -245,7 +249,7 @@ class Attention:
             self.tap_q_rope(q)
         if self.tap_k_rope:
             self.tap_k_rope(k)
-        return q, k
+        return (q, k) if self.rotated_norm is None else self.rotated_norm(q, k)
 
     def _read(self, index: int, rows: Tensor, pool: KVPool) -> tuple[Tensor, Tensor]:
         """One sequence's keys and values [K, kv_heads, D] of those rows of the cache."""

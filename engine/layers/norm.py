@@ -63,8 +63,19 @@ class LayerNorm(Norm):
         self.rule = partial(wiring.rules.layer_norm, self.bias)
 
 
+class CentredNorm(Norm):
+    """LayerNorm without a bias."""
+
+    def bind(self, wiring: Wiring, tap: str) -> None:
+        """Take the seam in force, and the tap if it is on."""
+        super().bind(wiring, tap)
+        self.rule = partial(wiring.rules.layer_norm, None)
+
+
 def norm_of(model: ModelConfig) -> type[Norm]:
     """The kind of norms that a model has on its stream."""
+    if model.norm == "centred":
+        return CentredNorm
     return LayerNorm if model.norm_bias else Norm
 
 
@@ -76,8 +87,8 @@ def unnormed(x: Tensor) -> Tensor:
 class QKNorm:
     """Normalises each head of q and of k by itself: q [T, heads, D], k [T, kv_heads, D] -> the same."""
 
-    def __init__(self, q: Norm, k: Norm) -> None:
-        self.q, self.k = q, k
+    def __init__(self, q: Norm, k: Norm, *, taps: tuple[str, str] = ("attn.q_norm", "attn.k_norm")) -> None:
+        self.q, self.k, self.taps = q, k, taps
 
     def parameters(self) -> dict[str, Tensor]:
         """Checkpoint name -> the weight."""
@@ -85,8 +96,8 @@ class QKNorm:
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seam in force, and the taps that are on."""
-        self.q.bind(wiring, "attn.q_norm")
-        self.k.bind(wiring, "attn.k_norm")
+        for norm, tap in zip((self.q, self.k), self.taps, strict=True):
+            norm.bind(wiring, tap)
 
     def __call__(self, q: Tensor, k: Tensor) -> tuple[Tensor, Tensor]:
         return self.q(q), self.k(k)

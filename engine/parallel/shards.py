@@ -382,7 +382,11 @@ def _of_layer_inputs(model: ModelConfig) -> dict[str, tuple[int, ...]]:
 def held_in(name: str, model: ModelConfig, dtype: DType) -> DType:
     """The dtype that a parameter is held in by an engine of `dtype`."""
     wide = model.experts is not None and model.experts.wide
-    return "float32" if wide and name.endswith((f".{CORRECTION}", ".mlp.gate.weight")) else dtype
+    return (
+        "float32"
+        if wide and name.endswith((f".{CORRECTION}", ".mlp.gate.weight", ".gate.wg.weight"))
+        else dtype
+    )
 
 
 class ShardPlan(Protocol):

@@ -188,4 +188,6 @@ def activated(x: Tensor, activation: Activation) -> Tensor:
     """The activation alone."""
     if activation == "silu":
         return F.silu(x)
+    if activation == "relu2":
+        return F.relu(x).square()
     return F.gelu(x, approximate="tanh" if activation == "gelu_tanh" else "none")

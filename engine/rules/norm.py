@@ -27,11 +27,14 @@ def scaled(x: Tensor, weight: Tensor, form: NormForm, dtype: torch.dtype) -> Ten
     return (x * effective(weight.float(), form)).to(dtype)
 
 
-def layer_norm(bias: Tensor, x: Tensor, weight: Tensor, eps: float, form: NormForm = "layer") -> Tensor:
-    """(x - mean(x)) / deviation(x) * weight + bias over the last dimension (Ba et al. 2016, arXiv:1607.06450)."""
-    return F.layer_norm(x, x.shape[-1:], weight, bias, eps)
+def layer_norm(
+    bias: Tensor | None, x: Tensor, weight: Tensor, eps: float, form: NormForm = "layer"
+) -> Tensor:
+    """(x - mean(x)) / deviation(x) * weight + bias, if there is one, over the last dimension (Ba et al. 2016,
+    arXiv:1607.06450)."""
+    return F.layer_norm(x, x.shape[-1:], effective(weight, form), bias, eps)
 
 
 def effective(weight: Tensor, form: NormForm) -> Tensor:
     """What is multiplied by a norm's weight as the checkpoint has it."""
-    return 1 + weight if form == "plus_one" else weight
+    return 1 + weight if form in ("plus_one", "layer_plus_one") else weight

@@ -46,7 +46,7 @@ class Rules:
     embedding: Callable[[Tensor, ModelConfig], Tensor] = defaults.looked_up
     positions: Callable[[int, int], range] = defaults.next_positions
     norm: Callable[[Tensor, Tensor, float, NormForm], Tensor] = rms_norm
-    layer_norm: Callable[[Tensor, Tensor, Tensor, float, NormForm], Tensor] = layer_norm
+    layer_norm: Callable[[Tensor | None, Tensor, Tensor, float, NormForm], Tensor] = layer_norm
     sum_squares: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     qkv_sizes: Callable[[Tensor, tuple[int, ...], ModelConfig, int], tuple[Tensor, ...]] = (
         defaults.split_packed

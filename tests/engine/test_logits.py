@@ -14,7 +14,7 @@ import torch
 from transformers import DynamicCache
 
 from lockstep.workbench.references.loading import CACHE
-from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint, tiny_model
+from tests.checkpoints import ALIKE, ALIKE_WITH_EXPERTS, EVERY_VARIANT, tiny_checkpoint, tiny_model
 from tests.engine.harness import Engine, Pass, reference_logits
 
 STEPS = {1: 33, 2: 16, 4: 16}  # the prefill and the decode steps by TP, from 13 tokens on
@@ -39,9 +39,14 @@ def reference(name: str, ids: list[int], steps: int) -> tuple[torch.Tensor, list
 
 
 @pytest.mark.parametrize(
-    ("tp", "steps"), [*list(STEPS.items())[:2], pytest.param(2, 33, marks=pytest.mark.slow)]
+    ("name", "tp", "steps"),
+    [
+        pytest.param(name, tp, steps, marks=[pytest.mark.slow] * (tp not in quick or steps != STEPS[tp]))
+        for name in EVERY_VARIANT
+        for tp, steps in (*list(STEPS.items())[:2], (2, 33))
+        for quick in [(2,) if name in (*ALIKE, *ALIKE_WITH_EXPERTS) else (1, 2)]
+    ],
 )
-@pytest.mark.parametrize("name", EVERY_VARIANT)
 def test_logits_match_transformers(
     name: str, tp: int, steps: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
 ) -> None:

@@ -79,6 +79,8 @@ def _operands(module: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[st
     new, q, k, v = query.shape[2], *(x[0].transpose(0, 1) for x in (query, key, value))
     if getattr(module, "is_kv_shared_layer", False):  # another layer's keys and values
         return {"q_rope": q, "k_cache": k, "v_cache": v}
+    if hasattr(module, "query_layernorm"):  # behind the rotation
+        return {"k_cache": k, "v_cache": v}
     if not hasattr(module, "kv_lora_rank"):
         return {"q_rope": q, "k_rope": k[-new:], "k_cache": k, "v_cache": v}
     if getattr(module.config, "rope_interleave", False):

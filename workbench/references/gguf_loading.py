@@ -160,6 +160,36 @@ def _starcoder2(file: WholeReader) -> Told:
     return {"use_bias": "blk.0.attn_q.bias" in {one.name for one in file.tensors}}
 
 
+def _exaone4(file: WholeReader) -> Told:
+    window = file.value("attention.sliding_window") or None
+    types = _layer_types(file, 4) if window else ["full_attention"] * file.value("block_count")
+    return {"sliding_window": window, "layer_types": types}
+
+
+def _cohere(file: WholeReader) -> Told:
+    told = {"logit_scale": file.value("logit_scale"), **_layer_norm(file)}
+    if file.architecture == "command-r":
+        return told
+    window = file.value("attention.sliding_window")
+    return {**told, "sliding_window": window, "layer_types": _layer_types(file, 4)}
+
+
+def _layer_norm(file: WholeReader) -> Told:
+    """The epsilon under the names that families have for it."""
+    eps = file.value("attention.layer_norm_epsilon")
+    return {"layer_norm_eps": eps, "norm_eps": eps}
+
+
+def _stablelm(file: WholeReader) -> Told:
+    names = {one.name for one in file.tensors}
+    biased, parallel = "blk.0.attn_q.bias" in names, "blk.0.ffn_norm.weight" not in names
+    return {**_glm4(file), **_layer_norm(file), "use_qkv_bias": biased, "use_parallel_residual": parallel}
+
+
+def _seed_oss(file: WholeReader) -> Told:
+    return {"attention_out_bias": "blk.0.attn_output.bias" in {one.name for one in file.tensors}}
+
+
 @dataclass(frozen=True, slots=True)
 class _Architecture:
     """How files of an architecture become a transformers model. `own`: what of its config `_KEYS` do not say."""
@@ -181,6 +211,17 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "smollm3": _Architecture("smollm3", processor=LlamaTensorProcessor),
     "glm4": _Architecture("glm4", _glm4),
     "starcoder2": _Architecture("starcoder2", _starcoder2),
+    "gemma": _Architecture("gemma", processor=Gemma2TensorProcessor),
+    "seed_oss": _Architecture("seed_oss", _seed_oss),
+    "exaone4": _Architecture("exaone4", _exaone4),
+    "ernie4_5": _Architecture("ernie4_5", _starcoder2),
+    "arcee": _Architecture("arcee", processor=LlamaTensorProcessor),
+    "nemotron": _Architecture(
+        "nemotron", lambda file: {**_glm4(file), **_layer_norm(file)}, Gemma2TensorProcessor
+    ),
+    "stablelm": _Architecture("stablelm", _stablelm),
+    "command-r": _Architecture("cohere", _cohere),
+    "cohere2": _Architecture("cohere2", _cohere),
     "qwen3moe": _Architecture("qwen3_moe", gguf_experts.qwen3_moe),
     "qwen2moe": _Architecture("qwen2_moe", gguf_experts.qwen2_moe),
     "olmoe": _Architecture("olmoe", lambda file: {"norm_topk_prob": False}),

@@ -4,7 +4,7 @@
 | --- | --- |
 | `embed`, `logits` | what goes into the first layer, what the model gives |
 | `attn_norm` … `k_norm`, `o_proj`, `gate`, `up`, `down`, `final_norm` | outputs of the modules of that name |
-| `attn_residual` | what goes into the module that reads it |
+| `attn_residual` | what goes into the module that reads it, else the sum made again |
 | `q_rope` … `context` | the attention interface (`attention.py`) |
 | `gate`, `in_proj_*` | the columns of theirs in what a stacked module gives |
 | `gated`, `act` | what goes into `o_proj`, `down_proj` |
@@ -25,7 +25,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from lockstep.engine.checkpoint.stacks import Place, stored_in
-from lockstep.engine.config import ModelConfig
+from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import (
     LAYER,
     LAYER_OUTPUT,
@@ -50,7 +50,16 @@ ABSENT = {
 }
 
 #: Operations that no module gives: they are what goes into the next one.
-_BEFORE = ("residual", "activation", "cache", "gate")
+_BEFORE = ("residual", "activation", "cache", "gate", "rope")
+
+#: Families whose norms of heads are given [heads, T, D] by transformers, not [T, heads, D].
+_HEADS_FIRST: Collection[Family] = (
+    "gemma3_text",
+    "exaone4",
+    "exaone_moe",
+    "hunyuan_v1_dense",
+    "hunyuan_v1_moe",
+)
 
 See = Callable[[str, Seen], None]
 Shaped = Callable[[Tensor], Tensor]
@@ -110,8 +119,13 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         for i, layer in enumerate(decoder.layers):
             own = model_config(model).of_layer(i)
             _tap_layer(layer, f"layers.{i}", own, after, before)
+            if own.parallel:
+                _tap_sum(layer, f"layers.{i}.attn_residual", see, stack)
             if own.experts is not None:
-                _tap_experts(layer.mlp, f"layers.{i}.mlp", see, stack)
+                mixture = layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+                if not own.pre_norms:
+                    before(mixture, f"layers.{i}.attn_residual")
+                _tap_experts(mixture, f"layers.{i}.mlp", see, stack)
 
         def on_attention(layer: int, seen: Mapping[str, Seen]) -> None:
             for name, tensor in seen.items():
@@ -150,7 +164,8 @@ def _tap_layer(
         )
         for read in _multiplied(operation, model):
             if read in LAYER and LAYER[read].kind in _BEFORE and read not in seen:
-                before(module, f"{name}.{read}", _by_position if LAYER[read].form == "cache" else _same)
+                by_heads = LAYER[read].form in ("cache", "heads")
+                before(module, f"{name}.{read}", _by_position if by_heads else _same)
                 seen.add(read)
     after(layer, f"{name}.{LAYER_OUTPUT}", _same)
 
@@ -176,6 +191,20 @@ def _tap_layer_inputs(
             see(f"layers.{i}.layer_input", args[1][0])
 
         stack.callback(layer.register_forward_pre_hook(given).remove)
+
+
+def _tap_sum(layer: Any, tap: str, see: See, stack: ExitStack) -> None:
+    """The stream with attention's term, where the MLP's is added in the same line of the layer."""
+    stream: list[Tensor] = []
+
+    def on_stream(_module: nn.Module, args: tuple[Tensor, ...]) -> None:
+        stream[:] = args[:1]
+
+    def on_attention(_module: nn.Module, _args: Any, output: Tensor) -> None:
+        see(tap, _unbatched(stream.pop() + output))
+
+    stack.callback(layer.register_forward_pre_hook(on_stream).remove)
+    stack.callback(layer.self_attn.o_proj.register_forward_hook(on_attention).remove)
 
 
 def _tap_experts(mlp: Any, name: str, see: See, stack: ExitStack) -> None:
@@ -206,7 +235,7 @@ def _unbatched(x: Tensor) -> Tensor:
 
 
 def _by_position(x: Tensor) -> Tensor:
-    """What is cached, [heads, K, D], as [K, heads, D]."""
+    """What is cached or rotated, [heads, K, D], as [K, heads, D]."""
     return x.transpose(0, 1)
 
 
@@ -223,8 +252,8 @@ def _shaped(operation: Operation, model: ModelConfig, place: Place | None) -> Sh
         return lambda x: x[0]  # it makes keys and values of one head, [1, K, …]
     if operation.kind == "gated_norm":
         return lambda x: x.reshape(-1, size_of(operation.width, model))  # it norms [T * heads, D]
-    if operation.form == "heads" and model.family == "gemma3_text":
-        return lambda x: x.transpose(0, 1)  # it norms [heads, T, D]
+    if operation.form == "heads" and model.family in _HEADS_FIRST:
+        return lambda x: x.transpose(0, 1)
     if operation.form == "heads":
         return lambda x: x.reshape(len(x), -1, model.head_dim)
     return _same

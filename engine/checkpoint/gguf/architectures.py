@@ -124,6 +124,49 @@ def _starcoder2(fields: Fields, of: StatedSizes) -> Own:
     return {"norm": "layer", "gated": False, "activation": "gelu_tanh"}
 
 
+def _gemma1(fields: Fields, of: StatedSizes) -> Own:
+    return {"norm": "plus_one", "activation": "gelu_tanh", "embedding_multiplier": of.hidden**0.5}
+
+
+def _exaone4(fields: Fields, of: StatedSizes) -> Own:
+    """Where there are windows, layers without one do not rotate."""
+    own = windows(fields, of.layers, fields.size(WINDOW, 0, least=0), 4)
+    norms = {"pre_norms": False, "post_norms": True, "qk_norm": True}
+    return {**norms, "windows": own, "layer_ropes": _rotated_by_windows(of, own) if any(own) else ()}
+
+
+def _ernie4_5(fields: Fields, of: StatedSizes) -> Own:
+    return {"neighbours": True}
+
+
+def _arcee(fields: Fields, of: StatedSizes) -> Own:
+    return {"gated": False, "activation": "relu2"}
+
+
+def _nemotron(fields: Fields, of: StatedSizes) -> Own:
+    return {"norm": "layer_plus_one", "gated": False, "activation": "relu2"}
+
+
+def _stablelm(fields: Fields, of: StatedSizes) -> Own:
+    """Side by side where the MLP has no norm, whatever the key says."""
+    return {"norm": "layer", "parallel": "blk.0.ffn_norm.weight" not in of.tensors}
+
+
+def _cohere(fields: Fields, of: StatedSizes) -> Own:
+    scale = fields.number("logit_scale", above=0.0)
+    return {"norm": "centred", "parallel": True, "neighbours": True, "logit_divisor": 1 / scale}
+
+
+def _cohere2(fields: Fields, of: StatedSizes) -> Own:
+    own = windows(fields, of.layers, fields.size(WINDOW), 4)
+    return {**_cohere(fields, of), "windows": own, "layer_ropes": _rotated_by_windows(of, own)}
+
+
+def _rotated_by_windows(of: StatedSizes, own: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
+    """Only layers with a window rotate."""
+    return tuple(None if window is None else of.rope for window in own) if None in own else ()
+
+
 def _ropes(of: StatedSizes, own: tuple[int | None, ...], local: Rope) -> tuple[Rope, ...]:
     """Of each layer, `local` where it has a window; none where all are the same."""
     ropes = tuple(of.rope if window is None else local for window in own)
@@ -158,6 +201,17 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "smollm3": Architecture("smollm3", _smollm3),
     "glm4": Architecture("glm4", _glm4, partial=True),
     "starcoder2": Architecture("starcoder2", _starcoder2, eps_key="attention.layer_norm_epsilon"),
+    "gemma": Architecture("gemma", _gemma1),
+    "seed_oss": Architecture("seed_oss", lambda fields, of: {}),
+    "exaone4": Architecture("exaone4", _exaone4, (PATTERN,)),
+    "ernie4_5": Architecture("ernie4_5", _ernie4_5),
+    "arcee": Architecture("arcee", _arcee),
+    "nemotron": Architecture("nemotron", _nemotron, eps_key="attention.layer_norm_epsilon", partial=True),
+    "stablelm": Architecture(
+        "stablelm", _stablelm, ("use_parallel_residual",), "attention.layer_norm_epsilon", partial=True
+    ),
+    "command-r": Architecture("cohere", _cohere, ("logit_scale",), "attention.layer_norm_epsilon"),
+    "cohere2": Architecture("cohere2", _cohere2, ("logit_scale", PATTERN), "attention.layer_norm_epsilon"),
     "qwen3moe": Architecture("qwen3_moe", qwen3_moe, EXPERT_KEYS),
     "qwen2moe": Architecture("qwen2_moe", qwen2_moe, EXPERT_KEYS),
     "olmoe": Architecture("olmoe", olmoe, EXPERT_KEYS),

@@ -93,7 +93,7 @@ class NameRule:
 
 
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
-PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3"})
+PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "arcee"})
 #: Families in whose GGUF files the heads of values of linear attention are in another order.
 TILED: frozenset[Family] = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 
@@ -161,11 +161,7 @@ def as_hugging_face(name: str, model: ModelConfig, values: Array) -> Array:
     """The values of the parameter from those that a GGUF file has: of norms that multiply by 1 + weight it holds the
     sum, of the decay of linear attention what the gate is multiplied by, -exp(A_log)."""
     found: Array = values
-    if (
-        model.norm == "plus_one"
-        and name.endswith("norm.weight")
-        and not name.endswith("linear_attn.norm.weight")
-    ):
+    if model.norms_add_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         found = values - 1.0
     if name.endswith(DECAY["A_log"]):
         import numpy as np

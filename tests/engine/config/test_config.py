@@ -41,7 +41,7 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     )
 
 
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh"}
+_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 _USUAL = {
     field.name: field.default
     for field in dataclasses.fields(ModelConfig)
@@ -63,18 +63,27 @@ def _gemma(config: Any) -> dict[str, Any]:
     }
 
 
+def _granite(config: Any) -> dict[str, Any]:
+    return {
+        "score_scale": config.attention_multiplier,
+        "embedding_multiplier": config.embedding_multiplier,
+        "residual_multiplier": config.residual_multiplier,
+        "logit_divisor": config.logits_scaling,
+    }
+
+
+def _side_by_side(config: Any) -> dict[str, Any]:
+    return {"norm": "centred", "parallel": True, "neighbours": True, "logit_divisor": 1 / config.logit_scale}
+
+
 #: What a family's models have that most have not, by its config in transformers.
 _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "olmo2": lambda config: _OLMO,
     "olmo3": lambda config: _OLMO,
     "gemma2": _gemma,
     "gemma3_text": _gemma,
-    "granite": lambda config: {
-        "score_scale": config.attention_multiplier,
-        "embedding_multiplier": config.embedding_multiplier,
-        "residual_multiplier": config.residual_multiplier,
-        "logit_divisor": config.logits_scaling,
-    },
+    "granite": _granite,
+    "granitemoe": _granite,
     "glm4": lambda config: {"post_norms": True, "neighbours": True},
     "starcoder2": lambda config: {"norm": "layer", "gated": False},
     "olmoe": lambda config: {"qk_norm_whole": True},
@@ -87,6 +96,28 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
         "sinks": True,
         "clamp": {"limit": config.swiglu_limit, "slope": config.swiglu_alpha},
     },
+    "gemma": lambda config: {"norm": "plus_one", "embedding_multiplier": config.hidden_size**0.5},
+    "exaone4": lambda config: {"pre_norms": False, "post_norms": True},
+    "ernie4_5": lambda config: {"neighbours": True},
+    "glm": lambda config: {"neighbours": True},
+    "helium": lambda config: {"norm": "wide", "neighbours": True},
+    "hunyuan_v1_dense": lambda config: {"rotated_qk_norm": True},
+    "hunyuan_v1_moe": lambda config: {"rotated_qk_norm": True},
+    "cohere": _side_by_side,
+    "cohere2": _side_by_side,
+    "arcee": lambda config: {"gated": False},
+    "nemotron": lambda config: {"norm": "layer_plus_one", "gated": False},
+    "stablelm": lambda config: {"norm": "layer", "parallel": config.use_parallel_residual},
+    "vaultgemma": lambda config: {**_gemma(config), "post_norms": False},
+    "ernie4_5_moe": lambda config: {"neighbours": True},
+    "jais2": lambda config: {"norm": "layer", "gated": False},
+    "hyperclovax": lambda config: {
+        **_granite(config),
+        "post_norms": True,
+        "logit_divisor": 1 / config.logits_scaling,
+    },
+    "flex_olmo": lambda config: _OLMO,
+    "youtu": lambda config: {"neighbours": config.rope_interleave},
 }
 
 
@@ -146,28 +177,38 @@ _OWN |= {"gemma4_text": _gemma4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 
 
+#: How many experts every token goes to.
+_SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
+
+
 def _experts(config: Any) -> dict[str, Any] | None:
     """Those of a layer, as the models of transformers take them from their config."""
     if not hasattr(config, "num_experts_per_tok"):
         return None
     dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
     kind = config.model_type
-    sigmoid = kind in ("glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2")
-    first = getattr(config, "first_k_dense_replace", 1 if kind == "glm4_moe_lite" else 0)
+    sigmoid = kind in (
+        "glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2", "dots1", "exaone_moe", "solar_open",
+    )  # fmt: skip
+    dense_first = 1 if kind in ("glm4_moe_lite", "ernie4_5_moe") else 0
+    first = 0 if kind == "solar_open" else getattr(config, "first_k_dense_replace", dense_first)
     grouped = getattr(config, "topk_method", "") != "greedy"
     width = getattr(config, "moe_intermediate_size", None) or config.intermediate_size
     shared = getattr(
-        config, "shared_expert_intermediate_size", width * getattr(config, "n_shared_experts", 0)
+        config,
+        "shared_expert_intermediate_size",
+        width
+        * next((getattr(config, key) for key in _SHARED if hasattr(config, key)), kind == "hunyuan_v1_moe"),
     )
     layers = range(config.num_hidden_layers)
     return {
         "count": getattr(config, "num_local_experts", None) or config.num_experts,
-        "top_k": config.num_experts_per_tok,
+        "top_k": top_k[0] if isinstance(top_k := config.num_experts_per_tok, list) else top_k,
         "width": width,
         "layers": tuple(i >= first and i not in dense and (i + 1) % every == 0 for i in layers),
         "scores": "sigmoid" if sigmoid else "softmax",
         "renormalised": getattr(config, "norm_topk_prob", True),
-        "correction": sigmoid,
+        "correction": sigmoid or kind == "ernie4_5_moe",
         "groups": getattr(config, "n_group", 1) if grouped else 1,
         "top_groups": getattr(config, "topk_group", 1) if grouped else 1,
         "group_best": 1 if kind == "deepseek_v2" else 2,
@@ -175,8 +216,9 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "shared_width": shared,
         "shared_gated": kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"),
         "biased": kind == "gpt_oss",
-        "wide": (sigmoid and kind != "minimax_m2") or kind == "deepseek_v2",
-        "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral"),
+        "wide": (sigmoid and kind != "minimax_m2")
+        or kind in ("deepseek_v2", "ernie4_5_moe", "hunyuan_v1_moe"),
+        "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral", "hunyuan_v1_moe"),
     }
 
 
@@ -197,8 +239,12 @@ def _latent(config: Any) -> dict[str, Any] | None:
 
 _QK_NORM = (
     "qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "qwen3_next",
-    "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text",
+    "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "exaone4", "dots1", "exaone_moe", "flex_olmo",
 )  # fmt: skip
+#: In the order in which a family's own key hides the one that the tests write of all.
+_EPS = ("norm_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
+#: Whose o has no bias, or by a key of its own.
+_NO_O_BIAS = ("qwen2", "qwen2_moe", "glm4", "glm4_moe", "glm", "helium", "stablelm", "solar_open")
 
 
 def _rope(config: Any) -> dict[str, Any]:
@@ -207,8 +253,16 @@ def _rope(config: Any) -> dict[str, Any]:
     return rope.get("full_attention", rope)
 
 
+def _theta(config: Any, dim: int) -> float:
+    """The base; with Hunyuan's alpha stretched once and for all."""
+    rope = _rope(config)
+    stretched = rope.get("alpha", 1.0) ** (dim / (dim - 2))
+    return float(rope["rope_theta"] * stretched)
+
+
 def _biased(config: Any) -> bool:
-    return getattr(config, "attention_bias", getattr(config, "use_bias", False))
+    found = (getattr(config, key, None) for key in ("attention_bias", "use_bias", "use_qkv_bias"))
+    return next((one for one in found if one is not None), False)
 
 
 def _agree(ours: ModelConfig, theirs: Any) -> None:
@@ -229,8 +283,8 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "head_dim": head_dim,
         "vocab_size": theirs.vocab_size,
         "max_position": theirs.max_position_embeddings,
-        "rms_eps": getattr(theirs, "rms_norm_eps", None) or theirs.norm_epsilon,
-        "rope_theta": _rope(theirs)["rope_theta"],
+        "rms_eps": next(getattr(theirs, key) for key in _EPS if hasattr(theirs, key)),
+        "rope_theta": pytest.approx(_theta(theirs, head_dim)),
         "rope_scaling": None,
         "layer_ropes": told["layer_ropes"],
         "rotary": told["rotary"] if latent is None else latent["rope_dim"],
@@ -238,7 +292,7 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "latent": latent,
         "activation": _ACTIVATIONS[getattr(theirs, "hidden_activation", None) or theirs.hidden_act],
         "qkv_bias": ours.family in ("qwen2", "qwen2_moe") or (latent is None and _biased(theirs)),
-        "o_bias": ours.family not in ("qwen2", "qwen2_moe", "glm4", "glm4_moe") and _biased(theirs),
+        "o_bias": ours.family not in _NO_O_BIAS and getattr(theirs, "attention_out_bias", _biased(theirs)),
         "mlp_bias": getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False)),
         "qk_norm": ours.family in _QK_NORM,
         "experts": _experts(theirs),
@@ -250,6 +304,7 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         **_sizes_of_layers(theirs),
     }
     rope, kind = _rope(theirs), _rope(theirs)["rope_type"]
+    kind = "default" if "alpha" in rope else kind
     assert ours.rope_scaling.kind == ("none" if kind == "default" else kind)
     if kind not in ("default", "proportional"):
         assert ours.rope_scaling.factor == rope["factor"]
@@ -381,7 +436,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": "linear"}, r"rope_scaling is 'linear': expected a JSON object"),
     (
         {"rope_scaling": {"type": "su", "factor": 2.0}},
-        r"'su': not .*default, linear, dynamic, llama3, yarn and longrope",
+        r"'su': not .*default, linear, dynamic, llama3, yarn, longrope and proportional",
     ),
     ({"rope_scaling": {"type": "dynamic"}}, r"rope_scaling: factor is missing"),
     (
@@ -411,6 +466,22 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ),
     ({"model_type": "qwen2", "layer_types": ["mamba"] * 3}, r"layer_types names 'mamba'"),
     ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, r"no sliding window is in use"),
+    ({"model_type": "cohere", "use_qk_norm": True}, r"use_qk_norm is True: .*each head's own"),
+    (
+        {"model_type": "cohere2", "sliding_window": None, "layer_types": ["full_attention"] * 3},
+        r"sliding_window is None: cohere2 without a window",
+    ),
+    ({"model_type": "ministral"}, r"layer_types is None: which layers have a window must be stated"),
+    ({"model_type": "internlm3", "qkv_bias": True}, r"qkv_bias is True: differs from bias"),
+    ({"model_type": "hyperclovax", "use_post_norm": False}, r"use_post_norm is False: without norms behind"),
+    ({"model_type": "stablelm", "qk_layernorm": True}, r"qk_layernorm is True: .*each head's own"),
+    ({"model_type": "ernie4_5_moe", "use_bias": True}, r"use_bias is True: a shared expert with biases"),
+    ({"model_type": "hunyuan_v1_moe", "moe_topk": [1, 2, 1]}, r"moe_topk is \[1, 2, 1\]: layers that differ"),
+    (
+        {"model_type": "exaone4", "sliding_window_pattern": "LLLG"},
+        r"sliding_window_pattern is 'LLLG': expected a whole number",
+    ),
+    ({"model_type": "apertus", "hidden_act": "xielu"}, r"model_type is 'apertus': .*another activation"),
     ({"hidden_act": "\x1b[31mred"}, r"hidden_act is '\\x1b\[31mred'"),
 ]
 

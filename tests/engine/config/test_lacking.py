@@ -20,7 +20,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "olmo": ("norms without weights",),
     "nemotron_h": ("a recurrent state",),
     "llama4": (_MOE, "attention in chunks"),
-    "granitemoe": (_MOE,),
+    "phimoe": (_MOE,),
     "jamba": (_MOE, "a recurrent state"),
     "mamba2": ("a recurrent state",),
     "rwkv": ("a recurrent state",),

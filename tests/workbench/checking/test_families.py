@@ -23,14 +23,14 @@ from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
-from tests.checkpoints import tiny_variant
+from tests.checkpoints import ALIKE, ALIKE_WITH_EXPERTS, tiny_variant
 
 #: Longer than every window, and a short one.
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 4]]
 STEPS = 3
 FAMILIES = (
     "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
-    "gemma4",
+    "gemma4", "cohere2", "hunyuan", "nemotron",
 )  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
@@ -60,6 +60,11 @@ PLANTED = {
     ("starcoder2", "load_bias=false"): "layers.0.attn.q_proj",
     ("olmo3", "layer_rope=same"): "layers.0.attn.q_rope",
     ("olmo3", "sum_squares=own"): "layers.0.attn.q_norm",
+    ("cohere2", "logits=raw"): "logits",
+    ("cohere2", "layer_rope=halves"): "layers.0.attn.q_rope",
+    ("cohere2", "layer_rope=same"): "layers.1.attn.q_rope",
+    ("hunyuan", "norm=unweighted"): "layers.0.attn_norm",
+    ("nemotron", "load_bias=false"): "layers.0.attn.q_proj",
 }
 
 
@@ -184,11 +189,17 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
         *(pytest.param(*ranks, "bfloat16", marks=pytest.mark.slow) for ranks in ((2, 1), (4, 2))),
     ],
 )
-@pytest.mark.parametrize("name", [*FAMILIES, *WITH_EXPERTS])
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(*FAMILIES, *WITH_EXPERTS),
+        *(pytest.param(name, marks=pytest.mark.slow) for name in (*ALIKE, *ALIKE_WITH_EXPERTS)),
+    ],
+)
 def test_a_faultless_engine_matches_and_every_operation_is_judged_right(
     name: str, tp: int, ep: int, dtype: str, tmp_path: Path
 ) -> None:
-    if ep > 1 and name not in WITH_EXPERTS:
+    if ep > 1 and name not in (*WITH_EXPERTS, *ALIKE_WITH_EXPERTS):
         pytest.skip("it has no experts")
     assert_right(tmp_path, name, tp, dtype, ep)
 

@@ -19,101 +19,19 @@ from torch import Tensor, nn
 from .lockstep_calls import CallInputs
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
 from .lockstep_limits import refuse_capture
-from .lockstep_linear import GATED, LINEAR, TAKE, functions_of, shown_call
+from .lockstep_linear import GATED, TAKE, functions_of, shown_call
+from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names
 
 if TYPE_CHECKING:
     from .lockstep_tap import Tape
 
-#: A map: module -> what to take of it -> the tap that this is. Outside the layers a module goes by its last name.
-#: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
-#: To take: "in", what goes in; "out", what comes out; "sum", the second of a pair; "q", "k", "v", cut by how much wider
-#: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
-#: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
-#: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
-#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_gemma4.
-Names = dict[str, dict[str, str]]
-_BOTH: Names = {
-    "embed_tokens": {"multiplied": "embed"},
-    ".self_attn.q_norm": {"out": ".attn.q_norm"},
-    ".self_attn.k_norm": {"out": ".attn.k_norm"},
-    ".mlp.gate": {"out": ".mlp.router"},
-    ".mlp.router": {"out": ".mlp.router"},
-    ".mlp": {"out": ".mlp.combine"},  # where it has experts
-    ".mlp.shared_expert_gate": {"out": ".mlp.shared_gate"},
-    ".post_self_attn_layernorm": {"out": ".post_attn_norm"},
-    ".post_mlp_layernorm": {"out": ".post_mlp_norm"},
-    "lm_head": {"out": "logits"},
-}
-TRANSFORMERS: Names = _BOTH | {
-    "lm_head": {"finished": "logits"},
-    "": {"out": ".mlp_residual"},
-    ".input_layernorm": {"out": ".attn_norm"},
-    ".self_attn": {"rotary q": ".attn.q_rope", "rotary k": ".attn.k_rope"},
-    ".self_attn.q_proj": {"out": ".attn.q_proj"},
-    ".self_attn.k_proj": {"out": ".attn.k_proj"},
-    ".self_attn.v_proj": {"out": ".attn.v_proj"},
-    ".self_attn.qkv_proj": {"q": ".attn.q_proj", "k": ".attn.k_proj", "v": ".attn.v_proj"},
-    ".self_attn.q_a_proj": {"out": ".attn.q_a_proj"},
-    ".self_attn.q_a_layernorm": {"out": ".attn.q_a_norm"},
-    ".self_attn.q_b_proj": {"out": ".attn.q_b_proj"},
-    ".self_attn.kv_a_proj_with_mqa": {"out": ".attn.kv_a_proj"},
-    ".self_attn.kv_a_layernorm": {"out": ".attn.kv_a_norm"},
-    ".self_attn.kv_b_proj": {},  # of all that is cached: no row of the pass
-    ".self_attn.o_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
-    ".post_attention_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
-    ".mlp.gate_proj": {"out": ".mlp.gate"},
-    ".mlp.up_proj": {"out": ".mlp.up"},
-    ".mlp.gate_up_proj": {"left": ".mlp.gate", "right": ".mlp.up"},
-    ".mlp.c_fc": {"out": ".mlp.up"},
-    ".mlp.c_proj": {"in": ".mlp.act", "out": ".mlp.down"},
-    ".mlp.act": {},
-    ".mlp.act_fn": {},
-    ".mlp.activation_fn": {},
-    ".mlp.down_proj": {"in": ".mlp.act", "out": ".mlp.down"},
-    ".mlp.experts": {"chosen": ".mlp.topk_ids", "weights": ".mlp.topk_weights"},
-    ".mlp.experts.act_fn": {},
-    "norm": {"out": "final_norm"},
-    "rotary_emb": {},
-    **LINEAR,
-}
-FUSED: Names = _BOTH | {
-    ".input_layernorm": {"sum": "<.mlp_residual", "out": ".attn_norm"},
-    ".self_attn.qkv_proj": {"q": ".attn.q_proj", "k": ".attn.k_proj", "v": ".attn.v_proj"},
-    ".self_attn.rotary_emb": {"out": ".attn.q_rope", "sum": ".attn.k_rope"},
-    ".self_attn.attn": {"out": ".attn.context"},
-    ".self_attn.o_proj": {"partial": ".attn.o_proj.partial", "out": ".attn.o_proj"},
-    ".post_attention_layernorm": {"sum": ".attn_residual", "out": ".mlp_norm"},
-    ".mlp.gate_up_proj": {"left": ".mlp.gate", "right": ".mlp.up"},
-    ".mlp.act_fn": {"out": ".mlp.act"},
-    ".mlp.down_proj": {"partial": ".mlp.down.partial", "out": ".mlp.down"},
-    ".mlp.experts": {
-        "routed": ".mlp.topk_ids",
-        "routed weights": ".mlp.topk_weights",
-        "expert sum": ".mlp.combine.partial",
-    },
-    "norm": {"sum": "<.mlp_residual", "out": "final_norm"},
-    "logits_processor": {"out": "logits"},
-}
-#: Where norms are over all heads: these may be gathered for it, or no norm be called but its formula, so that what is
-#: rotated is taken.
-_OVER_ALL_HEADS: Names = {
-    ".self_attn.q_norm": {},
-    ".self_attn.k_norm": {},
-    ".self_attn.rotary_emb": {"unrotated q": ".attn.q_norm", "unrotated k": ".attn.k_norm"}
-    | FUSED[".self_attn.rotary_emb"],
-}
-#: Where norms stand behind the blocks under names that mean other places elsewhere.
-_BEHIND: Names = {
-    ".post_attention_layernorm": {"out": ".post_attn_norm"},
-    ".post_feedforward_layernorm": {"out": ".post_mlp_norm"},
-}
-#: Two spellings of the expert that every token goes to, whose parts are those of an MLP.
-_SHARED = ("shared_expert", "shared_experts")
+#: Spellings of the expert that every token goes to, whose parts are those of an MLP.
+_SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 _OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "down_proj")}
 #: Mixtral's and MiniMax' name of the block, and that of others.
 _MIXTRAL = (".block_sparse_moe", ".mlp")
-_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "context", "gated", "gate", "up", "act")
-_KV = ("k_proj", "k_norm", "k_rope", "v_proj", "v_norm")
+_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "q_rope_norm", "context", "gated", "gate", "up", "act")
+_KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
     **GEMMA4_TAKE,
@@ -159,11 +77,15 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     places = {path: _place(path, prefix) for path in paths}
     mixtures = {layer for layer, local in places.values() if local == ".mlp.experts"}
     names = _fitting(names, {local for _, local in places.values()})
+    if tape.facts["config"].get("model_type") in HEADS_FIRST and "in" in names[".self_attn.o_proj"]:
+        names = names | TURNED
+    if tape.facts["config"].get("model_type") in IN_PART and "rotary q" in names.get(".self_attn", {}):
+        names = names | {".self_attn": {}}
     if ".self_attn.rotary_emb" in names and any(
         local == ".self_attn.q_norm" and _is_over_all_heads(paths, path)
         for path, (_, local) in places.items()
     ):
-        names = names | _OVER_ALL_HEADS
+        names = names | OVER_ALL_HEADS
     layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
@@ -214,15 +136,16 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     if ".post_feedforward_layernorm" not in parts:
         return names
     before = names[".post_attention_layernorm"]
-    found = names | _BEHIND
+    found = names | BEHIND
     if ".pre_feedforward_layernorm" in parts:
         found |= {".pre_feedforward_layernorm": before}
         if "in" in before and ".self_attn.q_norm" in parts:  # transformers' Gemma-3 norms [B, heads, T, D]
-            found |= {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}
+            found |= TURNED
         if "in" in before:
             found |= gemma4_names(parts)
     elif "in" in before:
-        found[".mlp.gate_proj"] = names[".mlp.gate_proj"] | {"in": ".attn_residual"}
+        for path in (".mlp.gate_proj", ".mlp"):
+            found[path] = names[path] | {"in": ".attn_residual"}
     return found
 
 
@@ -275,7 +198,9 @@ def _multiplied(x: Any, owner: Any) -> Any:
 
 def _finished(logits: Any, config: Any) -> Any:
     """What transformers' model makes of its head's product."""
-    logits = logits / getattr(config, "logits_scaling", 1)
+    scaling = getattr(config, "logits_scaling", 1)
+    scaling = 1 / scaling if getattr(config, "model_type", "") == "hyperclovax" else scaling
+    logits = logits / scaling * getattr(config, "logit_scale", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return torch.tanh(logits / cap) * cap if cap else logits
 

@@ -6,7 +6,8 @@ import functools
 from typing import Any
 
 from . import lockstep_report
-from .lockstep_modules import FUSED, attach, follow
+from .lockstep_modules import attach, follow
+from .lockstep_names import FUSED
 from .lockstep_recorder import as_started, guarded, ids_alone, open_tape, weights_alone
 from .lockstep_tap import Tape
 from .lockstep_weights import keep_weights

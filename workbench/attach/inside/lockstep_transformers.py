@@ -10,7 +10,8 @@ import torch
 import torch.distributed as dist
 
 from . import lockstep_report
-from .lockstep_modules import TRANSFORMERS, attach, follow
+from .lockstep_modules import attach, follow
+from .lockstep_names import TRANSFORMERS
 from .lockstep_recorder import as_started, guarded, ids_alone, open_tape, weights_alone
 from .lockstep_weights import keep_weights
 

@@ -12,7 +12,8 @@ from types import TracebackType
 from typing import Any
 
 from . import lockstep_report
-from .lockstep_modules import FUSED, attach
+from .lockstep_modules import attach
+from .lockstep_names import FUSED
 from .lockstep_recorder import arguments_asked, as_started, guarded, open_tape, weights_alone
 from .lockstep_tap import Tape
 from .lockstep_vllm_cache import cache_accesses, unobserved

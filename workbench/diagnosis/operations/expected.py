@@ -150,10 +150,11 @@ def norm(o: Operands) -> Result:
     out = o.value("norm", x=x, weight=weight, bias=0.0 if (bias := o.bias()) is None else bias)
     if "whole" in o.inputs:
         out = heads_of(out, o.facts.model.head_dim)
-    if bias is not None:  # the mean, and what is left of x without it, are sums of float32
-        terms = np.abs(out - bias) + np.abs(bias)
+    if o.facts.model.centring:  # the mean, and what is left of x without it, are sums of float32
+        added = np.zeros(1) if bias is None else bias
+        terms = np.abs(out - added) + np.abs(added)
         largest, deviation = np.abs(x).max(-1, keepdims=True), np.maximum(x.std(-1, keepdims=True), 1e-30)
-        sums = o.facts.sum_unit * np.abs(weight) * largest / deviation
+        sums = o.facts.sum_unit * np.abs(o.facts.norm_weight(weight)) * largest / deviation
         return out, floor(o.facts, 2 * (o.facts.unit * terms + sums))
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
@@ -272,7 +273,11 @@ def activation(o: Operands) -> Result:
 
 def _of_tanh(facts: Facts, gate: Array, up: Array) -> Array | float:
     """GELU multiplies by a sum that comes near zero, each of whose terms is about 1."""
-    return 0.0 if facts.model.activation == "silu" else np.asarray(4 * facts.sum_unit * np.abs(gate * up))
+    return (
+        0.0
+        if facts.model.activation in ("silu", "relu2")
+        else np.asarray(4 * facts.sum_unit * np.abs(gate * up))
+    )
 
 
 ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {

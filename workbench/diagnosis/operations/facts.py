@@ -107,7 +107,7 @@ class Facts:
 
     def norm_weight(self, weight: Array) -> Array:
         """What is multiplied by a norm's weight as the checkpoint has it."""
-        return 1 + weight if self.model.norm == "plus_one" else weight
+        return 1 + weight if self.model.norms_add_one else weight
 
     @property
     def unit(self) -> float:

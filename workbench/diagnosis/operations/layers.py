@@ -47,7 +47,7 @@ def layer_output(facts: Facts, layer: int, stream: Array, rows: tuple[Row, ...])
 
 def normalise(facts: Facts, name: str, x: Array) -> Array | None:
     """RMSNorm by a weight of the checkpoint; None where that lacks, or the model has LayerNorm."""
-    weight = None if facts.model.norm_bias else facts.vector(name)
+    weight = None if facts.model.centring else facts.vector(name)
     return None if weight is None else normalised(x, facts.model.rms_eps) * facts.norm_weight(weight)
 
 

@@ -39,12 +39,16 @@ _NORMED_AGAIN = ("attn.q_norm", "attn.k_norm")
 _FUSED = {"softmax": "weights", "context": "attention"}
 
 
+def _declared(tap: str, facts: Facts) -> Operation:
+    """The operation of a layer at a tap, as the model has it."""
+    return (None if facts.model_free else operation_of(facts.model, tap)) or LAYER[tap]
+
+
 def _instead(tap: str, facts: Facts) -> tuple[str, ...]:
     """What goes into attention at a tap, and what that can be made from, nearest first: of a layer that reads another
     one's cache, what that one wrote."""
     layer, kind = layer_of(tap), local_name(tap)
-    own = None if facts.model_free or layer is not None else operation_of(facts.model, kind)
-    operation = own or LAYER[kind]
+    operation = _declared(kind, facts) if layer is None else LAYER[kind]
     if operation.kind not in _MADE_AGAIN and operation.part != "qk_norm":
         return (tap,)
     (read,) = operation.inputs.values()
@@ -74,8 +78,8 @@ def _fused(operation: Operation, facts: Facts) -> _Inputs:
     """The same with scores and probabilities left out: what went into them."""
     found: dict[str, tuple[str, ...]] = {}
     for role, tap in operation.inputs.items():
-        cells = LAYER[tap].form == "cells"
-        found |= _fused(LAYER[tap], facts) if cells else {role: _instead(tap, facts)}
+        before = _declared(tap, facts)
+        found |= _fused(before, facts) if before.form == "cells" else {role: _instead(tap, facts)}
     return found
 
 
@@ -182,7 +186,7 @@ def _inputs(
 
 def _source(operation: str, role: str, kind: str, names: Mapping[str, str], facts: Facts) -> OperationInput:
     turned = operation in ("scores", "weights", "attention") and role in ("q", "k")
-    unturned = kind.endswith(("_proj", "_norm")) and turned
+    unturned = kind.endswith(("_proj", "_norm")) and not kind.endswith("_rope_norm") and turned
     normalise = (
         facts.model.qk_norm
         and local_name(kind) in ("attn.q_proj", "attn.k_proj")

@@ -64,7 +64,7 @@ def test_a_twin_is_its_original(name: str, tmp_path: Path) -> None:
     for tensor in source.names():
         right = expected.read(tensor)
         # As the file rounds it.
-        if model.norm == "plus_one" and tensor.endswith("norm.weight") and "linear_attn" not in tensor:
+        if model.norms_add_one and tensor.endswith("norm.weight") and "linear_attn" not in tensor:
             right = (right + 1) - 1
         if tensor.endswith("A_log"):
             right = right.exp().double().log().float()

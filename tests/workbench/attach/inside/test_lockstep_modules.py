@@ -15,7 +15,8 @@ from torch.nn import functional as F
 from transformers import AttentionInterface
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
-from lockstep.workbench.attach.inside.lockstep_modules import FUSED, attach, follow
+from lockstep.workbench.attach.inside.lockstep_modules import attach, follow
+from lockstep.workbench.attach.inside.lockstep_names import FUSED
 from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from lockstep.workbench.references.hooks import tapped
@@ -122,6 +123,32 @@ def test_every_tap_of_experts_but_their_rows(family: str, tmp_path: Path) -> Non
     assert inside
     for tap in wanted.keys() - inside:
         np.testing.assert_array_equal(found[tap].reshape(wanted[tap].shape), wanted[tap], err_msg=tap)
+
+
+@pytest.mark.parametrize(
+    ("family", "unseen"),
+    [
+        ("exaone4", r"layers\.1\.attn\.[qk]_rope"),  # which does not rotate
+        ("hunyuan_v1_dense", ""),
+        ("cohere2", r"layers\.1\.attn\.[qk]_rope|.*\.attn_residual"),  # added in one line with the MLP's term
+        ("nemotron", r".*\.attn\.[qk]_rope"),  # rotates a part of each head by itself
+        ("granitemoe", r".*\.mlp\.experts\..*"),
+        ("ernie4_5_moe", r".*\.mlp\.experts\..*"),
+    ],
+)
+def test_every_tap_of_families_that_are_others_but_for_a_few_flags(
+    family: str, unseen: str, tmp_path: Path
+) -> None:
+    model = load_golden(tiny_checkpoint(tmp_path, family), "float32", "cpu")
+    seen: dict[str, np.ndarray] = {}
+    with torch.no_grad(), tapped(model, lambda tap, x: seen.update({tap: x.detach().clone().numpy()})):
+        model(torch.tensor([IDS]))
+    record(model, tmp_path / "dump")
+    found = taps(tmp_path / "dump")
+    hidden = re.compile(rf"{UNSEEN.pattern}|{unseen}")
+    assert found.keys() == {tap for tap in seen if not hidden.fullmatch(tap)}
+    for tap in found:
+        np.testing.assert_array_equal(found[tap].reshape(seen[tap].shape), seen[tap], err_msg=tap)
 
 
 def test_a_batch_names_a_request_a_row_and_its_padding(model: Any, tmp_path: Path) -> None:
