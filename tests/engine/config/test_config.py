@@ -266,6 +266,7 @@ def _biased(config: Any) -> bool:
 
 
 def _agree(ours: ModelConfig, theirs: Any) -> None:
+    theirs.allow_global_per_layer_attribute_access = True  # what layers have of their own follows below
     latent = _latent(theirs)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     head_dim = head_dim if latent is None else theirs.qk_head_dim
