@@ -34,10 +34,15 @@ def settle(model: ModelConfig, source: Source) -> ModelConfig:
         notes += (
             f"ignored {HEAD}: it is a copy of the embedding, to which config.json ties the head"
             if tied
-            else f"{HEAD} is not the embedding, though config.json says tie_word_embeddings: true: the head uses "
-            f"{HEAD}, as in transformers; correct config.json",
+            else f"{HEAD} is not the embedding, though config.json {_tied_by(model)}: the head uses {HEAD}, as in "
+            "transformers; correct config.json",
         )
     return replace(model, tie_embeddings=tied, notes=notes)
+
+
+def _tied_by(model: ModelConfig) -> str:
+    """Of a model that reads images some classes assume it."""
+    return "does not say tie_word_embeddings: false" if model.wrapper else "says tie_word_embeddings: true"
 
 
 def is_unread(name: str, model: ModelConfig) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 
@@ -135,3 +136,16 @@ def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
     model, source = open_checkpoint(path)
     verify(source, model)
     assert any(note.startswith("ignored mtp.fc.weight: a layer that predicts") for note in model.notes)
+
+
+def test_a_head_of_its_own_where_nothing_says_so(tmp_path: Path) -> None:
+    """As Mistral-Small-3.1 is published, whose class assumes that the head is the embedding."""
+    path = wrapped_checkpoint(tmp_path, "mistral3")
+    config = json.loads((path / "config.json").read_text())
+    for one in (config, config["text_config"]):
+        one.pop("tie_word_embeddings", None)
+    (path / "config.json").write_text(json.dumps(config))
+    model, source = open_checkpoint(path)
+    verify(source, model)
+    assert not model.tie_embeddings
+    assert any("config.json does not say tie_word_embeddings: false" in note for note in model.notes)

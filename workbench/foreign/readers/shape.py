@@ -8,6 +8,7 @@ from pathlib import Path
 
 import msgspec
 
+from lockstep.engine.config.wrappers import WRAPPERS
 from lockstep.sessions.meta import HUGGING_FACE, ModelMeta
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.files import read_json
@@ -53,6 +54,8 @@ def from_config(config: Mapping[str, object]) -> ModelMeta:
     """The fields of a Hugging Face config that have a place in `ModelMeta`."""
     text = config.get("text_config")
     fields = text if isinstance(text, dict) else config
+    if (wrapper := WRAPPERS.get(str(config.get("model_type")))) is not None:
+        fields = {**wrapper.assumed, **fields}
     found = {ours: fields[theirs] for theirs, ours in HUGGING_FACE.items() if fields.get(theirs) is not None}
     if isinstance(family := fields.get("model_type"), str):
         found["family"] = family
