@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 
@@ -86,7 +87,7 @@ def layer_sums(site: Site) -> Iterator[Variant]:
     weight = site.facts.vector(site.weights["weight"])
     if weight is None:
         return
-    given = {**numbers_of(site.facts.model), **site.inputs, "weight": weight}
+    given: dict[str, Any] = {**numbers_of(site.facts.model), **site.inputs, "weight": weight}
     formula = formula_at(site)
     for name, text, other in _SUMS:
         found = np.broadcast_to(evaluate(formula, given | other), site.expected.shape)
