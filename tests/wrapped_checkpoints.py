@@ -31,6 +31,8 @@ _MROPE: dict[str, Any] = {"rope_type": "default", "rope_theta": 1e6, "mrope_sect
 #: that of the tiny one, what reads images).
 WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {}, {**_VISION, "image_size": 16, "patch_size": 4}),
+    "gemma4": ("gemma4_text", {"pad_token_id": 0}, {
+        **_VISION, "num_key_value_heads": 2, "head_dim": 16, "patch_size": 4, "position_embedding_size": 16}),
     "qwen3_5": ("qwen3_5_text", {}, {**_QWEN_VISION, "num_position_embeddings": 16}),
     "qwen3_5_moe": ("qwen3_5_moe_text", {}, {**_QWEN_VISION, "num_position_embeddings": 16}),
     "mistral3": ("mistral", {"model_type": "mistral"}, {**_VISION, "image_size": 16, "patch_size": 4, "head_dim": 16}),

@@ -13,7 +13,8 @@ _HEAD = re.compile(r"language_model\.(?=lm_head\.)", re.ASCII)
 _DECODER = re.compile(r"(?:model\.language_model|language_model\.model|language_model)\.", re.ASCII)
 #: Parts that are no text model, whatever reads them.
 _OTHER_PARTS = re.compile(
-    r"(?:model\.)?(?:vision_\w+|visual|multi_modal_projector|mm_projector|patch_merger)\.", re.ASCII
+    r"(?:model\.)?(?:(?:embed_)?(?:vision|audio)\w*|visual|multi_modal_projector|mm_projector|patch_merger)\.",
+    re.ASCII,
 )
 
 

@@ -82,6 +82,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
         tied=True,
         assumed={"num_attention_heads": 8, "num_key_value_heads": 4, "vocab_size": 262_208},
     ),
+    "gemma4": Wrapper("gemma4_text", tied=True),
     "qwen3_5": Wrapper("qwen3_5_text"),
     "qwen3_5_moe": Wrapper("qwen3_5_moe_text"),
     "mistral3": Wrapper("mistral", tied=True),

@@ -61,6 +61,8 @@ class TextOnly(nn.Module):
         self.model, self.lm_head = whole.model.language_model, whole.lm_head
         self.config = self.model.config
         self.config.tie_word_embeddings = whole.config.tie_word_embeddings
+        #: The soft cap of logits, which of these models Gemma-4 alone applies.
+        self.cap = self.config.final_logit_softcapping if whole.config.model_type == "gemma4" else None
 
     @property
     def dtype(self) -> torch.dtype:
@@ -77,4 +79,7 @@ class TextOnly(nn.Module):
     def forward(self, input_ids: Tensor, *, logits_to_keep: int, **options: Any) -> SimpleNamespace:
         """`logits` [1, kept, vocab] of the last tokens of [1, T]; the model makes their positions."""
         rows = self.model(input_ids=input_ids, **options).last_hidden_state
-        return SimpleNamespace(logits=self.lm_head(rows[:, -logits_to_keep:]))
+        logits = self.lm_head(rows[:, -logits_to_keep:])
+        return SimpleNamespace(
+            logits=logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+        )

@@ -198,6 +198,10 @@ def _multiplied(x: Any, owner: Any) -> Any:
 
 def _finished(logits: Any, config: Any) -> Any:
     """What transformers' model makes of its head's product."""
+    if (
+        getattr(config, "model_type", "") == "gemma4"
+    ):  # whose text model's cap it applies, as Gemma-3 does not
+        config = config.get_text_config()
     scaling = getattr(config, "logits_scaling", 1)
     scaling = 1 / scaling if getattr(config, "model_type", "") == "hyperclovax" else scaling
     logits = logits / scaling * getattr(config, "logit_scale", 1)
