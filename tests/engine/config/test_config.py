@@ -212,6 +212,9 @@ def _biased(config: Any) -> bool:
 
 
 def _agree(ours: ModelConfig, theirs: Any) -> None:
+    theirs.allow_global_per_layer_attribute_access = (
+        True  # of Gemma-4, whose layers' sizes are compared beside them
+    )
     latent = _latent(theirs)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     head_dim = head_dim if latent is None else theirs.qk_head_dim
@@ -381,7 +384,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"rope_scaling": "linear"}, r"rope_scaling is 'linear': expected a JSON object"),
     (
         {"rope_scaling": {"type": "su", "factor": 2.0}},
-        r"'su': not .*default, linear, dynamic, llama3, yarn and longrope",
+        r"'su': not .*default, linear, dynamic, llama3, yarn, longrope and proportional",
     ),
     ({"rope_scaling": {"type": "dynamic"}}, r"rope_scaling: factor is missing"),
     (
