@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.engine.faults.fault import Fault
-from lockstep.engine.faults.needs import several_layers
+from lockstep.engine.faults.needs import all_of, same_sizes, several_layers
 
 
 def stuck_positions(cached: int, new: int) -> range:
@@ -91,7 +91,7 @@ FAULTS = (
         symptom="the first layer's cache holds what the last one wrote, the others' hold nothing; the prefill is right",
         source="dingodb/DingoCache#116",
         patch={"cache_layer": first_layers_cache},
-        needs=several_layers,
+        needs=all_of(several_layers, same_sizes),
     ),
     Fault(
         id="cache-first-row-lost",
@@ -118,6 +118,6 @@ FAULTS = (
         step=1,
         symptom="the first layer reads what the second has written; the prefill is right",
         patch={"cache_layer": cache_before},
-        needs=several_layers,
+        needs=all_of(several_layers, same_sizes),
     ),
 )

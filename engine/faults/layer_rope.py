@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.fault import Fault
-from lockstep.engine.faults.needs import all_of, own_kv
+from lockstep.engine.faults.needs import all_of, own_kv, same_sizes
 
 
 def same_everywhere(model: ModelConfig, layer: int) -> ModelConfig:
@@ -48,7 +48,7 @@ FAULTS = (
         first_tap="layers.*.attn.q_rope",
         symptom="layers of one type are right, q and k of the others are turned by other angles",
         patch={"layer_rope": same_everywhere},
-        needs=_by_layer,
+        needs=all_of(_by_layer, same_sizes),
     ),
     Fault(
         id="rope-whole-heads",

@@ -29,8 +29,15 @@ def layers_alike(model: ModelConfig, tp: int) -> str | None:
     """Every layer has what the others have."""
     if model.linear is not None:
         return "some layers have linear attention, others attention"
+    if (differing := same_sizes(model, tp)) is not None:
+        return differing
     mixed = model.experts is not None and not all(model.experts.layers)
     return "some layers have experts, others none" if mixed else None
+
+
+def same_sizes(model: ModelConfig, tp: int) -> str | None:
+    """The heads of all layers are as wide."""
+    return "the model's layers have heads of several sizes" if model.shapes else None
 
 
 def several_experts(model: ModelConfig, tp: int) -> str | None:
@@ -45,7 +52,9 @@ def latent(model: ModelConfig, tp: int) -> str | None:
 
 def own_kv(model: ModelConfig, tp: int) -> str | None:
     """Keys and values are made by products of their own, and cached."""
-    return None if model.latent is None else "the model makes keys and values from latents"
+    if model.latent is not None:
+        return "the model makes keys and values from latents"
+    return same_sizes(model, tp)
 
 
 def several_heads(model: ModelConfig, tp: int) -> str | None:

@@ -93,7 +93,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "weights": (likely,),
     "attention": (likely, merged_heads),
     "reduce": (product_maps, product_edits),
-    "residual": (layer_scalars, row_edits),
+    "residual": (row_edits,),
     "activation": (row_edits,),
     "head": (product_maps, product_edits, processed),
     "choice": (routing_edits,),
@@ -107,6 +107,9 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "layer_inputs": (layer_sums,),
     "layer_input": (layer_parts,),
 }
+
+#: Operation -> banks that are tried where the model's form of it is one that those above do not know.
+OF_OWN_FORM: Mapping[str, tuple[Bank, ...]] = {"residual": (layer_scalars,)}
 
 #: Banks that are always tried, whatever the operation.
 EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from lockstep.sessions.limits import LimitExceeded
-from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
+from lockstep.workbench.diagnosis.banks import EVERYWHERE, OF_OWN_FORM, stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
@@ -78,7 +78,7 @@ def _rounds(
     every = (
         stages(site.operation)
         if site.plain or _edited(site) or site.operation in _ANY_FORM
-        else (EVERYWHERE,)
+        else ((*OF_OWN_FORM.get(site.operation, ()), *EVERYWHERE),)
     )
     if edits and site.operation in (*EDITED, *PRODUCTS):
         known = [(layer, some) for some, layer in edits.items()]

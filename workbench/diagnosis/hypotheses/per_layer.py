@@ -120,6 +120,10 @@ def layer_scalars(site: Site) -> Iterator[Variant]:
     yield Variant("layer_scalar_twice", "residual", text, {}, site.expected * scalar)
     text = "the layer's scalar multiplies what is added alone, not the stream"
     yield Variant("layer_scalar_of_term", "residual", text, {}, x + y * scalar)
+    yield Variant("residual_term_missing", "residual", "nothing is added to the stream", {}, x * scalar)
+    yield Variant(
+        "residual_stream_missing", "residual", "what is added takes the place of the stream", {}, y * scalar
+    )
     for layer in range(site.facts.model.num_layers):
         other = site.facts.vector(name.replace(f".{site.layer}.", f".{layer}.", 1))
         if layer != site.layer and other is not None:
