@@ -129,8 +129,9 @@ def _gemma1(fields: Fields, of: StatedSizes) -> Own:
 
 
 def _exaone4(fields: Fields, of: StatedSizes) -> Own:
-    """Where there are windows, layers without one do not rotate."""
-    own = windows(fields, of.layers, fields.size(WINDOW, 0, least=0), 4)
+    """Where there are windows, layers without one do not rotate. llama.cpp knows the 32B model, which has them, by its
+    number of layers."""
+    own = windows(fields, of.layers, fields.size(WINDOW, 4096 if of.layers == 64 else 0, least=0), 4)
     norms = {"pre_norms": False, "post_norms": True, "qk_norm": True}
     return {**norms, "windows": own, "layer_ropes": _rotated_by_windows(of, own) if any(own) else ()}
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -87,7 +86,8 @@ def layer_sums(site: Site) -> Iterator[Variant]:
     weight = site.facts.vector(site.weights["weight"])
     if weight is None:
         return
-    given: dict[str, Any] = {**numbers_of(site.facts.model), **site.inputs, "weight": weight}
+    numbers = numbers_of(site.facts.model)
+    given = {**numbers, **site.inputs, "weight": weight}
     formula = formula_at(site)
     for name, text, other in _SUMS:
         found = np.broadcast_to(evaluate(formula, given | other), site.expected.shape)
@@ -95,15 +95,15 @@ def layer_sums(site: Site) -> Iterator[Variant]:
     with_one = evaluate(substitute(formula, {"weight": Node("1 + w")}), {**given, "1 + w": 1 + weight})
     text = "the norm of the product is multiplied by 1 + its weight"
     yield Variant("layer_inputs_norm_plus_one", "norm", text, {}, with_one)
-    whole = normalised(site.inputs["x"] * given["projection_scale"], site.facts.model.rms_eps)
+    whole = normalised(site.inputs["x"] * numbers["projection_scale"], site.facts.model.rms_eps)
     layers = whole.reshape(len(whole), -1, len(weight)) * weight
-    found = (layers.reshape(whole.shape) + site.inputs["embedded"]) * given["input_factor"]
+    found = (layers.reshape(whole.shape) + site.inputs["embedded"]) * numbers["input_factor"]
     yield Variant(
         "layer_inputs_norm_whole", "norm", "the product is normalised over all layers at once", {}, found
     )
-    scaled = site.inputs["x"] * given["projection_scale"]
+    scaled = site.inputs["x"] * numbers["projection_scale"]
     text = "the product is not normalised"
-    found = (scaled + site.inputs["embedded"]) * given["input_factor"]
+    found = (scaled + site.inputs["embedded"]) * numbers["input_factor"]
     yield Variant("layer_inputs_norm_missing", "norm", text, {}, found)
 
 
