@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -87,10 +87,10 @@ def layer_sums(site: Site) -> Iterator[Variant]:
     weight = site.facts.vector(site.weights["weight"])
     if weight is None:
         return
-    given: dict[str, Any] = {**numbers_of(site.facts.model), **site.inputs, "weight": weight}
+    given: Mapping[str, Any] = {**numbers_of(site.facts.model), **site.inputs, "weight": weight}
     formula = formula_at(site)
     for name, text, other in _SUMS:
-        found = np.broadcast_to(evaluate(formula, given | other), site.expected.shape)
+        found = np.broadcast_to(evaluate(formula, {**given, **other}), site.expected.shape)
         yield Variant(name, "input", text, {}, np.asarray(found))
     with_one = evaluate(substitute(formula, {"weight": Node("1 + w")}), {**given, "1 + w": 1 + weight})
     text = "the norm of the product is multiplied by 1 + its weight"
