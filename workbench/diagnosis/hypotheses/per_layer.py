@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import numpy as np
 
@@ -86,24 +87,23 @@ def layer_sums(site: Site) -> Iterator[Variant]:
     weight = site.facts.vector(site.weights["weight"])
     if weight is None:
         return
-    numbers = numbers_of(site.facts.model)
-    given = {**numbers, **site.inputs, "weight": weight}
+    given: Mapping[str, Any] = {**numbers_of(site.facts.model), **site.inputs, "weight": weight}
     formula = formula_at(site)
     for name, text, other in _SUMS:
-        found = np.broadcast_to(evaluate(formula, given | other), site.expected.shape)
+        found = np.broadcast_to(evaluate(formula, {**given, **other}), site.expected.shape)
         yield Variant(name, "input", text, {}, np.asarray(found))
     with_one = evaluate(substitute(formula, {"weight": Node("1 + w")}), {**given, "1 + w": 1 + weight})
     text = "the norm of the product is multiplied by 1 + its weight"
     yield Variant("layer_inputs_norm_plus_one", "norm", text, {}, with_one)
-    whole = normalised(site.inputs["x"] * numbers["projection_scale"], site.facts.model.rms_eps)
+    whole = normalised(site.inputs["x"] * given["projection_scale"], site.facts.model.rms_eps)
     layers = whole.reshape(len(whole), -1, len(weight)) * weight
-    found = (layers.reshape(whole.shape) + site.inputs["embedded"]) * numbers["input_factor"]
+    found = (layers.reshape(whole.shape) + site.inputs["embedded"]) * given["input_factor"]
     yield Variant(
         "layer_inputs_norm_whole", "norm", "the product is normalised over all layers at once", {}, found
     )
-    scaled = site.inputs["x"] * numbers["projection_scale"]
+    scaled = site.inputs["x"] * given["projection_scale"]
     text = "the product is not normalised"
-    found = (scaled + site.inputs["embedded"]) * numbers["input_factor"]
+    found = (scaled + site.inputs["embedded"]) * given["input_factor"]
     yield Variant("layer_inputs_norm_missing", "norm", text, {}, found)
 
 
