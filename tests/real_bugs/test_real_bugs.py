@@ -58,7 +58,7 @@ def test_half_of_them_is_set_aside_by_lot() -> None:
 
 @pytest.mark.parametrize("of_set", ["first", "fresh"])
 def test_no_kind_has_the_table_for_itself(of_set: str) -> None:
-    """At most a sixth each of RoPE and of windows; at least an eighth of caches and state, of precision, on two ranks."""
+    """At most a sixth of RoPE and of windows each; at least an eighth of caches, of precision and on two ranks."""
     rows = [one for one in bugs().values() if one.set == of_set]
     kinds = Counter(one.kind for one in rows)
     assert max(kinds["rope"], kinds["window"]) <= len(rows) / 6

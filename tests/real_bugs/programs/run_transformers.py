@@ -1,7 +1,8 @@
 """A program that uses transformers as anyone would: MODEL RANKS, greedy tokens to stdout. MODEL may be a GGUF file.
 
 Options of a row: `dtype`, `attention`, `experts`, of the model; `batch` for the workload's batches as they are, padded
-on the left, in place of one request after the other; `expert_parallel` for whole experts on each rank; `loop` for calls of the model itself; `generate` for others.
+on the left, in place of one request after the other; `expert_parallel` for whole experts on each rank; `loop` for calls
+of the model itself; `generate` for others.
 """
 
 from __future__ import annotations
