@@ -1,4 +1,5 @@
-"""What came of the rows: results.json, written by the runs alone, and readings.toml, written by hand."""
+"""What came of the rows: results.json, written by the runs alone, and readings.toml and
+first_look.toml, written by hand."""
 
 from __future__ import annotations
 
@@ -66,6 +67,6 @@ class Reading(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-def readings() -> dict[str, Reading]:
-    """By name of the bug."""
-    return msgspec.convert(tomllib.loads((HERE / "readings.toml").read_text()), dict[str, Reading])
+def readings(file: str = "readings.toml") -> dict[str, Reading]:
+    """By name of the bug: of the newest run of each, and in first_look.toml of what `Results.first` keeps."""
+    return msgspec.convert(tomllib.loads((HERE / file).read_text()), dict[str, Reading])
