@@ -39,9 +39,10 @@ rounding of the model's dtype, and a note that the run without it lacks names it
 
 """
 FRESH = """The rows above were read, and what they showed was mended, so that they say little of bugs that nobody has
-looked for. These were chosen, and the code before the fix written, in one go, before any of them was run; then each was
-run once, by the same command. That is this table, and it stays as it was measured (`first` in results.json,
-first_look.toml). What their later runs tell is in the last column and below.
+looked for. These were chosen, and the code before the fix written, in one go, before any of them was run; then each is
+run by the same command. This table is of the first runs, and stays as it was measured (`first` in results.json,
+first_look.toml); rows that were not run are named under "Not run yet". What later runs tell is in the last column and
+below.
 
 """
 FOOT = """
