@@ -1,12 +1,12 @@
 """Hypotheses about linear attention and gates: edits of their formulas, on every pass of a sequence.
 
 A formula may have met another `before` than it should: nothing, what another sequence has left, a convolution's rows
-moved by one.
+moved by one, what was kept in 16 bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,7 +27,9 @@ from lockstep.workbench.diagnosis.recording import Array
 #: Operations whose hypotheses are made here.
 STATEFUL = (*GATES, *RECURRENT)
 #: What a sequence may begin with instead of what it has, by name.
-_NOTHING, _OTHERS = "nothing", "state of sequence {}"
+_NOTHING, _OTHERS, _OTHER_ROWS = "nothing", "state of sequence {}", "the last rows of sequence {}"
+#: What a state, which should be float32 whatever the engine's dtype, may be kept in between passes.
+_KEPT_IN = ("bfloat16", "float16")
 #: What becomes of the rows that a convolution has kept.
 _ROWS = ("oldest_row_lost", "newest_row_lost")
 #: Leaves that are numbers, and other values that engines have.
@@ -98,12 +100,14 @@ def _candidates(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
         yield tuple(Edit(path, "function", ("paired_in_turn",)) for path in pairs)
     if site.operation in RECURRENT:
         yield (Edit("before", "operand", (_NOTHING,)),)
+    others = sorted({one.seq for one in site.taps.passes})
     if site.operation == "conv":
         yield (Edit("before", "operand", ("frozen",)),)
         yield from ((Edit("before", "applied", (one,)),) for one in _ROWS)
+        yield from ((Edit("before", "operand", (_OTHER_ROWS.format(seq),)),) for seq in others)
     elif site.operation in RECURRENT:
-        others = sorted({one.seq for one in site.taps.passes})
         yield from ((Edit("before", "operand", (_OTHERS.format(seq),)),) for seq in others)
+        yield from ((Edit("before", "applied", (dtype,)),) for dtype in _KEPT_IN)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 
@@ -118,17 +122,37 @@ def _given(site: Site, part: Part) -> dict[str, Any]:
         given[_NOTHING] = np.zeros_like(part.inputs["before"])
     if site.operation in ("state", "delta"):
         given |= _of_others(site, part)
+    if site.operation == "conv":
+        given |= _rows_of_others(site, part)
     return given
 
 
 def _of_others(site: Site, part: Part) -> dict[str, Array]:
     """The last state that was written of each sequence up to the pass, its own in the same pass left out."""
-    found: dict[str, Array] = {}
-    step, seq = part.rows[-1].step, part.rows[-1].seq
     tensors = site.taps.tensors(site.near("attn.state"), site.rank)
+    return {_OTHERS.format(seq): held[-1][0] for seq, held in _so_far(site, part, tensors).items()}
+
+
+def _rows_of_others(site: Site, part: Part) -> dict[str, Array]:
+    """The last rows that a convolution has read of each sequence up to the pass, zeros before the first."""
+    assert site.declared is not None, "a convolution's input is known"
+    tensors, before = (
+        site.taps.tensors(site.near(site.declared.inputs["x"]), site.rank),
+        part.inputs["before"],
+    )
+    return {
+        _OTHER_ROWS.format(seq): np.concatenate([np.zeros_like(before), *held])[-len(before) :]
+        for seq, held in _so_far(site, part, tensors).items()
+    }
+
+
+def _so_far(site: Site, part: Part, tensors: Sequence[Array | None]) -> dict[int, list[Array]]:
+    """What was captured up to the pass, by sequence; its own in the same pass left out."""
+    found: dict[int, list[Array]] = {}
+    step, seq = part.rows[-1].step, part.rows[-1].seq
     for one, x in zip(site.taps.passes, tensors, strict=True):
         if x is not None and (one.step < step or (one.step == step and one.seq != seq)):
-            found[_OTHERS.format(one.seq)] = x[0]
+            found.setdefault(one.seq, []).append(x)
     return found
 
 

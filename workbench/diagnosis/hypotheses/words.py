@@ -37,6 +37,7 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
     "norm": {"x": "the norm's input", "weight": "{weight}", "eps": "epsilon"},
     "residual": {"x": "the residual stream", "y": "the {branch}'s output"},
     **{kind: {"before": "the sequence's own state"} for kind in ("state", "delta")},
+    "conv": {"before": "the sequence's own last rows"},
 }
 _RESULTS = {"residual": "the sum", "activation": "the product"}
 #: What is at the places of a norm.
