@@ -1,11 +1,12 @@
 """Hypotheses about linear attention and gates: edits of their formulas, on every pass of a sequence.
 
 A formula may have met another `before` than it should: nothing, what another sequence has left, a convolution's rows
-moved by one, what was kept in 16 bits.
+moved by one, what was kept in 16 bits. Or what a sequence has is lost within a pass, where chunks of a prompt meet.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -19,7 +20,7 @@ from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
-from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -30,6 +31,8 @@ STATEFUL = (*GATES, *RECURRENT)
 _NOTHING, _OTHERS, _OTHER_ROWS = "nothing", "state of sequence {}", "the last rows of sequence {}"
 #: What a state, which should be float32 whatever the engine's dtype, may be kept in between passes.
 _KEPT_IN = ("bfloat16", "float16")
+#: The last tokens of a pass from which on a state is tried to have begun.
+_MOST_STARTS = 512
 #: What becomes of the rows that a convolution has kept.
 _ROWS = ("oldest_row_lost", "newest_row_lost")
 #: Leaves that are numbers, and other values that engines have.
@@ -60,8 +63,64 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             continue
         predicted = [one for one in found if one is not None]
         if len(predicted) == len(found):
-            words = told(site, edits)
-            yield Variant(words.name, words.kind, words.text, words.fitted, predicted, edits=edits)
+            yield _variant(site, edits, predicted)
+    if site.operation in RECURRENT:
+        yield from _lost_within(site, formula, given)
+
+
+def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:
+    words = told(site, edits)
+    return Variant(words.name, words.kind, words.text, words.fitted, predicted, edits=edits)
+
+
+def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[Variant]:
+    """Tokens of a pass that go on as if nothing had come before them, and so do those after them."""
+    found, at = [part.expected for part in site.parts], set[int]()
+    for i in _wrong(site):
+        part, leaves = site.parts[i], given[i]
+        starts = (
+            _starts(formula, leaves, part)
+            if site.operation != "state"
+            else _last_start(formula, leaves, part)
+        )
+        if not starts:
+            return
+        found[i] = _from(starts, formula, leaves, part)
+        at |= {int(start) for start in starts}
+    if at:
+        yield _variant(site, (Edit((), "map", ("restarted",), tuple(map(float, sorted(at)))),), found)
+
+
+def _starts(formula: Node, given: Mapping[str, Any], part: Part) -> list[int]:
+    """The tokens that nothing comes before, each the first that is wrong yet; none where that does not help."""
+    starts: list[int] = []
+    while True:
+        off = np.abs(part.seen - _from(starts, formula, given, part)) > WRONG_SINGLE * part.noise
+        first = int(np.argmax(off.reshape(len(off), -1).any(-1))) if off.any() else 0
+        if first <= max(starts, default=0):
+            return [] if off.any() else starts
+        starts.append(first)
+
+
+def _last_start(formula: Node, given: Mapping[str, Any], part: Part) -> list[int]:
+    """Of a state, the last token that nothing comes before: that whose state is nearest to what was seen."""
+    count = len(part.inputs["beta"])
+    starts = range(max(1, count - _MOST_STARTS), count)
+    off = [float(np.linalg.norm(part.seen - _from([start], formula, given, part))) for start in starts]
+    return [starts[int(np.argmin(off))]] if off else []
+
+
+def _from(starts: Sequence[int], formula: Node, given: Mapping[str, Any], part: Part) -> Array:
+    """The formula on the tokens up to the first of `starts`, and from each of them on, from nothing, up to the next."""
+    tokens = [role for role in part.inputs if role not in ("before", "frozen")]
+    edges = [0, *starts, len(part.inputs[tokens[0]])]
+    pieces = []
+    for start, end in itertools.pairwise(edges):
+        leaves = {role: part.inputs[role][start:end] for role in tokens}
+        before = given[_NOTHING] if start else part.inputs["before"]
+        pieces.append(np.asarray(_evaluate(formula, {**given, **leaves, "before": before})))
+    whole = pieces[-1] if pieces[-1].ndim == 3 else np.concatenate(pieces)
+    return np.asarray(whole.reshape(part.seen.shape))
 
 
 def _wrong(site: Site) -> list[int]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from transformers.cache_utils import Cache
+from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from tests.checkpoints import tiny_variant
@@ -95,5 +95,26 @@ def test_rows_that_another_request_has_left_to_the_convolution_are_named(
     path = tiny_variant(tmp_path, "qwen3-next")
     causes = attached_and_diagnosed(path, tmp_path, "float32", prompts=(IDS, IDS[5:])).causes
     said = "the last rows of sequence 0 is read instead of the sequence's own last rows"
-    assert [one.text for one in causes if "conv" in one.tap and one.text] == [said] * len(causes)
-    assert {one.seqs for one in causes} == {(1,)}
+    assert {one.text for one in causes} == {said}
+    assert all(one.place.endswith("positions 0–2, sequence 1") for one in causes if "conv" in one.tap)
+
+
+def test_a_state_that_is_lost_between_chunks_of_a_prompt_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, update = modeling_qwen3_next.torch_chunk_gated_delta_rule, LinearAttentionLayer.update_conv_state
+
+    def fresh(self: Any, x: Any, *args: Any, **named: Any) -> Any:
+        if x.shape[-1] > 1:
+            self.has_previous_state = dict.fromkeys(self.has_previous_state, False)
+        return update(self, x, *args, **named)
+
+    monkeypatch.setattr(
+        modeling_qwen3_next, "torch_chunk_gated_delta_rule",
+        lambda *args, **named: rule(*args, **{**named, "initial_state": None}),
+    )  # fmt: skip
+    monkeypatch.setattr(LinearAttentionLayer, "update_conv_state", fresh)
+    path = tiny_variant(tmp_path, "qwen3-next")
+    causes = attached_and_diagnosed(path, tmp_path, "float32", prefill_chunk_size=5).causes
+    assert {one.name for one in causes} == {"conv_restarted", "state_restarted", "delta_restarted"}
+    assert all("positions 5–7, 10, 11" in one.place for one in causes if "conv" in one.tap)
