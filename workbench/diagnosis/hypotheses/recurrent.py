@@ -21,6 +21,7 @@ from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
+from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -28,7 +29,7 @@ from lockstep.workbench.diagnosis.recording import Array
 #: Operations whose hypotheses are made here.
 STATEFUL = (*GATES, *RECURRENT)
 #: What a sequence may begin with instead of what it has, by name.
-_NOTHING, _OTHERS, _OTHER_ROWS = "nothing", "state of sequence {}", "the last rows of sequence {}"
+_NOTHING, _OTHERS, _LEFT = "nothing", "state of sequence {}", "what sequence {} has left"
 #: What a state, which should be float32 whatever the engine's dtype, may be kept in between passes.
 _KEPT_IN = ("bfloat16", "float16")
 #: The last tokens of a pass from which on a state is tried to have begun.
@@ -163,10 +164,11 @@ def _candidates(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
     if site.operation == "conv":
         yield (Edit("before", "operand", ("frozen",)),)
         yield from ((Edit("before", "applied", (one,)),) for one in _ROWS)
-        yield from ((Edit("before", "operand", (_OTHER_ROWS.format(seq),)),) for seq in others)
     elif site.operation in RECURRENT:
         yield from ((Edit("before", "operand", (_OTHERS.format(seq),)),) for seq in others)
         yield from ((Edit("before", "applied", (dtype,)),) for dtype in _KEPT_IN)
+    if site.operation in RECURRENT:
+        yield from ((Edit("before", "operand", (_LEFT.format(seq),)),) for seq in others)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 
@@ -181,38 +183,37 @@ def _given(site: Site, part: Part) -> dict[str, Any]:
         given[_NOTHING] = np.zeros_like(part.inputs["before"])
     if site.operation in ("state", "delta"):
         given |= _of_others(site, part)
-    if site.operation == "conv":
-        given |= _rows_of_others(site, part)
+    if site.operation in RECURRENT:
+        given |= _left_by_others(site, part)
     return given
 
 
 def _of_others(site: Site, part: Part) -> dict[str, Array]:
     """The last state that was written of each sequence up to the pass, its own in the same pass left out."""
-    tensors = site.taps.tensors(site.near("attn.state"), site.rank)
-    return {_OTHERS.format(seq): held[-1][0] for seq, held in _so_far(site, part, tensors).items()}
-
-
-def _rows_of_others(site: Site, part: Part) -> dict[str, Array]:
-    """The last rows that a convolution has read of each sequence up to the pass, zeros before the first."""
-    assert site.declared is not None, "a convolution's input is known"
-    tensors, before = (
-        site.taps.tensors(site.near(site.declared.inputs["x"]), site.rank),
-        part.inputs["before"],
-    )
-    return {
-        _OTHER_ROWS.format(seq): np.concatenate([np.zeros_like(before), *held])[-len(before) :]
-        for seq, held in _so_far(site, part, tensors).items()
-    }
-
-
-def _so_far(site: Site, part: Part, tensors: Sequence[Array | None]) -> dict[int, list[Array]]:
-    """What was captured up to the pass, by sequence; its own in the same pass left out."""
-    found: dict[int, list[Array]] = {}
+    found: dict[str, Array] = {}
     step, seq = part.rows[-1].step, part.rows[-1].seq
-    for one, x in zip(site.taps.passes, tensors, strict=True):
-        if x is not None and (one.step < step or (one.step == step and one.seq != seq)):
-            found.setdefault(one.seq, []).append(x)
+    for one, x in _captured(site, "attn.state"):
+        if one.step < step or (one.step == step and one.seq != seq):
+            found[_OTHERS.format(one.seq)] = x[0]
     return found
+
+
+def _left_by_others(site: Site, part: Part) -> dict[str, Array]:
+    """What each other sequence had at its end: its state, or a convolution's last rows, zeros before the first."""
+    assert site.declared is not None, "what linear attention reads is known"
+    before, conv = part.inputs["before"], site.operation == "conv"
+    found: dict[str, Array] = {}
+    for one, x in _captured(site, site.declared.inputs["x"] if conv else "attn.state"):
+        if one.seq != part.rows[-1].seq:
+            name = _LEFT.format(one.seq)
+            rows = np.concatenate([found.get(name, np.zeros_like(before)), x]) if conv else x[0]
+            found[name] = rows[-len(before) :] if conv else rows
+    return found
+
+
+def _captured(site: Site, tap: str) -> Iterator[tuple[SequencePass, Array]]:
+    tensors = site.taps.tensors(site.near(tap), site.rank)
+    yield from ((one, x) for one, x in zip(site.taps.passes, tensors, strict=True) if x is not None)
 
 
 def _value(tree: Node, given: Mapping[str, Any], part: Part) -> Array | None:

@@ -94,7 +94,7 @@ def test_rows_that_another_request_has_left_to_the_convolution_are_named(
     monkeypatch.setattr(Cache, "update_conv_state", kept)
     path = tiny_variant(tmp_path, "qwen3-next")
     causes = attached_and_diagnosed(path, tmp_path, "float32", prompts=(IDS, IDS[5:])).causes
-    said = "the last rows of sequence 0 is read instead of the sequence's own last rows"
+    said = "what sequence 0 has left is read instead of the sequence's own last rows"
     assert {one.text for one in causes} == {said}
     assert all(one.place.endswith("positions 0–2, sequence 1") for one in causes if "conv" in one.tap)
 
