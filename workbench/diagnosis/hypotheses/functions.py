@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, clamped_within, silu, swish
-from lockstep.engine.graph.routing import candidates, chosen
 from lockstep.workbench.diagnosis.hypotheses.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS, Rounding
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, rounded
 
@@ -226,14 +225,6 @@ RECURRENT: Mapping[str, Callable[..., Any]] = {
     "oldest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
     "newest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[:-1]]),
 }
-
-
-def _chosen_above_zero(scores: Array, top_k: float, *groups: float) -> Array:
-    """The best experts where those of other groups count as 0."""
-    found = candidates(scores, *groups)
-    return chosen(np.where(np.isneginf(found), 0.0, found), top_k)
-
-
 #: What is done to logits as well.
 HEADS: Mapping[str, Callable[..., Any]] = {
     "capped": lambda x, cap: cap * np.tanh(x / cap),
@@ -248,5 +239,4 @@ WHOLE, MIXING = frozenset(ROUNDED), frozenset({"log_softmax", "probabilities"})
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **CONVENTIONS, **ORDERS, **SPLITS, **CHANGES,
     **GROUPED, **RECURRENT, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
-    "chosen_above_zero": _chosen_above_zero,
 }  # fmt: skip

@@ -65,8 +65,6 @@ def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edi
             yield from (Edit(leaf, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
     for path, node in nodes(formula):
         match node.name:
-            case "chosen":
-                yield Edit(path, "function", ("chosen_above_zero",))
             case "softmax" | "sigmoid" if node.args == (Node("logits"),):
                 yield from (Edit(path, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
                 yield Edit(path, "function", ("sigmoid" if node.name == "softmax" else "softmax",))

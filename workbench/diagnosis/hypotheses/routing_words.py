@@ -19,11 +19,6 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     },
     ("choice", "groups", "number", 1.0):
         ("choice_ungrouped", "experts are chosen from all groups, not from the best ones alone"),
-    ("choice", "chosen", "function", "chosen_above_zero"): (
-        "choice_masked_by_zero",
-        "experts of the groups that are left out count as 0, not as minus infinity: they are chosen before those whose "
-        "scores are negative",
-    ),
     ("choice", "sigmoid", "function", "softmax"):
         ("choice_by_softmax", "experts are chosen by a softmax of the logits, not by sigmoids"),
     ("choice", "softmax", "function", "sigmoid"):
