@@ -7,7 +7,8 @@ moved by one, what was kept in 16 bits. Or what a sequence has is lost within a 
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -78,48 +79,65 @@ def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) 
     """Tokens of a pass that go on as if nothing had come before them, and so do those after them."""
     found, at = [part.expected for part in site.parts], set[int]()
     for i in _wrong(site):
-        part, leaves = site.parts[i], given[i]
-        starts = (
-            _starts(formula, leaves, part)
-            if site.operation != "state"
-            else _last_start(formula, leaves, part)
-        )
-        if not starts:
+        value = partial(_restarted, formula, given[i], site.parts[i])
+        if site.operation == "state":
+            best = _last_start(value, site.parts[i])
+        else:
+            begun = (
+                _starts(partial(value, before), site.parts[i]) for before in _befores(site, site.parts[i])
+            )
+            best = next((one for one in begun if one is not None), None)
+        if best is None:
             return
-        found[i] = _from(starts, formula, leaves, part)
-        at |= {int(start) for start in starts}
+        found[i], starts = best
+        at |= set(starts)
     if at:
         yield _variant(site, (Edit((), "map", ("restarted",), tuple(map(float, sorted(at)))),), found)
 
 
-def _starts(formula: Node, given: Mapping[str, Any], part: Part) -> list[int]:
-    """The tokens that nothing comes before, each the first that is wrong yet; none where that does not help."""
+def _befores(site: Site, part: Part) -> Iterator[Array]:
+    """What comes before a pass; of a convolution also without its oldest rows, where the pass before it was so short."""
+    before = part.inputs["before"]
+    yield before
+    for lost in range(1, 1 + len(before)) if site.operation == "conv" else ():
+        yield np.concatenate([np.zeros_like(before[:lost]), before[lost:]])
+
+
+def _starts(value: Callable[[Sequence[int]], Array], part: Part) -> tuple[Array, list[int]] | None:
+    """What comes out, and the tokens that nothing comes before, each the first that is wrong yet; None where that does
+    not help."""
     starts: list[int] = []
     while True:
-        off = np.abs(part.seen - _from(starts, formula, given, part)) > WRONG_SINGLE * part.noise
-        first = int(np.argmax(off.reshape(len(off), -1).any(-1))) if off.any() else 0
+        predicted = value(starts)
+        off = (np.abs(part.seen - predicted) > WRONG_SINGLE * part.noise).reshape(len(part.seen), -1).any(-1)
+        if not off.any():
+            return predicted, starts
+        first = int(np.argmax(off))
         if first <= max(starts, default=0):
-            return [] if off.any() else starts
+            return None
         starts.append(first)
 
 
-def _last_start(formula: Node, given: Mapping[str, Any], part: Part) -> list[int]:
+def _last_start(value: Callable[[Array, Sequence[int]], Array], part: Part) -> tuple[Array, list[int]] | None:
     """Of a state, the last token that nothing comes before: that whose state is nearest to what was seen."""
     count = len(part.inputs["beta"])
-    starts = range(max(1, count - _MOST_STARTS), count)
-    off = [float(np.linalg.norm(part.seen - _from([start], formula, given, part))) for start in starts]
-    return [starts[int(np.argmin(off))]] if off else []
+    tried = [
+        (value(part.inputs["before"], [start]), [start])
+        for start in range(max(1, count - _MOST_STARTS), count)
+    ]
+    return min(tried, key=lambda one: float(np.linalg.norm(part.seen - one[0])), default=None)
 
 
-def _from(starts: Sequence[int], formula: Node, given: Mapping[str, Any], part: Part) -> Array:
+def _restarted(
+    formula: Node, given: Mapping[str, Any], part: Part, before: Array, starts: Sequence[int]
+) -> Array:
     """The formula on the tokens up to the first of `starts`, and from each of them on, from nothing, up to the next."""
     tokens = [role for role in part.inputs if role not in ("before", "frozen")]
-    edges = [0, *starts, len(part.inputs[tokens[0]])]
     pieces = []
-    for start, end in itertools.pairwise(edges):
+    for start, end in itertools.pairwise([0, *starts, len(part.inputs[tokens[0]])]):
         leaves = {role: part.inputs[role][start:end] for role in tokens}
-        before = given[_NOTHING] if start else part.inputs["before"]
-        pieces.append(np.asarray(_evaluate(formula, {**given, **leaves, "before": before})))
+        first = given[_NOTHING] if start else before
+        pieces.append(np.asarray(_evaluate(formula, {**given, **leaves, "before": first})))
     whole = pieces[-1] if pieces[-1].ndim == 3 else np.concatenate(pieces)
     return np.asarray(whole.reshape(part.seen.shape))
 
