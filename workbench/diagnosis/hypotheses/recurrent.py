@@ -96,7 +96,7 @@ def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) 
 
 
 def _befores(site: Site, part: Part) -> Iterator[Array]:
-    """What comes before a pass; of a convolution also without its oldest rows, where the pass before it was so short."""
+    """What comes before a pass; of a convolution also without its oldest rows, as behind a short pass."""
     before = part.inputs["before"]
     yield before
     for lost in range(1, 1 + len(before)) if site.operation == "conv" else ():
