@@ -216,8 +216,9 @@ def _other(one: _Rounded, theirs: Mapping[Order, float]) -> tuple[Order, tuple[f
     ours = _best(one, one.formula)
     if not ours or set(ours) & set(theirs) or max(ours.values()) - of_theirs < _APART:
         return None
-    least = _least(ours)
-    return least, (ours[least], of_theirs)
+    usual = _least(theirs)
+    nearest = min(ours, key=lambda order: (len(order ^ usual), sorted(order)))
+    return nearest, (ours[nearest], of_theirs)
 
 
 def _best(one: _Rounded | None, formula: Node) -> Mapping[Order, float]:

@@ -31,6 +31,7 @@ from lockstep.workbench.diagnosis.recording import Array
 STATEFUL = (*GATES, *RECURRENT)
 #: What a sequence may begin with instead of what it has, by name.
 _NOTHING, _OTHERS, _LEFT = "nothing", "state of sequence {}", "what sequence {} has left"
+_LEFT_BEFORE = "what the sequence before it has left"
 #: What a state, which should be float32 whatever the engine's dtype, may be kept in between passes.
 _KEPT_IN = ("bfloat16", "float16")
 #: The last tokens of a pass from which on a state is tried to have begun.
@@ -186,6 +187,7 @@ def _candidates(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
         yield from ((Edit("before", "operand", (_OTHERS.format(seq),)),) for seq in others)
         yield from ((Edit("before", "applied", (dtype,)),) for dtype in _KEPT_IN)
     if site.operation in RECURRENT:
+        yield (Edit("before", "operand", (_LEFT_BEFORE,)),)
         yield from ((Edit("before", "operand", (_LEFT.format(seq),)),) for seq in others)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
@@ -226,6 +228,8 @@ def _left_by_others(site: Site, part: Part) -> dict[str, Array]:
             name = _LEFT.format(one.seq)
             rows = np.concatenate([found.get(name, np.zeros_like(before)), x]) if conv else x[0]
             found[name] = rows[-len(before) :] if conv else rows
+            if one.seq == part.rows[-1].seq - 1:
+                found[_LEFT_BEFORE] = found[name]
     return found
 
 
