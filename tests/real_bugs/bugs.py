@@ -21,7 +21,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     `name` is the function that puts it back; `emulated` says in whose code where it is not that of `of`. `ranks`,
     `dtype` and `options` are those of the program, with the bug and without. `reported` and `fixed` are the days of the
     report (or of the change that names it) and of the change that mends it. `released`: the engine as it is has the
-    bug, so that there is no run without it.
+    bug, so that there is no run without it. `set`: those of the fresh set were written together, after all others had
+    been read and what they showed was mended.
     """
 
     name: str
@@ -39,6 +40,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     emulated: str = ""
     ranks: int = 1
     dtype: str = "float32"
+    set: Literal["first", "fresh"] = "first"
     released: bool = False
     options: dict[str, Any] = {}
 
@@ -88,5 +90,10 @@ def drawn(names: list[str], seed: int = 31) -> list[str]:
 
 @cache
 def held_out() -> frozenset[str]:
-    """The rows that were set aside: written down before any was run, and the draw of all names there are."""
+    """The rows that were set aside: written down before any was run, and the draw of all names of the first set."""
     return frozenset((HERE / "held_out.txt").read_text().split())
+
+
+def half_of(row: Bug) -> str:
+    """Which part of the table a row is in: "open", "held-out" or "fresh"."""
+    return "fresh" if row.set == "fresh" else "held-out" if row.name in held_out() else "open"

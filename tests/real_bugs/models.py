@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 
-from tests.checkpoints import tiny_checkpoint
+from tests.checkpoints import FAMILY_VARIANTS, tiny_checkpoint
 
 _WIDE: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 132,
@@ -39,7 +39,19 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "olmoe": ("olmoe", _WIDE | {"intermediate_size": 64}),
     "qwen3-moe": ("qwen3_moe", _HEADS | _EXPERTS),
     "glm4-moe": ("glm4_moe", _HEADS | _EXPERTS),
+    "qwen2-moe": ("qwen2_moe", {}),
+    "gpt-oss": ("gpt_oss", {}),
+    "smollm3": ("smollm3", {}),
+    "deepseek-v2-yarn": FAMILY_VARIANTS["deepseek-v2-lite"],
+    "deepseek-v3": ("deepseek_v3", {}),
+    "deepseek-v3-below": ("deepseek_v3", {}),
+    "glm4-moe-lite": ("glm4_moe_lite", {}),
+    "qwen3-next": ("qwen3_next", {}),
+    "qwen3.5": ("qwen3_5_text", {}),
 }
+
+#: Correction biases as training leaves them: all far above the scores that they correct, or below them.
+_BIASES = {"glm4-moe": 4.0, "deepseek-v3-below": -2.0}
 
 
 def checkpoint(directory: Path, name: str, dtype: str = "float32") -> Path:
@@ -48,17 +60,17 @@ def checkpoint(directory: Path, name: str, dtype: str = "float32") -> Path:
     if not (path / "config.json").is_file():
         family, overrides = MODELS[name]
         made = tiny_checkpoint(directory / "made", family, dtype=getattr(torch, dtype), **overrides)
-        if family == "glm4_moe":
-            _grown_biases(made)
+        if name in _BIASES:
+            _with_biases(made, around=_BIASES[name])
         made.rename(path)
     return path
 
 
-def _grown_biases(path: Path) -> None:
-    """Correction biases as training leaves them: all far above the scores that they correct, in float32."""
+def _with_biases(path: Path, around: float) -> None:
+    """Correction biases around a value, in float32."""
     file = path / "model.safetensors"
     weights = load_file(file)
     for name in [one for one in weights if one.endswith("e_score_correction_bias")]:
         generator = torch.Generator().manual_seed(len(name))
-        weights[name] = 4 + 0.2 * torch.randn(weights[name].shape, generator=generator)
+        weights[name] = around + 0.2 * torch.randn(weights[name].shape, generator=generator)
     save_file(weights, file, {"format": "pt"})

@@ -1,4 +1,5 @@
-"""What came of the rows: results.json, written by the runs alone, and readings.toml, written by hand."""
+"""What came of the rows: results.json, written by the runs alone, and readings.toml and
+first_look.toml, written by hand."""
 
 from __future__ import annotations
 
@@ -8,6 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+
+from tests.real_bugs.bugs import bugs
 
 HERE = Path(__file__).parent
 
@@ -27,10 +30,12 @@ class Found(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Results(msgspec.Struct):
-    """By name of the bug; and the runs without one, by what they have in common."""
+    """By name of the bug; the runs without one, by what they have in common; and of the fresh set what the first run of
+    each row told, whatever its later runs do."""
 
     rows: dict[str, Found] = {}
     clean: dict[str, Found] = {}
+    first: dict[str, Found] = {}
 
     @classmethod
     def load(cls) -> Results:
@@ -44,9 +49,11 @@ class Results(msgspec.Struct):
     ) -> Results:
         """All that are kept, with these: another process may have added some meanwhile."""
         kept = cls.load()
+        fresh = {name: one for name, one in (rows or {}).items() if bugs()[name].set == "fresh"}
         made = cls(
             dict(sorted({**kept.rows, **(rows or {})}.items())),
             dict(sorted({**kept.clean, **(clean or {})}.items())),
+            dict(sorted({**fresh, **kept.first}.items())),
         )
         (HERE / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
         return made
@@ -60,6 +67,6 @@ class Reading(msgspec.Struct, frozen=True):
     note: str = ""
 
 
-def readings() -> dict[str, Reading]:
-    """By name of the bug."""
-    return msgspec.convert(tomllib.loads((HERE / "readings.toml").read_text()), dict[str, Reading])
+def readings(file: str = "readings.toml") -> dict[str, Reading]:
+    """By name of the bug: of the newest run of each, and in first_look.toml of what `Results.first` keeps."""
+    return msgspec.convert(tomllib.loads((HERE / file).read_text()), dict[str, Reading])

@@ -1,6 +1,6 @@
 """`make real-bugs`: puts fixed bugs back into the engines that had them, looks for each with one command, and writes
-the table of docs/real-bugs.md. `ONLY=name` runs one row, or one control, `HALF=open` or `HALF=held-out` half of the
-rows.
+the table of docs/real-bugs.md. `ONLY=name` runs one row, or one control, `HALF=open`, `HALF=held-out` or `HALF=fresh`
+a part of the rows.
 
 Each row is `lockstep attach -o … --model CHECKPOINT -- python PROGRAM CHECKPOINT RANKS` with no option more, once with
 the bug and once without.
@@ -23,7 +23,7 @@ import lockstep
 from lockstep.engine import children
 from tests.preloaded import Forking, Server
 from tests.real_bugs import page
-from tests.real_bugs.bugs import HERE, Bug, Control, bugs, clean_key, controls, held_out
+from tests.real_bugs.bugs import HERE, Bug, Control, bugs, clean_key, controls, half_of
 from tests.real_bugs.gguf_bugs import converted
 from tests.real_bugs.models import checkpoint
 from tests.real_bugs.programs.workload import BATCHES
@@ -150,7 +150,7 @@ def chosen(only: list[str], half: str) -> list[Any]:
     if only:
         return [every[name] for name in only]
     if half:
-        return [one for one in bugs().values() if (one.name in held_out()) == (half == "held-out")]
+        return [one for one in bugs().values() if half_of(one) == half]
     return list(every.values())
 
 
@@ -158,7 +158,7 @@ def main() -> None:
     """Run what was asked for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--half", choices=["", "open", "held-out"], default="")
+    parser.add_argument("--half", choices=["", "open", "held-out", "fresh"], default="")
     parser.add_argument("--engine", default="")
     parser.add_argument("--missing", action="store_true", help="only what has no result yet")
     parser.add_argument(

@@ -52,11 +52,15 @@ Path = tuple[int, ...]
 Order = frozenset[Path]
 
 #: Operations whose roundings on the way are looked for; and what engines hold in float32 or not.
-_KINDS = ("norm", "rope", "activation", "residual", "embedding")
+_KINDS = ("norm", "rope", "activation", "residual", "embedding", "choice_weights")
 _GRIDS = ("mlp.router", "mlp.topk_weights", "logits", "attn.state")
 #: Rows that are looked at, and the share of elements whose bits an order has to have: what float32 loses inside of an
 #: operation moves a few over the middle of two numbers.
 _ROWS, _SHARE = 8, 0.97
+#: Of results that are wider than the engine's dtype, as a router's are: of each element the share that float32 loses.
+_WIDE = 2.0**-18
+#: Functions that pick numbers, and round none.
+_PICKING = ("taken",)
 #: Orders are as good where their shares are that near, and others where they are that far apart.
 _SAME, _APART = 0.003, 0.02
 
@@ -96,6 +100,10 @@ class _Rounded:
     seen: Array
     dtype: str
 
+    @property
+    def _wide(self) -> bool:
+        return not on_grid(self.seen, self.dtype)
+
     def share(self, order: Order) -> float:
         """The share of elements that it has bit by bit."""
         with np.errstate(all="ignore"):
@@ -109,6 +117,8 @@ class _Rounded:
     def _share(self, value: Array) -> float:
         if value.size != self.seen.size:
             return 0.0
+        if self._wide:
+            return float(np.isclose(value.reshape(self.seen.shape), self.seen, _WIDE, 0).mean())
         return float((self._rounded(value).reshape(self.seen.shape) == self.seen).mean())
 
     def _value(self, node: Node, path: Path, order: Order) -> Any:
@@ -128,7 +138,7 @@ class _Rounded:
             order = frozenset[Path]().union(*(one for one, _ in chosen))
             value = _FUNCTIONS[node.name](*(x for _, x in chosen))
             yield order, value
-            if path:  # the result itself is rounded in any case
+            if path and node.name not in _PICKING:  # the result itself is rounded in any case
                 yield order | {path}, self._rounded(value)
 
     def _rounded(self, value: Any) -> Array:
@@ -138,6 +148,7 @@ class _Rounded:
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **FUNCTIONS,
     "identity": lambda x: x,  # a number or a table that may be rounded by itself
+    "inverse": lambda x: 1 / x,
 }
 _ROTATED = Node("add", (
     Node("multiply", (Node("x"), Node("identity", (Node("cos"),)))),
@@ -161,9 +172,8 @@ def rounding_orders(
         if not (is_known(tap) and taps.captured(tap)) or tap in wrong:
             continue
         kind = local_name(tap)
-        if kind in _GRIDS:
-            if (narrow := _narrower(tap, taps, reference, facts.dtype)) is not None:
-                found.setdefault(("its result", narrow), []).append(_Place(tap))
+        if kind in _GRIDS and (narrow := _narrower(tap, taps, reference, facts.dtype)) is not None:
+            found.setdefault(("its result", narrow), []).append(_Place(tap))
             continue
         one = _first(tap, taps, facts)
         if one is None:
@@ -206,8 +216,9 @@ def _other(one: _Rounded, theirs: Mapping[Order, float]) -> tuple[Order, tuple[f
     ours = _best(one, one.formula)
     if not ours or set(ours) & set(theirs) or max(ours.values()) - of_theirs < _APART:
         return None
-    least = _least(ours)
-    return least, (ours[least], of_theirs)
+    usual = _least(theirs)
+    nearest = min(ours, key=lambda order: (len(order ^ usual), sorted(order)))
+    return nearest, (ours[nearest], of_theirs)
 
 
 def _best(one: _Rounded | None, formula: Node) -> Mapping[Order, float]:
@@ -235,12 +246,17 @@ def _difference(formula: Node, ours: Order, theirs: Order) -> Iterator[tuple[str
 
 
 def _text(node: Node) -> str:
-    """A node as a reader writes it, the sum that a norm reads as its x."""
-    return "the residual sum that it reads" if node == _SUM else formula_text(_without_sum(node), _NAMES)
+    """A node as a reader writes it, the sum that a norm reads as its x, quotients as such."""
+    return "the residual sum that it reads" if node == _SUM else formula_text(_as_read(node), _NAMES)
 
 
-def _without_sum(node: Node) -> Node:
-    return Node("x") if node == _SUM else replace(node, args=tuple(map(_without_sum, node.args)))
+def _as_read(node: Node) -> Node:
+    if node == _SUM:
+        return Node("x")
+    args = tuple(map(_as_read, node.args))
+    if node.name == "multiply" and args[1].name == "inverse":
+        return Node("divide", (args[0], *args[1].args))
+    return replace(node, args=args)
 
 
 def _first(tap: str, taps: RecordedTaps, facts: Facts) -> _Rounded | None:
@@ -293,7 +309,16 @@ def _formula(site: Site, at: Any) -> tuple[Node, Mapping[str, Any]]:
             if terms is not None and "whole" not in inputs:
                 formula = substitute(formula, {"x": _SUM})
                 given |= {name: as_normalised(x[at], weight) for name, x in terms.items()}
+            formula = _by_reciprocals(formula)
     return formula, given
+
+
+def _by_reciprocals(node: Node) -> Node:
+    """Quotients as engines compute them, x * (1 / y), so that the reciprocal may be rounded by itself."""
+    args = tuple(map(_by_reciprocals, node.args))
+    if node.name == "divide":
+        return Node("multiply", (args[0], Node("inverse", args[1:])))
+    return replace(node, args=args)
 
 
 #: Numbers of a model that engines multiply by in their dtype or wider.

@@ -5,13 +5,14 @@ Each function is the code as it was before the fix, as short as it goes; what it
 
 from __future__ import annotations
 
-import functools
 import itertools
 import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import fresh_bugs_of_vllm
 import torch
+from bugs_put_back import after_init, replaced
 from torch import Tensor
 from torch.nn.functional import rms_norm
 
@@ -20,24 +21,6 @@ def register() -> None:
     bug = os.environ.get("REAL_BUG")
     if bug:
         BUGS[bug]()
-
-
-def after_init(owner: Any, change: Callable[..., None]) -> None:
-    """Change what a class has built: `change(self, *args, **kwargs)`, with what it was built of."""
-    init = owner.__init__
-
-    @functools.wraps(init)
-    def built(self: Any, *args: Any, **kwargs: Any) -> None:
-        init(self, *args, **kwargs)
-        change(self, *args, **kwargs)
-
-    owner.__init__ = built
-
-
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(what was there)` in the place of an attribute."""
-    real = getattr(owner, name)
-    setattr(owner, name, functools.wraps(real)(make(real)))
 
 
 def text_config() -> Any:
@@ -356,4 +339,4 @@ BUGS: dict[str, Callable[[], None]] = {
         rotary_dim_halved_by_each_layer, as_it_is, rows_of_blocks_stay, written_one_slot_too_far, gelu_exact,
         gemma_norm_in_bf16, norm_weight_in_float32, last_layer_not_reduced, gate_and_up_cut_as_one,
     )
-}  # fmt: skip
+} | fresh_bugs_of_vllm.BUGS  # fmt: skip

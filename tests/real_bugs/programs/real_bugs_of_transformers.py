@@ -9,19 +9,15 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import fresh_bugs_of_transformers
 import torch
 import torch.distributed as dist
+from fresh_bugs_of_transformers import replaced
 from torch import Tensor
 from transformers import PreTrainedModel, cache_utils, masking_utils
 from transformers.models.gemma2 import modeling_gemma2
 from transformers.models.llama import modeling_llama
 from transformers.models.olmo2 import modeling_olmo2
-
-
-def replaced(owner: Any, name: str, make: Callable[[Any], Any]) -> None:
-    """Put `make(what was there)` in the place of an attribute."""
-    real = getattr(owner, name)
-    setattr(owner, name, functools.wraps(real)(make(real)))
 
 
 def dynamic_rope_never_reset() -> None:
@@ -208,4 +204,4 @@ BUGS: dict[str, Callable[[], None]] = {
         decode_at_position_zero, gguf_keys_by_query_heads, norm_of_a_shard, bias_on_every_rank, sum_of_a_copy,
         residual_in_the_partial,
     )
-}  # fmt: skip
+} | fresh_bugs_of_transformers.BUGS  # fmt: skip

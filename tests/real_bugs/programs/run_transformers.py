@@ -1,7 +1,8 @@
 """A program that uses transformers as anyone would: MODEL RANKS, greedy tokens to stdout. MODEL may be a GGUF file.
 
 Options of a row: `dtype`, `attention`, `experts`, of the model; `batch` for the workload's batches as they are, padded
-on the left, in place of one request after the other; `loop` for calls of the model itself; `generate` for others.
+on the left, in place of one request after the other; `expert_parallel` for whole experts on each rank; `loop` for calls
+of the model itself; `generate` for others.
 """
 
 from __future__ import annotations
@@ -21,7 +22,9 @@ from workload import BATCHES, options, planted
 def loaded(path: str, ranks: int) -> Any:
     # Asked for before a model is put on a device or read from a GGUF file, but on a CPU nothing of it is used.
     accelerate.is_accelerate_available = modeling_utils.is_accelerate_available = lambda: True
-    chosen: dict[str, Any] = {"distributed_config": DistributedConfig(tp_size=ranks)} if ranks > 1 else {}
+    groups = {"ep_size": ranks} if options().get("expert_parallel") else {}
+    split = DistributedConfig(tp_size=ranks, **groups)
+    chosen: dict[str, Any] = {"distributed_config": split} if ranks > 1 else {}
     names = {"attention": "attn_implementation", "experts": "experts_implementation"}
     chosen |= {names[one]: value for one, value in options().items() if one in names}
     if path.endswith(".gguf"):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,16 +21,19 @@ IDS = [3, 30, 17, 99, 4, 64, 5, 12, 77, 20, 31, 8]
 
 
 def attached_and_diagnosed(
-    path: Path, scratch: Path, dtype: str, change: Callable[[Any], None] = lambda model: None
-) -> Explanation:
-    """A prompt and two tokens; `change` is made to the model before it is recorded."""
+    path: Path, scratch: Path, dtype: str, change: Callable[[Any], None] = lambda model: None,
+    prompts: Sequence[list[int]] = (IDS,), **how: Any,
+) -> Explanation:  # fmt: skip
+    """Two tokens of each prompt, one after the other; `change` is made to the model before it is recorded, `how` are
+    further arguments of `generate`."""
     model: Any = AutoModelForCausalLM.from_pretrained(path, dtype=getattr(torch, dtype))
     change(model)
     tape = Tape(scratch / "dump", config=model.config, model=str(path))
     attach(model, tape)
     follow(model, tape)
     with torch.no_grad():
-        model.generate(torch.tensor([IDS]), max_new_tokens=3, do_sample=False)
+        for ids in prompts:
+            model.generate(torch.tensor([ids]), max_new_tokens=3, do_sample=False, **how)
     tape.close()
     import_run(LockstepDump.open(scratch / "dump"), scratch / "run.session", form="lockstep")
     with Session.open(scratch / "run.session") as session:

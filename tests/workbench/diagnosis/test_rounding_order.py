@@ -71,6 +71,22 @@ def test_a_norm_that_is_rounded_after_its_weight(recordings: Recordings) -> None
     )
 
 
+def test_a_reciprocal_that_is_rounded_before_the_row_is_multiplied_by_it(recordings: Recordings) -> None:
+    def patch(p: Patched) -> None:
+        for _, layer in p.layers():
+            norm = layer.post_attention_layernorm
+
+            def low(forward: Any, x: Tensor, norm: Any = norm) -> Tensor:
+                inverse = torch.rsqrt(x.float().pow(2).mean(-1, keepdim=True) + norm.variance_epsilon)
+                return norm.weight * (x * inverse.to(x.dtype))
+
+            p.wrap(norm, low)
+
+    (found,) = orders(recordings, "reciprocal", patch)
+    assert found.taps == tuple(f"layers.{i}.mlp_norm" for i in LAYERS)
+    assert (found.more, found.less) == (("1 / sqrt(mean(x²) + eps)",), ())
+
+
 def test_one_layer_alone_is_named(recordings: Recordings) -> None:
     def patch(p: Patched) -> None:
         norm = p.decoder.layers[1].input_layernorm

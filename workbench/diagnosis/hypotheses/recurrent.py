@@ -1,12 +1,14 @@
 """Hypotheses about linear attention and gates: edits of their formulas, on every pass of a sequence.
 
 A formula may have met another `before` than it should: nothing, what another sequence has left, a convolution's rows
-moved by one.
+moved by one, what was kept in 16 bits. Or what a sequence has is lost within a pass, where chunks of a prompt meet.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+import itertools
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -19,7 +21,8 @@ from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
-from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
+from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -27,7 +30,12 @@ from lockstep.workbench.diagnosis.recording import Array
 #: Operations whose hypotheses are made here.
 STATEFUL = (*GATES, *RECURRENT)
 #: What a sequence may begin with instead of what it has, by name.
-_NOTHING, _OTHERS = "nothing", "state of sequence {}"
+_NOTHING, _OTHERS, _LEFT = "nothing", "state of sequence {}", "what sequence {} has left"
+_LEFT_BEFORE = "what the sequence before it has left"
+#: What a state, which should be float32 whatever the engine's dtype, may be kept in between passes.
+_KEPT_IN = ("bfloat16", "float16")
+#: The last tokens of a pass from which on a state is tried to have begun.
+_MOST_STARTS = 512
 #: What becomes of the rows that a convolution has kept.
 _ROWS = ("oldest_row_lost", "newest_row_lost")
 #: Leaves that are numbers, and other values that engines have.
@@ -58,8 +66,81 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             continue
         predicted = [one for one in found if one is not None]
         if len(predicted) == len(found):
-            words = told(site, edits)
-            yield Variant(words.name, words.kind, words.text, words.fitted, predicted, edits=edits)
+            yield _variant(site, edits, predicted)
+    if site.operation in RECURRENT:
+        yield from _lost_within(site, formula, given)
+
+
+def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:
+    words = told(site, edits)
+    return Variant(words.name, words.kind, words.text, words.fitted, predicted, edits=edits)
+
+
+def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[Variant]:
+    """Tokens of a pass that go on as if nothing had come before them, and so do those after them."""
+    found, at = [part.expected for part in site.parts], set[int]()
+    for i in _wrong(site):
+        value = partial(_restarted, formula, given[i], site.parts[i])
+        if site.operation == "state":
+            best = _last_start(value, site.parts[i])
+        else:
+            begun = (
+                _starts(partial(value, before), site.parts[i]) for before in _befores(site, site.parts[i])
+            )
+            best = next((one for one in begun if one is not None), None)
+        if best is None:
+            return
+        found[i], starts = best
+        at |= set(starts)
+    if at:
+        yield _variant(site, (Edit((), "map", ("restarted",), tuple(map(float, sorted(at)))),), found)
+
+
+def _befores(site: Site, part: Part) -> Iterator[Array]:
+    """What comes before a pass; of a convolution also without its oldest rows, as behind a short pass."""
+    before = part.inputs["before"]
+    yield before
+    for lost in range(1, 1 + len(before)) if site.operation == "conv" else ():
+        yield np.concatenate([np.zeros_like(before[:lost]), before[lost:]])
+
+
+def _starts(value: Callable[[Sequence[int]], Array], part: Part) -> tuple[Array, list[int]] | None:
+    """What comes out, and the tokens that nothing comes before, each the first that is wrong yet; None where that does
+    not help."""
+    starts: list[int] = []
+    while True:
+        predicted = value(starts)
+        off = (np.abs(part.seen - predicted) > WRONG_SINGLE * part.noise).reshape(len(part.seen), -1).any(-1)
+        if not off.any():
+            return predicted, starts
+        first = int(np.argmax(off))
+        if first <= max(starts, default=0):
+            return None
+        starts.append(first)
+
+
+def _last_start(value: Callable[[Array, Sequence[int]], Array], part: Part) -> tuple[Array, list[int]] | None:
+    """Of a state, the last token that nothing comes before: that whose state is nearest to what was seen."""
+    count = len(part.inputs["beta"])
+    tried = [
+        (value(part.inputs["before"], [start]), [start])
+        for start in range(max(1, count - _MOST_STARTS), count)
+    ]
+    return min(tried, key=lambda one: float(np.linalg.norm(part.seen - one[0])), default=None)
+
+
+def _restarted(
+    formula: Node, given: Mapping[str, Any], part: Part, before: Array, starts: Sequence[int]
+) -> Array:
+    """The formula on the tokens up to the first of `starts`, and from each of them on, from nothing, up to the next."""
+    tokens = [role for role in part.inputs if role not in ("before", "frozen")]
+    pieces = []
+    for start, end in itertools.pairwise([0, *starts, len(part.inputs[tokens[0]])]):
+        leaves = {role: part.inputs[role][start:end] for role in tokens}
+        first = given[_NOTHING] if start else before
+        pieces.append(np.asarray(_evaluate(formula, {**given, **leaves, "before": first})))
+    whole = pieces[-1] if pieces[-1].ndim == 3 else np.concatenate(pieces)
+    return np.asarray(whole.reshape(part.seen.shape))
 
 
 def _wrong(site: Site) -> list[int]:
@@ -98,12 +179,16 @@ def _candidates(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
         yield tuple(Edit(path, "function", ("paired_in_turn",)) for path in pairs)
     if site.operation in RECURRENT:
         yield (Edit("before", "operand", (_NOTHING,)),)
+    others = sorted({one.seq for one in site.taps.passes})
     if site.operation == "conv":
         yield (Edit("before", "operand", ("frozen",)),)
         yield from ((Edit("before", "applied", (one,)),) for one in _ROWS)
     elif site.operation in RECURRENT:
-        others = sorted({one.seq for one in site.taps.passes})
         yield from ((Edit("before", "operand", (_OTHERS.format(seq),)),) for seq in others)
+        yield from ((Edit("before", "applied", (dtype,)),) for dtype in _KEPT_IN)
+    if site.operation in RECURRENT:
+        yield (Edit("before", "operand", (_LEFT_BEFORE,)),)
+        yield from ((Edit("before", "operand", (_LEFT.format(seq),)),) for seq in others)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 
@@ -118,6 +203,8 @@ def _given(site: Site, part: Part) -> dict[str, Any]:
         given[_NOTHING] = np.zeros_like(part.inputs["before"])
     if site.operation in ("state", "delta"):
         given |= _of_others(site, part)
+    if site.operation in RECURRENT:
+        given |= _left_by_others(site, part)
     return given
 
 
@@ -125,11 +212,30 @@ def _of_others(site: Site, part: Part) -> dict[str, Array]:
     """The last state that was written of each sequence up to the pass, its own in the same pass left out."""
     found: dict[str, Array] = {}
     step, seq = part.rows[-1].step, part.rows[-1].seq
-    tensors = site.taps.tensors(site.near("attn.state"), site.rank)
-    for one, x in zip(site.taps.passes, tensors, strict=True):
-        if x is not None and (one.step < step or (one.step == step and one.seq != seq)):
+    for one, x in _captured(site, "attn.state"):
+        if one.step < step or (one.step == step and one.seq != seq):
             found[_OTHERS.format(one.seq)] = x[0]
     return found
+
+
+def _left_by_others(site: Site, part: Part) -> dict[str, Array]:
+    """What each other sequence had at its end: its state, or a convolution's last rows, zeros before the first."""
+    assert site.declared is not None, "what linear attention reads is known"
+    before, conv = part.inputs["before"], site.operation == "conv"
+    found: dict[str, Array] = {}
+    for one, x in _captured(site, site.declared.inputs["x"] if conv else "attn.state"):
+        if one.seq != part.rows[-1].seq:
+            name = _LEFT.format(one.seq)
+            rows = np.concatenate([found.get(name, np.zeros_like(before)), x]) if conv else x[0]
+            found[name] = rows[-len(before) :] if conv else rows
+            if one.seq == part.rows[-1].seq - 1:
+                found[_LEFT_BEFORE] = found[name]
+    return found
+
+
+def _captured(site: Site, tap: str) -> Iterator[tuple[SequencePass, Array]]:
+    tensors = site.taps.tensors(site.near(tap), site.rank)
+    yield from ((one, x) for one, x in zip(site.taps.passes, tensors, strict=True) if x is not None)
 
 
 def _value(tree: Node, given: Mapping[str, Any], part: Part) -> Array | None:

@@ -66,6 +66,7 @@ def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edi
     for path, node in nodes(formula):
         match node.name:
             case "softmax" | "sigmoid" if node.args == (Node("logits"),):
+                yield from (Edit(path, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
                 yield Edit(path, "function", ("sigmoid" if node.name == "softmax" else "softmax",))
                 if "correction" in others:
                     yield Edit(path, "applied", ("plus", "correction", 1.0))

@@ -13,6 +13,7 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         for leaf, name, what in (
             ("correction", "correction", "the correction biases, by which experts are chosen,"),
             ("logits", "router", "the router's logits"),
+            *((function, "scores", "the router's scores") for function in ("sigmoid", "softmax")),
         )
         for dtype in ("bfloat16", "float16")
     },

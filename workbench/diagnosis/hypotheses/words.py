@@ -37,6 +37,7 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
     "norm": {"x": "the norm's input", "weight": "{weight}", "eps": "epsilon"},
     "residual": {"x": "the residual stream", "y": "the {branch}'s output"},
     **{kind: {"before": "the sequence's own state"} for kind in ("state", "delta")},
+    "conv": {"before": "the sequence's own last rows"},
 }
 _RESULTS = {"residual": "the sum", "activation": "the product"}
 #: What is at the places of a norm.
@@ -140,6 +141,9 @@ _MAPS: Mapping[str, str] = {
     "row_added": "the same vector is added to every row, as by a bias",
     "rows_scaled":
         "each row is off by a factor of its own, {0:.4g} to {1:.4g}, as by another number to divide by",
+    "restarted":
+        "what the sequence has is lost within its prompt: tokens go on as if nothing had come before them, as where a "
+        "chunk is read without what the one before it has left",
     "leaf_rows_moved": "{at} of another token is added",
     "leaf_rows_scaled": "{at} of each token is multiplied by a number of its own, {0:.4g} to {1:.4g}",
 }  # fmt: skip

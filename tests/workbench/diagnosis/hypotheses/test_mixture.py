@@ -6,6 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -134,13 +135,19 @@ def test_a_bias_of_the_experts_that_is_left_out_is_named(tmp_path: Path) -> None
     assert [one.name for one in found.causes] == ["expert_bias_missing"]
 
 
-def test_correction_biases_in_fewer_bits_are_named(tmp_path: Path) -> None:
-    """Far above the scores that they correct, as training leaves them."""
-    path = tiny_variant(tmp_path, "glm4-moe")
+def _with_corrections(path: Path, around: float) -> Path:
+    """The checkpoint with correction biases about a value, as training leaves them."""
     weights = load_file(path / "model.safetensors")
     for name in [one for one in weights if one.endswith("e_score_correction_bias")]:
-        weights[name] = 4 + 0.2 * torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(3))
+        noise = torch.randn(weights[name].shape, generator=torch.Generator().manual_seed(3))
+        weights[name] = around + 0.2 * noise
     save_file(weights, path / "model.safetensors", {"format": "pt"})
+    return path
+
+
+def test_correction_biases_in_fewer_bits_are_named(tmp_path: Path) -> None:
+    """Far above the scores that they correct."""
+    path = _with_corrections(tiny_variant(tmp_path, "glm4-moe"), around=4.0)
 
     def rounded(mlp: Any) -> None:
         bias = mlp.gate.e_score_correction_bias
@@ -148,3 +155,25 @@ def test_correction_biases_in_fewer_bits_are_named(tmp_path: Path) -> None:
 
     found = explained(path, tmp_path, "float32", rounded)
     assert (found.causes[0].tap[-12:], found.causes[0].name) == ("mlp.topk_ids", "correction_in_bfloat16")
+
+
+def _router_with(name: str, method: Callable[..., Tensor]) -> Callable[[Any], None]:
+    """The router runs with another method of tensors; the real one is its first argument."""
+    real = getattr(Tensor, name)
+
+    def put(mlp: Any) -> None:
+        forward = mlp.gate.forward
+
+        def routed(*args: Any) -> Any:
+            with patch.object(Tensor, name, lambda *given: method(real, *given)):
+                return forward(*args)
+
+        mlp.gate.forward = routed
+
+    return put
+
+
+def test_scores_in_fewer_bits_are_named(tmp_path: Path) -> None:
+    low = _router_with("sigmoid", lambda sigmoid, x: sigmoid(x).bfloat16().float())
+    first = explained(tiny_variant(tmp_path, "deepseek-v3"), tmp_path, "float32", low).causes[0]
+    assert (first.tap[-16:], first.name) == ("mlp.topk_weights", "scores_in_bfloat16")

@@ -7,10 +7,12 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from tests.checkpoints import tiny_variant
-from tests.workbench.diagnosis.attached import attached_and_diagnosed
+from tests.workbench.diagnosis.attached import IDS, attached_and_diagnosed
 
 FAMILIES = ("qwen3-next", "qwen3.5", "qwen3.5-moe")
 
@@ -62,3 +64,58 @@ def test_a_state_that_decode_steps_forget_is_named(tmp_path: Path, monkeypatch: 
     monkeypatch.setattr(modeling_qwen3_next, "torch_recurrent_gated_delta_rule", forgetful)
     first = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3-next"), tmp_path, "float32").causes[0]
     assert (first.tap, first.name, first.steps) == ("layers.0.attn.state", "state_operand", (1, 2))
+
+
+def test_a_state_that_is_kept_in_16_bits_between_passes_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    update = Cache.update_recurrent_state
+    monkeypatch.setattr(
+        Cache, "update_recurrent_state", lambda self, x, *args: update(self, x.bfloat16().float(), *args)
+    )
+    found = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3-next"), tmp_path, "bfloat16").causes
+    assert {one.text for one in found} == {"the sequence's own state is rounded to bfloat16"}
+    assert {one.kind for one in found} == {"precision"}
+    assert {one.steps for one in found} == {(1, 2)}
+
+
+def test_rows_that_another_request_has_left_to_the_convolution_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows: dict[int, Any] = {}
+    update = Cache.update_conv_state
+
+    def kept(self: Any, x: Any, layer: int, *args: Any, **named: Any) -> Any:
+        if layer in rows and self.get_conv_state(layer) is None:
+            x = torch.cat([rows[layer], x], -1)
+        out = update(self, x, layer, *args, **named)
+        rows[layer] = self.layers[layer].conv_states[0]
+        return out
+
+    monkeypatch.setattr(Cache, "update_conv_state", kept)
+    path = tiny_variant(tmp_path, "qwen3-next")
+    causes = attached_and_diagnosed(path, tmp_path, "float32", prompts=(IDS, IDS[5:], IDS[3:])).causes
+    said = "what the sequence before it has left is read instead of the sequence's own last rows"
+    assert {one.text for one in causes} == {said}
+    assert all(one.place.endswith("positions 0–2, sequences 1, 2") for one in causes if "conv" in one.tap)
+
+
+def test_a_state_that_is_lost_between_chunks_of_a_prompt_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rule, update = modeling_qwen3_next.torch_chunk_gated_delta_rule, LinearAttentionLayer.update_conv_state
+
+    def fresh(self: Any, x: Any, *args: Any, **named: Any) -> Any:
+        if x.shape[-1] > 1:
+            self.has_previous_state = dict.fromkeys(self.has_previous_state, False)
+        return update(self, x, *args, **named)
+
+    monkeypatch.setattr(
+        modeling_qwen3_next, "torch_chunk_gated_delta_rule",
+        lambda *args, **named: rule(*args, **{**named, "initial_state": None}),
+    )  # fmt: skip
+    monkeypatch.setattr(LinearAttentionLayer, "update_conv_state", fresh)
+    path = tiny_variant(tmp_path, "qwen3-next")
+    causes = attached_and_diagnosed(path, tmp_path, "float32", prefill_chunk_size=5).causes
+    assert {one.name for one in causes} == {"conv_restarted", "state_restarted", "delta_restarted"}
+    assert all("positions 5–7, 10–12" in one.place for one in causes if "conv" in one.tap)
