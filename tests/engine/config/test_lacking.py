@@ -12,7 +12,7 @@ from lockstep.engine.errors import ConfigError
 _MOE = "a mixture of experts of its own"
 #: By transformers' name -> some of what it has.
 FAMILIES: dict[str, tuple[str, ...]] = {
-    "gemma4": ("inputs of each layer's own",),
+    "gemma3n": ("inputs of each layer's own",),
     "deepseek_v32": ("sparse attention by an indexer",),
     "deepseek_v4": (_MOE,),
     "glm_moe_dsa": ("sparse attention by an indexer",),

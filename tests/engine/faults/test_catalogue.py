@@ -52,6 +52,7 @@ MODELS = {
     "latent": ("deepseek_v3", {}),
     "sinks": ("gpt_oss", {}),
     "states": ("qwen3_5_text", {"linear_num_key_heads": 4}),
+    "inputs-by-layer": ("gemma4_text", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 
