@@ -27,7 +27,8 @@ def settle(model: ModelConfig, source: Source) -> ModelConfig:
     files hold is not the embedding (`PreTrainedModel.tie_weights`)."""
     names = source.names()
     notes = _unread_frequencies(names) + _unread_layers(names, model) + _unread_parts(names, model)
-    notes += _too_far(model)
+    borrowed = (name for name in names if is_borrowed(name, model))
+    notes += _ignored(borrowed, "the layer reads the keys and values of another one") + _too_far(model)
     tied = model.tie_embeddings
     if tied and {EMBEDDING, HEAD} <= names:
         tied = _same_bytes(*_place(source, EMBEDDING), *_place(source, HEAD))
@@ -48,7 +49,7 @@ def _tied_by(model: ModelConfig) -> str:
 def is_unread(name: str, model: ModelConfig) -> bool:
     """Whether no engine has to load the tensor."""
     other = bool(model.wrapper) and bool(other_part(name))
-    return is_frequencies(name) or predicts_further(name, model) or other
+    return is_frequencies(name) or predicts_further(name, model) or is_borrowed(name, model) or other
 
 
 def is_frequencies(name: str) -> bool:
@@ -69,6 +70,15 @@ def predicts_further(name: str, model: ModelConfig) -> bool:
         return True
     layer = layer_of_parameter(name)
     return model.family in PREDICTING and layer is not None and layer >= model.num_layers
+
+
+def is_borrowed(name: str, model: ModelConfig) -> bool:
+    """Whether the tensor would make keys and values in a layer that reads another one's, as in published checkpoints of
+    Gemma-4; transformers leaves it unread."""
+    layer = layer_of_parameter(name)
+    if layer is None or layer >= len(model.shapes) or model.shapes[layer].kv_from is None:
+        return False
+    return name.rpartition(".self_attn.")[2].partition(".")[0] in ("k_proj", "v_proj", "k_norm", "v_norm")
 
 
 def _unread_layers(names: set[str], model: ModelConfig) -> tuple[str, ...]:

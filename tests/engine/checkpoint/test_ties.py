@@ -51,3 +51,20 @@ def test_layers_that_predict_further_tokens_are_left_unread(tmp_path: Path) -> N
     with source:
         verify(source, model)
     assert any("a layer that predicts further tokens" in note for note in model.notes)
+
+
+def test_keys_and_values_of_layers_that_read_those_of_another_are_left_unread(tmp_path: Path) -> None:
+    path = tiny_checkpoint(tmp_path, "gemma4_text")
+    file = path / "model.safetensors"
+    weights = load_file(file)
+    written = {name: one for name, one in weights.items() if ".layers.0.self_attn.k_" in name}
+    borrowing = {name.replace(".0.", ".4."): one.clone() for name, one in written.items()}
+    assert len(borrowing) == 2
+    assert not borrowing.keys() & weights.keys()
+    save_file(weights | borrowing, file, {"format": "pt"})
+    model, source = open_checkpoint(path)
+    with source:
+        verify(source, model)
+    assert model.notes == (
+        "ignored model.layers.4.self_attn.k_norm.weight and 1 more: the layer reads the keys and values of another one",
+    )
