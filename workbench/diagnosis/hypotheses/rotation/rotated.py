@@ -19,6 +19,7 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule, TokenPlaces, rules
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.expected import heads_of, pairs_of
+from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -130,6 +131,12 @@ class Rotated:
         """What rounding leaves of a prediction whose elements are `moved` to other places; None: the usual."""
         if not moved:
             return None
+        if (
+            not self.x.size
+        ):  # nothing is rotated where whole heads should not be: by the angles of the fastest pair
+            size = np.sqrt(2) * np.abs(self.whole).max(-1, keepdims=True)
+            loss = 4 * self.site.facts.unit + 4 * UNIT["float32"] * self.positions[:, None, None]
+            return np.asarray(size * loss + np.zeros_like(self.whole))
         halves = np.hypot(*np.split(self.x, 2, axis=-1))
         neighbours = np.hypot(self.x[..., ::2], self.x[..., 1::2])
         largest = np.maximum(np.concatenate([halves, halves], -1), neighbours.repeat(2, axis=-1))

@@ -70,6 +70,10 @@ def _other_channels(r: Rotated) -> Iterator[Variant]:
     }
     if not r.in_part:
         return
+    if not r.x.size:
+        options = {
+            "rope_whole_heads": (whole_heads, "heads are rotated, which this model does not do in this layer")
+        }
     for name, (change, text) in options.items():
         model = replace(own, **change)
         if model == own or (model.rotary is None and whole.shape[-1] != model.head_dim):

@@ -168,6 +168,15 @@ def test_rows_off_by_numbers_of_each_head_are_not_said_to_be_read_behind_a_table
     assert not accepted(site(seen))
 
 
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_layer_that_should_not_rotate_at_all(dtype: str) -> None:
+    unrotated = of_model(rotary=0)
+    assert not accepted(site(X, unrotated))
+    seen = torch.tensor(turned(POSITIONS)).to(getattr(torch, dtype)).double().numpy()
+    (found,) = best(site(seen, unrotated, dtype=dtype))
+    assert found.variant.text == "heads are rotated, which this model does not do in this layer"
+
+
 def test_positions_that_follow_no_rule_are_told() -> None:
     at = POSITIONS.copy()
     at[[3, 5, 9]] = [8, 1, 2]
