@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
-from lockstep.engine.faults.fault import Fault, Needs
+from lockstep.engine.faults.fault import Fault, Needs, one_seam
 from lockstep.engine.faults.needs import all_of, several_experts, several_ranks
 
 if TYPE_CHECKING:
@@ -165,20 +165,10 @@ def _fault(
     base: dict[str, str], value: str, patch: Callable[..., object], needs: Needs, title: str, symptom: str,
     source: str = "",
 ) -> Fault:  # fmt: skip
-    return Fault(
-        id=f"{base['seam']}-{value}".replace("_", "-"),
-        seam=base["seam"],
-        value=value,
-        correct=base["correct"],
-        title=title,
-        group="mlp",
-        level="step",
-        first_tap=base["first_tap"],
-        symptom=symptom,
-        source=source,
-        patch={base["seam"]: patch},
-        needs=needs,
-    )
+    return one_seam(
+        base["seam"], value, base["correct"], patch, base["first_tap"], title, symptom, needs,
+        group="mlp", source=source,
+    )  # fmt: skip
 
 
 _SCALED = _with(lambda has: has.factor != 1, "the model's experts have no factor")

@@ -44,3 +44,36 @@ class Fault:
     source: str = ""
     patch: Mapping[str, Callable[..., Any]] = field(repr=False, compare=False)
     needs: Needs = field(default=_anywhere, repr=False, compare=False)
+
+
+def one_seam(
+    seam: str,
+    value: str,
+    correct: str,
+    patch: Callable[..., Any],
+    first_tap: str,
+    title: str,
+    symptom: str,
+    needs: Needs,
+    *,
+    group: Group,
+    level: Level = "step",
+    step: int = 0,
+    source: str = "",
+) -> Fault:
+    """A fault that replaces its own seam and no other; `id` is made of both names."""
+    return Fault(
+        id=f"{seam}-{value}".replace("_", "-"),
+        seam=seam,
+        value=value,
+        correct=correct,
+        title=title,
+        group=group,
+        level=level,
+        first_tap=first_tap,
+        step=step,
+        symptom=symptom,
+        source=source,
+        patch={seam: patch},
+        needs=needs,
+    )

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.faults.fault import Fault, Level, Needs
+from lockstep.engine.faults.fault import Fault, Level, Needs, one_seam
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -121,21 +121,10 @@ def _fault(
     seam: str, value: str, correct: str, patch: Callable[..., object], tap: str, title: str, symptom: str,
     source: str = "", needs: Needs = has_states, step: int = 0, level: Level = "step",
 ) -> Fault:  # fmt: skip
-    return Fault(
-        id=f"{seam}-{value}".replace("_", "-"),
-        seam=seam,
-        value=value,
-        correct=correct,
-        title=title,
-        group="attention",
-        level=level,
-        first_tap=f"layers.*.attn.{tap}",
-        step=step,
-        symptom=symptom,
-        source=source,
-        patch={seam: patch},
-        needs=needs,
-    )
+    return one_seam(
+        seam, value, correct, patch, f"layers.*.attn.{tap}", title, symptom, needs,
+        group="attention", level=level, step=step, source=source,
+    )  # fmt: skip
 
 
 FAULTS = (

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.layer_shapes import LayerInputs
-from lockstep.engine.faults.fault import Fault, Group, Level, Needs
+from lockstep.engine.faults.fault import one_seam
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -91,54 +91,35 @@ def has_layer_scalar(model: ModelConfig, tp: int) -> str | None:
     return None if model.layer_scalar else "the model's layers have no scalar"
 
 
-def _fault(
-    seam: str, value: str, correct: str, patch: Callable[..., object], tap: str, title: str, symptom: str, needs: Needs,
-    level: Level = "step", group: Group = "attention",
-) -> Fault:  # fmt: skip
-    return Fault(
-        id=f"{seam}-{value}".replace("_", "-"),
-        seam=seam,
-        value=value,
-        correct=correct,
-        title=title,
-        group=group,
-        level=level,
-        first_tap=tap,
-        symptom=symptom,
-        patch={seam: patch},
-        needs=needs,
-    )
-
-
 FAULTS = (
-    _fault(
+    one_seam(
         "value_norm", "missing", "by_head", not_normalised, "layers.*.attn.v_norm", "norm of values left out",
         "values are too large or too small, head by head", has_value_norm, group="norm",
     ),
-    _fault(
+    one_seam(
         "value_norm", "keys", "by_head", by_norm_of_keys, "layers.*.attn.v_norm", "values through the norm of keys",
         "each channel of the values has another factor", has_value_norm, group="norm",
     ),
-    _fault(
+    one_seam(
         "shared_cache", "first", "last", first_of_type, "layers.*.attn.k_cache",
         "layers share the first cache of their type",
         "the layers that share keys and values read those of the first layer of their type", other_writers,
         level="build", group="cache",
     ),
-    _fault(
+    one_seam(
         "layer_inputs", "unscaled", "halved", not_halved, "layer_inputs", "per-layer inputs not scaled",
         "every layer adds too much of its own input", has_layer_inputs, group="mlp",
     ),
-    _fault(
+    one_seam(
         "layer_inputs", "embedding_alone", "halved", without_product, "layer_inputs",
         "per-layer inputs without the product of the embedding", "every layer lacks a part of its own input",
         has_layer_inputs, group="mlp",
     ),
-    _fault(
+    one_seam(
         "layer_input", "next", "own", of_next_layer, "layers.*.layer_input", "per-layer input of the next layer",
         "each layer adds what the next one should", has_layer_inputs, group="mlp",
     ),
-    _fault(
+    one_seam(
         "layer_scalar", "missing", "applied", unscaled, "layers.*.mlp_residual", "layer scalar left out",
         "each layer's output is off by one factor", has_layer_scalar, group="mlp",
     ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.faults.fault import Fault, Needs
+from lockstep.engine.faults.fault import Fault, Needs, one_seam
 from lockstep.engine.faults.needs import all_of, several_heads, several_ranks
 from lockstep.engine.parallel import shards
 
@@ -66,20 +66,10 @@ def _fault(value: str, title: str, symptom: str, source: str = "", needs: Needs 
         "unshifted": unshifted,
         "next_head": of_next_head,
     }
-    return Fault(
-        id=f"sinks-{value}".replace("_", "-"),
-        seam="sinks",
-        value=value,
-        correct="in_sum",
-        title=title,
-        group="attention",
-        level="step",
-        first_tap="layers.*.attn.probs",
-        symptom=symptom,
-        source=source,
-        patch={"sinks": patch[value]},
-        needs=needs,
-    )
+    return one_seam(
+        "sinks", value, "in_sum", patch[value], "layers.*.attn.probs", title, symptom, needs,
+        group="attention", source=source,
+    )  # fmt: skip
 
 
 FAULTS = (
