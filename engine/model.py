@@ -292,9 +292,10 @@ class Decoder:
         self.wiring = Wiring(rules, taps, places)
         self.rules = rules
         own = [rules.layer_rope(self.model, i) for i in range(self.model.num_layers)]
-        different = {_rotation_of(model): model for model in reversed(own)}
-        self._ropes = {key: Rotation(model, rules, self.device) for key, model in different.items()}
-        self._rope_of = [_rotation_of(model) for model in own]
+        keys = [_rotation_of(model) for model in own]
+        different = list(dict.fromkeys(keys))
+        self._ropes = [Rotation(own[keys.index(key)], rules, self.device) for key in different]
+        self._rope_of = [different.index(key) for key in keys]
         self.embed.bind(self.wiring)
         if self.layer_inputs is not None:
             self.layer_inputs.bind(self.wiring)
@@ -319,10 +320,10 @@ class Decoder:
         x = self.embed(batch.ids)  # [T, H]
         of_layers = None if self.layer_inputs is None else self.layer_inputs(batch.ids, x)
         positions = self.rules.rope_positions(batch)
-        angles = {
-            key: self.rules.rope_angles(positions, rope.frequencies(batch), rope.factor, self.dtype)
-            for key, rope in self._ropes.items()
-        }
+        angles = [
+            self.rules.rope_angles(positions, rope.frequencies(batch), rope.factor, self.dtype)
+            for rope in self._ropes
+        ]
         inputs = StepInputs(batch, self.wiring, self.dtype)
         for layer, rope in zip(self.layers, self._rope_of, strict=True):
             x = layer(x, batch, angles[rope], inputs, pool, of_layers)

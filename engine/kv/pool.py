@@ -56,14 +56,17 @@ class KVPool:
             for part in (0, 1)
         )
         # Where rows are gathered to before attention: one pair for all layers, which run in turn.
-        self._key_rows, self._value_rows = (
-            torch.empty(
-                max_rows * max((one.heads * one.widths[part] for one in layers.values()), default=0),
-                dtype=dtype,
-                device=device,
-            )
-            for part in (0, 1)
+        widest = (
+            max((one.heads * one.widths[part] for one in layers.values()), default=0) for part in (0, 1)
         )
+        buffers = [torch.empty(max_rows * width, dtype=dtype, device=device) for width in widest]
+        self._gathered = {
+            layer: [
+                flat[: max_rows * one.heads * width].view(max_rows, one.heads, width)
+                for flat, width in zip(buffers, one.widths, strict=True)
+            ]
+            for layer, one in layers.items()
+        }
 
     @property
     def layers(self) -> list[int]:
@@ -95,10 +98,7 @@ class KVPool:
         """Gather the rows of `slots` [K] into the shared buffers: two views [K, heads, D], which the
         next call overwrites."""
         own_keys, own_values = self.of(layer)
-        keys, values = (
-            flat[: len(slots) * own[0].numel()].view(len(slots), *own.shape[1:])
-            for flat, own in ((self._key_rows, own_keys), (self._value_rows, own_values))
-        )
+        keys, values = (rows[: len(slots)] for rows in self._gathered[self.shared.get(layer, layer)])
         torch.index_select(own_keys, 0, slots, out=keys)
         torch.index_select(own_values, 0, slots, out=values)
         return keys, values
