@@ -15,6 +15,7 @@ from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.errors import CheckpointError
+from lockstep.engine.graph import LAYER
 from lockstep.engine.parallel.shards import layer_of_parameter
 from lockstep.engine.text import printable
 
@@ -72,13 +73,17 @@ def predicts_further(name: str, model: ModelConfig) -> bool:
     return model.family in PREDICTING and layer is not None and layer >= model.num_layers
 
 
+#: Modules that a layer has for keys and values of its own.
+_OF_OWN_KV = frozenset(one.module for one in LAYER.values() if one.module and "shared_kv" in one.unless)
+
+
 def is_borrowed(name: str, model: ModelConfig) -> bool:
     """Whether the tensor would make keys and values in a layer that reads another one's, as in published checkpoints of
     Gemma-4; transformers leaves it unread."""
     layer = layer_of_parameter(name)
     if layer is None or layer >= len(model.shapes) or model.shapes[layer].kv_from is None:
         return False
-    return name.rpartition(".self_attn.")[2].partition(".")[0] in ("k_proj", "v_proj", "k_norm", "v_norm")
+    return name.removeprefix(f"model.layers.{layer}.").rpartition(".")[0] in _OF_OWN_KV
 
 
 def _unread_layers(names: set[str], model: ModelConfig) -> tuple[str, ...]:

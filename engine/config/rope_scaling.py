@@ -76,21 +76,18 @@ def ropes_from_hf(
     if rules.local_theta is None:
         assumed = Fields(rules.rope or {}, config.where)
         parameters = _parameters(config, assumed)
-        if rules.ntk_alpha and "alpha" in parameters and _kind(parameters) == "dynamic":
+        if (
+            rules.ntk_alpha
+            and "alpha" in parameters
+            and parameters.word(_kind_key(parameters), "") == "dynamic"
+        ):
             return (_stretched_once(config, parameters, rules.theta, dim),)
         return (_rope(config, parameters, rules.theta, max_position, dim),)
     stated, scaling = config.object("rope_parameters"), config.object("rope_scaling")
-    kinds = ("full_attention", "sliding_attention")
-    assumed_full = {"full_attention": dict(rules.rope or {})}
+    by_kind = Fields({"full_attention": dict(rules.rope or {})}, config.where) if stated is None else stated
     full, sliding = (
-        (
-            assumed_full.get(kind, {})
-            if stated is None
-            else dict(one.data)
-            if (one := stated.object(kind))
-            else {}
-        )
-        for kind in kinds
+        {} if (one := by_kind.object(kind)) is None else dict(one.data)
+        for kind in ("full_attention", "sliding_attention")
     )
     full |= {} if scaling is None else dict(scaling.data)
     key, default = rules.local_theta
@@ -161,24 +158,27 @@ def _parameters(config: Fields, assumed: Fields | None = None) -> Fields:
 def _rope(config: Fields, fields: Fields, default: float, max_position: int, dim: int) -> Rope:
     if nested := [key for key, value in fields.data.items() if isinstance(value, dict)]:
         raise fields.error(nested[0], "rotary parameters of single layer types are not supported")
-    theta = fields.number("rope_theta", config.number("rope_theta", default, above=0.0), above=0.0)
-    return Rope(theta, _scaling(config, fields, max_position, dim))
+    return Rope(_theta(config, fields, default), _scaling(config, fields, max_position, dim))
 
 
 def _stretched_once(config: Fields, fields: Fields, default: float, dim: int) -> Rope:
     """Hunyuan's: whatever the sequence's length, the base times alpha ^ (dim / (dim - 2))."""
-    theta = fields.number("rope_theta", config.number("rope_theta", default, above=0.0), above=0.0)
-    return Rope(theta * fields.number("alpha", above=0.0) ** (dim / max(dim - 2, 1)), RopeScaling())
+    stretch = fields.number("alpha", above=0.0) ** (dim / max(dim - 2, 1))
+    return Rope(_theta(config, fields, default) * stretch, RopeScaling())
 
 
-def _kind(fields: Fields) -> str:
-    return fields.word("rope_type" if "rope_type" in fields else "type", "default")
+def _theta(config: Fields, fields: Fields, default: float) -> float:
+    return fields.number("rope_theta", config.number("rope_theta", default, above=0.0), above=0.0)
+
+
+def _kind_key(fields: Fields) -> str:
+    return "rope_type" if "rope_type" in fields else "type"
 
 
 def _scaling(config: Fields, fields: Fields, max_position: int, head_dim: int) -> RopeScaling:
     original_from = config if "original_max_position_embeddings" in config else fields
     original = original_from.size("original_max_position_embeddings", max_position)
-    kind_key = "rope_type" if "rope_type" in fields else "type"
+    kind_key = _kind_key(fields)
     kind = fields.word(kind_key, "default")
     if kind == "default":
         return RopeScaling()

@@ -198,6 +198,13 @@ def _of(name: str, *args: Node) -> Node:
     return Node(name, args)
 
 
+def substitute(tree: Node, others: Mapping[str, Node]) -> Node:
+    """The tree with other nodes in place of leaves, wherever these stand."""
+    if not tree.args:
+        return others.get(tree.name, tree)
+    return replace(tree, args=tuple(substitute(one, others) for one in tree.args))
+
+
 _X, _WEIGHT, _BIAS = Node("x"), Node("weight"), Node("bias")
 #: x over its root mean square (RMSNorm, arXiv:1910.07467).
 NORMALISED = _of("divide", _X, _of("root", _of("add", _of("mean", _of("square", _X)), Node("eps"))))
@@ -230,11 +237,8 @@ _RECURRENT = (
 _QUERIES = _of("multiply", _of("by_heads", Node("q"), Node("key_dim")), Node("key_scale"))
 _VALUES = _of("by_heads", _X, Node("value_dim"))
 _OF_LAYERS = _of("by_heads", _of("multiply", _X, Node("projection_scale")), Node("input_width"))
-_VALUES_NORMALISED = _of(
-    "divide", _VALUES, _of("root", _of("add", _of("mean", _of("square", _VALUES)), Node("eps")))
-)
-_OF_LAYERS_NORMALISED = _of(
-    "divide", _OF_LAYERS, _of("root", _of("add", _of("mean", _of("square", _OF_LAYERS)), Node("eps")))
+_VALUES_NORMALISED, _OF_LAYERS_NORMALISED = (
+    substitute(NORMALISED, {"x": heads}) for heads in (_VALUES, _OF_LAYERS)
 )
 #: Kind -> what its operations compute.
 FORMULAS: Mapping[Kind, Node] = {
@@ -356,13 +360,6 @@ def _latent_norm(operation: Operation) -> Node:
     """Of the latent of keys and values: what else its product gives is left out."""
     latent = _of("first", _X, Node("kv_rank")) if operation.width == "latent" else _X
     return substitute(FORMULAS["norm"], {"x": latent})
-
-
-def substitute(tree: Node, others: Mapping[str, Node]) -> Node:
-    """The tree with other nodes in place of leaves, wherever these stand."""
-    if not tree.args:
-        return others.get(tree.name, tree)
-    return replace(tree, args=tuple(substitute(one, others) for one in tree.args))
 
 
 def _routing(kind: Kind, experts: ExpertsConfig) -> Node:

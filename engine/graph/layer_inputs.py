@@ -7,44 +7,32 @@ All of it is whole on every rank, but for the embedding's rows.
 
 from __future__ import annotations
 
+from functools import partial
+
 from lockstep.engine.graph.operation import Operation
+
+_one = partial(Operation, part="layer_inputs")
 
 #: Before the first layer, [T, layers * width].
 OF_ALL_LAYERS = (
-    Operation(
-        "layer_inputs.embed", "embedding", width="layer_inputs", module="model.embed_tokens_per_layer",
-        part="layer_inputs",
+    _one("layer_inputs.embed", "embedding", width="layer_inputs", module="model.embed_tokens_per_layer"),
+    _one(
+        "layer_inputs.proj", "linear", {"x": "embed"}, "layer_inputs", module="model.per_layer_model_projection"
     ),
-    Operation(
-        "layer_inputs.proj", "linear", {"x": "embed"}, "layer_inputs", module="model.per_layer_model_projection",
-        part="layer_inputs",
-    ),
-    Operation(
-        "layer_inputs", "layer_inputs", {"x": "layer_inputs.proj", "embedded": "layer_inputs.embed"}, "layer_inputs",
-        part="layer_inputs",
+    _one(
+        "layer_inputs", "layer_inputs", {"x": "layer_inputs.proj", "embedded": "layer_inputs.embed"}, "layer_inputs"
     ),
 )  # fmt: skip
 #: Where the weights of the last of them lie.
 NORM = "model.per_layer_projection_norm"
 #: Behind the MLP, in the place of its sum with the stream.
 OF_A_LAYER = (
-    Operation("mlp_stream", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}, part="layer_inputs"),
-    Operation("layer_input", "layer_input", {"x": "layer_inputs"}, "layer_input", part="layer_inputs"),
-    Operation(
-        "layer_input.gate", "linear", {"x": "mlp_stream"}, "layer_input", module="per_layer_input_gate",
-        part="layer_inputs",
-    ),
-    Operation(
-        "layer_input.act", "activation", {"gate": "layer_input.gate", "up": "layer_input"}, "layer_input",
-        part="layer_inputs",
-    ),
-    Operation(
-        "layer_input.proj", "linear", {"x": "layer_input.act"}, module="per_layer_projection", part="layer_inputs"
-    ),
-    Operation(
-        "post_layer_input_norm", "norm", {"x": "layer_input.proj"}, module="post_per_layer_input_norm",
-        part="layer_inputs",
-    ),
-)  # fmt: skip
+    _one("mlp_stream", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}),
+    _one("layer_input", "layer_input", {"x": "layer_inputs"}, "layer_input"),
+    _one("layer_input.gate", "linear", {"x": "mlp_stream"}, "layer_input", module="per_layer_input_gate"),
+    _one("layer_input.act", "activation", {"gate": "layer_input.gate", "up": "layer_input"}, "layer_input"),
+    _one("layer_input.proj", "linear", {"x": "layer_input.act"}, module="per_layer_projection"),
+    _one("post_layer_input_norm", "norm", {"x": "layer_input.proj"}, module="post_per_layer_input_norm"),
+)
 #: What a layer's last sum adds up instead.
 LAST_SUM = {"x": "mlp_stream", "y": "post_layer_input_norm"}

@@ -186,6 +186,10 @@ def _stablelm(file: WholeReader) -> Told:
     return {**_glm4(file), **_layer_norm(file), "use_qkv_bias": biased, "use_parallel_residual": parallel}
 
 
+def _linear_attention(file: WholeReader) -> Told:
+    return gguf_linear.linear_attention(file, _rope(file))
+
+
 def _seed_oss(file: WholeReader) -> Told:
     return {"attention_out_bias": "blk.0.attn_output.bias" in {one.name for one in file.tensors}}
 
@@ -229,11 +233,9 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "minimax-m2": _Architecture("minimax_m2", lambda file: gguf_experts.partly_rotated(file, _rope(file))),
     "gpt-oss": _Architecture("gpt_oss", lambda file: gguf_experts.gpt_oss(file, _rope(file))),
     "deepseek2": _Architecture("deepseek_v2", lambda file: gguf_experts.deepseek(file, _rope(file))),
-    "qwen3next": _Architecture("qwen3_next", lambda file: gguf_linear.linear_attention(file, _rope(file))),
-    "qwen35": _Architecture("qwen3_5_text", lambda file: gguf_linear.linear_attention(file, _rope(file))),
-    "qwen35moe": _Architecture(
-        "qwen3_5_moe_text", lambda file: gguf_linear.linear_attention(file, _rope(file))
-    ),
+    "qwen3next": _Architecture("qwen3_next", _linear_attention),
+    "qwen35": _Architecture("qwen3_5_text", _linear_attention),
+    "qwen35moe": _Architecture("qwen3_5_moe_text", _linear_attention),
 }
 
 

@@ -198,12 +198,11 @@ def _multiplied(x: Any, owner: Any) -> Any:
 
 def _finished(logits: Any, config: Any) -> Any:
     """What transformers' model makes of its head's product."""
-    if (
-        getattr(config, "model_type", "") == "gemma4"
-    ):  # whose text model's cap it applies, as Gemma-3 does not
-        config = config.get_text_config()
+    kind = getattr(config, "model_type", "")
+    # Gemma-4 applies its text model's cap where it reads images, as Gemma-3 does not.
+    config = config.get_text_config() if kind == "gemma4" else config
     scaling = getattr(config, "logits_scaling", 1)
-    scaling = 1 / scaling if getattr(config, "model_type", "") == "hyperclovax" else scaling
+    scaling = 1 / scaling if kind == "hyperclovax" else scaling
     logits = logits / scaling * getattr(config, "logit_scale", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return torch.tanh(logits / cap) * cap if cap else logits

@@ -50,7 +50,8 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
     smallest = min(_wrong(site), key=lambda i: len(site.parts[i].rows), default=None)
     if smallest is None or any(not part.fits for part in site.parts):
         return
-    given = [_given(site, part) for part in site.parts]
+    left = _left(site) if site.operation in RECURRENT else {}
+    given = [_given(site, part, left) for part in site.parts]
     for edits in dict.fromkeys(_candidates(site, formula)):
         try:
             tree = together(edits, formula)
@@ -183,22 +184,26 @@ def _candidates(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
     if pairs:
         yield tuple(Edit(path, "function", ("paired_in_turn",)) for path in pairs)
     if site.operation in RECURRENT:
-        yield (Edit("before", "operand", (_NOTHING,)),)
-    others = sorted({one.seq for one in site.taps.passes})
-    if site.operation == "conv":
-        yield (Edit("before", "operand", ("frozen",)),)
-        yield from ((Edit("before", "applied", (one,)),) for one in _ROWS)
-    elif site.operation in RECURRENT:
-        yield from ((Edit("before", "operand", (_OTHERS.format(seq),)),) for seq in others)
-        yield from ((Edit("before", "applied", (dtype,)),) for dtype in _KEPT_IN)
-    if site.operation in RECURRENT:
-        yield (Edit("before", "operand", (_LEFT_BEFORE,)),)
-        yield from ((Edit("before", "operand", (_LEFT.format(seq),)),) for seq in others)
+        yield from ((one,) for one in _other_befores(site))
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 
-def _given(site: Site, part: Part) -> dict[str, Any]:
-    """The leaves of a formula, and what they may be exchanged for."""
+def _other_befores(site: Site) -> Iterator[Edit]:
+    """What a sequence may begin with instead of what it has."""
+    yield Edit("before", "operand", (_NOTHING,))
+    others = sorted({one.seq for one in site.taps.passes})
+    if site.operation == "conv":
+        yield Edit("before", "operand", ("frozen",))
+        yield from (Edit("before", "applied", (one,)) for one in _ROWS)
+    else:
+        yield from (Edit("before", "operand", (_OTHERS.format(seq),)) for seq in others)
+        yield from (Edit("before", "applied", (dtype,)) for dtype in _KEPT_IN)
+    yield Edit("before", "operand", (_LEFT_BEFORE,))
+    yield from (Edit("before", "operand", (_LEFT.format(seq),)) for seq in others)
+
+
+def _given(site: Site, part: Part, left: Mapping[int, Array]) -> dict[str, Any]:
+    """The leaves of a formula, and what they may be exchanged for. `left`: what each sequence had at its end."""
     given: dict[str, Any] = {**numbers_of(site.facts.model), **part.inputs}
     for role, name in site.weights.items():
         weight = site.facts.weight(name)
@@ -208,9 +213,11 @@ def _given(site: Site, part: Part) -> dict[str, Any]:
         given[_NOTHING] = np.zeros_like(part.inputs["before"])
     if site.operation in ("state", "delta"):
         given |= _of_others(site, part)
-    if site.operation in RECURRENT:
-        given |= _left_by_others(site, part)
-    return given
+    if not left:
+        return given
+    own = part.rows[-1].seq
+    given |= {_LEFT.format(seq): x for seq, x in left.items() if seq != own}
+    return given | ({_LEFT_BEFORE: left[own - 1]} if own - 1 in left else {})
 
 
 def _of_others(site: Site, part: Part) -> dict[str, Array]:
@@ -223,18 +230,15 @@ def _of_others(site: Site, part: Part) -> dict[str, Array]:
     return found
 
 
-def _left_by_others(site: Site, part: Part) -> dict[str, Array]:
-    """What each other sequence had at its end: its state, or a convolution's last rows, zeros before the first."""
+def _left(site: Site) -> dict[int, Array]:
+    """What each sequence had at its end: its state, or a convolution's last rows, zeros before the first."""
+    if site.operation != "conv":
+        return {one.seq: x[0] for one, x in _captured(site, "attn.state")}
     assert site.declared is not None, "what linear attention reads is known"
-    before, conv = part.inputs["before"], site.operation == "conv"
-    found: dict[str, Array] = {}
-    for one, x in _captured(site, site.declared.inputs["x"] if conv else "attn.state"):
-        if one.seq != part.rows[-1].seq:
-            name = _LEFT.format(one.seq)
-            rows = np.concatenate([found.get(name, np.zeros_like(before)), x]) if conv else x[0]
-            found[name] = rows[-len(before) :] if conv else rows
-            if one.seq == part.rows[-1].seq - 1:
-                found[_LEFT_BEFORE] = found[name]
+    before, found = site.parts[0].inputs["before"], dict[int, Array]()
+    for one, x in _captured(site, site.declared.inputs["x"]):
+        rows = np.concatenate([found.get(one.seq, np.zeros_like(before)), x])
+        found[one.seq] = rows[-len(before) :]
     return found
 
 

@@ -131,9 +131,7 @@ class Rotated:
         """What rounding leaves of a prediction whose elements are `moved` to other places; None: the usual."""
         if not moved:
             return None
-        if (
-            not self.x.size
-        ):  # nothing is rotated where whole heads should not be: by the angles of the fastest pair
+        if not self.x.size:  # whole heads where none should be rotated: by the angles of the fastest pair
             size = np.sqrt(2) * np.abs(self.whole).max(-1, keepdims=True)
             loss = 4 * self.site.facts.unit + 4 * UNIT["float32"] * self.positions[:, None, None]
             return np.asarray(size * loss + np.zeros_like(self.whole))
