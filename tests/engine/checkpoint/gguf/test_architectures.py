@@ -91,7 +91,7 @@ def test_the_engine_computes_the_same_from_both(name: str, tmp_path: Path) -> No
         np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0)
 
 
-@pytest.mark.parametrize("name", ["phi3", "glm4"])
+@pytest.mark.parametrize("name", ["phi3", "glm4", "qwen3-next", "qwen3.5"])
 def test_stacks_stay_in_blocks_as_well(name: str, tmp_path: Path) -> None:
     _, twin = twins(tmp_path, name, "Q8_0")
     for kept, dense in zip(logits(twin, weights="quantised"), logits(twin), strict=True):
