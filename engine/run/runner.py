@@ -24,10 +24,10 @@ from lockstep.engine.kv.states import LayerState, StatePool
 from lockstep.engine.model import Decoder
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import Rules
+from lockstep.engine.rules import CORRECT, Rules
 from lockstep.engine.run.prompts import check_ids, check_prompt
 from lockstep.engine.run.results import SequenceResult, TokenChoice
-from lockstep.engine.run.sampler import choose
+from lockstep.engine.run.sampler import Draw, choose_each
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.run.sequences import Sequence, StepResult
 from lockstep.engine.taps.hub import CapturePolicy, TapHub
@@ -111,6 +111,7 @@ class Runner:
 
     def rebind(self) -> None:
         """Bind layers to the rules in force and to the taps that are wanted now."""
+        self.hub.ledger.copies = self.rules != CORRECT
         self.decoder.bind(self.rules, self.hub.tap, self.hub.places)
 
     def watch(self, policy: CapturePolicy) -> None:
@@ -227,7 +228,7 @@ class Runner:
         others take part in the collective and return nothing."""
         rows = rows.to(self.decoder.device, self.decoder.dtype)
         logits = self.comm.gather_columns(self.decoder.lens(rows), self._widths)
-        return [] if logits is None else [choose(row, Sampling(), 0, 0, top) for row in logits]
+        return [] if logits is None else choose_each(logits, [Draw(Sampling(), 0, 0)] * len(logits), top)
 
     def _new_tokens(self, sequence: Sequence) -> list[int]:
         chunk = self.config.chunk_tokens or len(sequence.ids)
@@ -322,9 +323,9 @@ class Runner:
         """Rank 0's tokens with what they were chosen from; other ranks hold places for them."""
         if logits is None:
             return [(0, None)] * len(plan)
-        chosen: list[tuple[int, TokenChoice | None]] = []
-        for seq, row in zip(plan, logits, strict=True):
+        draws = []
+        for seq, ids in plan.items():
             sequence = self.sequences[seq]
-            choice = choose(row, sequence.sampling, seq, sequence.computed + len(plan[seq]))
-            chosen.append((forced.get(seq, choice.token), choice))
-        return chosen
+            draws.append(Draw(sequence.sampling, seq, sequence.computed + len(ids)))
+        choices = choose_each(logits, draws)
+        return [(forced.get(seq, one.token), one) for seq, one in zip(plan, choices, strict=True)]

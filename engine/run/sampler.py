@@ -7,8 +7,13 @@ branch or changing the batch cannot change what a position draws, and every tp d
 from __future__ import annotations
 
 import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.run.results import TokenChoice
@@ -21,24 +26,57 @@ def uniform(seed: int, sequence: int, position: int) -> float:
     return int.from_bytes(hashlib.blake2b(key, digest_size=8).digest(), "big") / 2**64
 
 
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """How the token for `position` of `sequence` is to be chosen."""
+
+    sampling: Sampling
+    sequence: int
+    position: int
+
+
 def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top: int = 20) -> TokenChoice:
     """Choose from logits [vocab] for the token at `position` of `sequence`.
 
     NaN never wins by accident: a row that holds NaN yields its first NaN's index, as argmax does in
     torch, and so breaks visibly and the same way every time.
     """
-    row = logits.double().cpu()
-    highest = row.max()
+    return choose_each(logits[None], [Draw(sampling, sequence, position)], top)[0]
+
+
+def choose_each(logits: Tensor, draws: Sequence[Draw], top: int = 20) -> list[TokenChoice]:
+    """`choose` from each row of logits [S, vocab]. A GPU reads all rows at once and hands over what is said of them; on
+    the CPU each row is read alone, so that its bits do not depend on the others."""
+    parts = [logits] if logits.is_cuda else list(logits.split(1))
+    found = np.concatenate([_summary(part, top) for part in parts])
+    return [_choice(row, one, draw) for row, one, draw in zip(logits, found, draws, strict=True)]
+
+
+def _summary(logits: Tensor, top: int) -> NDArray[np.float64]:
+    """What rows of logits [S, vocab] come to, [S, 3 + 2 * top]: normaliser, entropy, likeliest token, and the best
+    tokens with their logits. Numbers of tokens are exact in float64."""
+    rows = logits.double()
+    highest = rows.amax(-1, keepdim=True)
     # Below -800 exp is 0 in float64: cut there, so that 0 * -inf cannot make a NaN of the entropy.
-    shifted = (row - highest).clamp_(min=-800)
+    shifted = (rows - highest).clamp_(min=-800)
     weights = shifted.exp()
-    total = weights.sum()
+    total = weights.sum(-1, keepdim=True)
     log_z = highest + total.log()
-    entropy = total.log() - weights @ shifted / total  # minus the sum of p log p
-    top_logits, top_ids = row.topk(min(top, row.numel()))
-    greedy = sampling.temperature == 0 or not bool(torch.isfinite(log_z))
-    token = int(row.argmax()) if greedy else _draw(row, sampling, uniform(sampling.seed, sequence, position))
-    return TokenChoice(token, top_ids.tolist(), top_logits.tolist(), float(log_z), float(entropy))
+    entropy = total.log() - (weights * shifted).sum(-1, keepdim=True) / total  # minus the sum of p log p
+    best, ids = rows.topk(min(top, rows.shape[-1]))
+    likeliest = rows.argmax(-1, keepdim=True).double()
+    found: NDArray[np.float64] = torch.cat((log_z, entropy, likeliest, ids.double(), best), -1).cpu().numpy()
+    return found
+
+
+def _choice(row: Tensor, found: NDArray[np.float64], draw: Draw) -> TokenChoice:
+    """From a row of logits [vocab] and what was said of it."""
+    log_z, entropy, token = found[:3].tolist()
+    ids, best = np.split(found[3:], 2)
+    if draw.sampling.temperature and math.isfinite(log_z):
+        u = uniform(draw.sampling.seed, draw.sequence, draw.position)
+        token = _draw(row.double().cpu(), draw.sampling, u)
+    return TokenChoice(int(token), ids.astype(np.int64).tolist(), best.tolist(), log_z, entropy)
 
 
 def _draw(row: Tensor, sampling: Sampling, u: float) -> int:

@@ -18,6 +18,7 @@ from torch import Tensor
 from lockstep.engine.batch import Batch
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.taps.flow import remembers
 from lockstep.engine.taps.ledger import StatisticsLedger
 from lockstep.engine.taps.measure import TiledStatistics
 from lockstep.engine.taps.names import TapSpec, newest_rows
@@ -144,7 +145,11 @@ class TapHub:
         self.policy = CapturePolicy()
         self.patches: list[TapPatch] = []
         self.pauser: Pauser | None = None
-        self.ledger = StatisticsLedger(len(specs))
+        # Sums are made in place of partials, and the cache's rows of all layers share one buffer.
+        self.ledger = StatisticsLedger(
+            len(specs),
+            [i for i, one in enumerate(specs) if one.layout.kind == "partial" or remembers(one.name)],
+        )
         self._captured: list[Captured] = []
         self._told = 0  # how many of those were handed out at pauses of this pass
         self._windows = {
@@ -163,7 +168,6 @@ class TapHub:
         if patched or paused or index in self.policy.tensors:
             return RankTap(self, index)
         if self.policy.statistics:
-            # Once measured, sums are made in place of partials and the cache's rows share one buffer.
             return StatisticsTap(self, index)
         return None
 
@@ -184,8 +188,8 @@ class TapHub:
             self.pauser.at(index, x, sequence, masked)
             if self.patches is not before:  # given while paused here
                 self._apply_patches(index, x, sequence, after=False)
-        if self.policy.statistics:
-            self.ledger.add(index, x, masked)
+        if self.policy.statistics:  # of what the patches below are to overwrite, a copy
+            self.ledger.add(index, x.clone() if self._patched_after(index) else x, masked)
         if index in self.policy.tensors:
             self._captured += self._cut(index, x, sequence)
         self._apply_patches(index, x, sequence, after=True)
@@ -196,8 +200,7 @@ class TapHub:
         self.comm.enter(index)
         measured = tail = None
         if self.policy.statistics:
-            measured = TiledStatistics(shape, outside, like.dtype, like.device)
-            self.ledger.add_tiled(index, measured, self.masked(index, shape))
+            measured = self.ledger.tiled(index, shape, outside, like, self.masked(index, shape))
         rows = 0
         if index in self.policy.tensors:
             heads, _, keys = shape
@@ -274,6 +277,9 @@ class TapHub:
                 for seq, part in self.parts(index, x, sequence):
                     if seq == patch.seq:
                         part[patch.index] = patch.value.to(x.device, x.dtype)
+
+    def _patched_after(self, index: int) -> bool:
+        return any(patch.tap == index and patch.after for patch in self.patches)
 
     def masked(self, index: int, shape: Sequence[int]) -> int:
         """Number of cells that a correct causal or windowed mask sets to -inf in one sequence's tensor: 0 except

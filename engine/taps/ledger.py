@@ -1,7 +1,12 @@
-"""Statistics of a step: tensors of all taps are collected and measured together at its end."""
+"""Statistics of a step: tensors of all taps are collected and measured together at its end.
+
+On the CPU, and where a GPU has no kernel for it, small ones are copied next to others of their size. Otherwise they are
+kept as they are until `one_pass` measures them: only what is overwritten within the step is copied.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 
 import numpy as np
@@ -9,8 +14,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.engine.taps import one_pass
 from lockstep.engine.taps.measure import PIECE, TiledStatistics, measured_rows, measured_whole
-from lockstep.engine.taps.parts import merge_groups, statistics, unmask
+from lockstep.engine.taps.parts import merge, merge_groups, statistics, unmask
 
 #: Tensors of up to this many elements are copied next to others of their size, and measured when these fill a piece.
 #: Larger ones are measured at once: one kernel each is cheap.
@@ -57,8 +63,12 @@ class _Measured:
 class StatisticsLedger:
     """Collects the tensors of one step; `close` returns the table of all taps."""
 
-    def __init__(self, num_taps: int) -> None:
-        self.num_taps = num_taps
+    def __init__(self, num_taps: int, overwritten: Collection[int] = ()) -> None:
+        """`overwritten`: taps whose tensors later operations of a step write to."""
+        self.num_taps, self.overwritten = num_taps, frozenset(overwritten)
+        self.copies = False  # whether all others may be overwritten as well: a fault does as it likes
+        self._waiting: one_pass.Waiting | None = None
+        self._pieces: list[tuple[int, int]] = []  # entry and number of what waits there whole
         self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
         self._taps: list[int] = []  # tap of each entry, in the order seen
         self._masked: list[int] = []  # infinities of each entry that the mask explains
@@ -69,6 +79,10 @@ class StatisticsLedger:
         """Record tensor x at `tap`, which may be overwritten afterwards. `masked`: cells that a correct mask has put to
         -inf."""
         entry = self._enter(tap, masked)
+        if waiting := self._room(x):
+            kept = x.clone() if self.copies or tap in self.overwritten else x
+            self._pieces += [(entry, waiting.add(piece)) for piece in one_pass.pieces_of(kept)]
+            return
         size = x.numel()
         if size > (GPU_DEFERRED if x.is_cuda else DEFERRED):
             self._measured.append(_Measured([entry], *measured_whole(x)))
@@ -80,9 +94,19 @@ class StatisticsLedger:
             self._measured.append(slab.measured())
             slab.entries = []
 
-    def add_tiled(self, tap: int, tiled: TiledStatistics, masked: int) -> None:
-        """Record a tensor that comes in tiles until the step is over."""
-        self._tiled[self._enter(tap, masked)] = tiled
+    def tiled(
+        self, tap: int, shape: tuple[int, int, int], outside: float, like: Tensor, masked: int
+    ) -> TiledStatistics:
+        """What records a tensor [heads, T, K] that comes in tiles until the step is over, of the dtype of `like`."""
+        one = TiledStatistics(shape, outside, like.dtype, like.device, self._room(like))
+        self._tiled[self._enter(tap, masked)] = one
+        return one
+
+    def _room(self, x: Tensor) -> one_pass.Waiting | None:
+        """Where tensors like x wait; None where they are measured by `measure`."""
+        if self._waiting is None and x.is_cuda and one_pass.refusal(x.device) is None:
+            self._waiting = one_pass.Waiting()
+        return self._waiting if x.is_cuda and x.dtype in one_pass.DTYPES else None
 
     def _enter(self, tap: int, masked: int) -> int:
         self._taps.append(tap)
@@ -109,12 +133,14 @@ class StatisticsLedger:
         entries = len(self._taps)
         parts, sums = np.zeros((entries, 8)), np.zeros(entries, dtype=np.int64)
         waiting = [slab.measured() for slab in self._slabs.values() if slab.entries]
-        tiled = [_Measured([entry], *one.close()) for entry, one in self._tiled.items()]
+        tiled = [_Measured([entry], *one.close()) for entry, one in self._tiled.items() if not one.waits]
         found = [*self._measured, *waiting, *tiled]
         if found:  # one copy to the host: it waits for all that a GPU has been given
             order = [entry for one in found for entry in one.entries]
             parts[order] = torch.cat([one.parts for one in found]).cpu().numpy()
             sums[order] = torch.cat([one.checksums for one in found]).cpu().numpy()
+        if self._waiting is not None:
+            self._take(self._waiting, parts, sums)
         parts = unmask(parts, self._masked)
         stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
         checksums = np.zeros(self.num_taps, dtype=np.uint64)
@@ -123,8 +149,24 @@ class StatisticsLedger:
             stats[taps], checksums[taps] = statistics(whole), chains
         return stats, checksums
 
+    def _take(self, waiting: one_pass.Waiting, parts: NDArray[np.float64], sums: NDArray[np.int64]) -> None:
+        """Enter what the pieces came to: of a tensor of several they are put together."""
+        measured, checksums = waiting.results()
+        whole: dict[int, list[int]] = {}
+        for entry, number in self._pieces:
+            whole.setdefault(entry, []).append(number)
+        for entry, numbers in whole.items():
+            parts[entry] = measured[numbers[0]] if len(numbers) == 1 else merge(measured[numbers])
+            sums[entry] = checksums[numbers].sum()  # modulo 2**64
+        for entry, one in self._tiled.items():
+            if one.waits:
+                parts[entry], sums[entry] = one.put_together(measured, checksums)
+
     def clear(self) -> None:
         """Drop everything collected."""
+        if self._waiting is not None:
+            self._waiting.clear()
+            self._pieces.clear()
         for slab in self._slabs.values():
             slab.entries = []
         while len(self._slabs) > SIZES:  # attention has another one at every step

@@ -12,10 +12,13 @@ import math
 from collections.abc import Callable
 from functools import cache, lru_cache
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.parts import ODD, PARTS
+from lockstep.engine.taps.one_pass import SIGNED_ODD, Piece, Waiting
+from lockstep.engine.taps.parts import PARTS, merge
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Elements of a piece: half a MiB of float32, which with its float64 copy stays in a core's own cache.
@@ -24,7 +27,6 @@ PIECE = 1 << 17
 GPU_PIECE = 1 << 23
 _COLUMNS = 256  # of the blocks that a checksum is summed in
 _SHORT = 2048  # elements of a row that is not worth it
-_SIGNED_ODD = ODD - (1 << 64)
 
 
 def piece_of(x: Tensor) -> int:
@@ -44,7 +46,7 @@ def measured_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[n, m] -> the parts [n, len(PARTS)] and the checksum [n] of each row; every piece is read from memory once."""
     (count, length), most = rows.shape, piece_of(rows)
     if rows.numel() <= most:
-        return _measured(rows), _places_times(bits_of(rows), 0) * _SIGNED_ODD
+        return _measured(rows), _places_times(bits_of(rows), 0) * SIGNED_ODD
     if count > 1:
         some = [measured_rows(part) for part in rows.split(max(1, most // length))]
         return torch.cat([parts for parts, _ in some]), torch.cat([sums for _, sums in some])
@@ -53,7 +55,7 @@ def measured_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
         piece = rows[:, start : start + most]
         found.append(_measured(piece))
         total += _places_times(bits_of(piece), start)
-    return merged(torch.stack(found)), total * _SIGNED_ODD
+    return merged(torch.stack(found)), total * SIGNED_ODD
 
 
 def merged(pieces: Tensor) -> Tensor:
@@ -109,7 +111,7 @@ def checksum(rows: Tensor) -> Tensor:
     most = piece_of(rows)
     for start in range(0, rows.shape[1], most):
         total += _places_times(bits_of(rows[:, start : start + most]), start)
-    return total * _SIGNED_ODD
+    return total * SIGNED_ODD
 
 
 def bits_of(x: Tensor) -> Tensor:
@@ -174,7 +176,7 @@ def measured_whole(x: Tensor) -> tuple[Tensor, Tensor]:
         found.append(measure(row))
         total += _places_times(bits_of(row), start)
         start += row.shape[1]
-    return merged(torch.stack(found)), total * _SIGNED_ODD
+    return merged(torch.stack(found)), total * SIGNED_ODD
 
 
 class TiledStatistics:
@@ -182,9 +184,16 @@ class TiledStatistics:
     no tile hold `outside`, 0 or -inf; those of `dtype`."""
 
     def __init__(
-        self, shape: tuple[int, int, int], outside: float, dtype: torch.dtype, device: torch.device
+        self,
+        shape: tuple[int, int, int],
+        outside: float,
+        dtype: torch.dtype,
+        device: torch.device,
+        waiting: Waiting | None = None,
     ) -> None:
+        """`waiting`: where the tiles are kept until they are measured together."""
         self.shape, self.outside = shape, outside
+        self._waiting, self._numbers = waiting, list[int]()
         self._fill = int(bits_of(torch.full((1,), outside, dtype=dtype))[0])
         self._parts: list[Tensor] = []
         self._sum = torch.zeros((), dtype=torch.int64, device=device)
@@ -194,7 +203,9 @@ class TiledStatistics:
         """A tile [h, t, k], whose first element stands at those indices. Of a masked tensor the last t columns, where
         its infinities are, are measured apart: all else takes the short way, which a GPU has not."""
         _, rows, keys = x.shape
-        if self.outside and keys > 4 * rows > 4 and not x.is_cuda:
+        if self._waiting is not None:
+            self._add(x, head, row, key)
+        elif self.outside and keys > 4 * rows > 4 and not x.is_cuda:
             self._cut(x[..., :-rows], head, row, key)
             self._cut(x[..., -rows:], head, row, key + keys - rows)
         else:
@@ -219,13 +230,16 @@ class TiledStatistics:
             all_rows * stride,
             (head * all_rows + row) * stride + key,
         )  # places between heads, the first
-        self._parts.append(_measured(block.reshape(1, -1)))
-        bits = bits_of(block).to(torch.int64)
-        firsts = 2 * stride * _numbers(rows, bits.device) + (2 * base + 1)
-        by_head = firsts + 2 * apart * _numbers(heads, bits.device)[:, None]
-        self._sum += (bits.sum(2) * by_head).sum() + 2 * (
-            bits.sum((0, 1)) * _numbers(keys, bits.device)
-        ).sum()
+        if self._waiting is not None:
+            self._numbers.append(self._waiting.add(Piece(block, base, rows, keys, stride, apart)))
+        else:
+            self._parts.append(_measured(block.reshape(1, -1)))
+            bits = bits_of(block).to(torch.int64)
+            firsts = 2 * stride * _numbers(rows, bits.device) + (2 * base + 1)
+            by_head = firsts + 2 * apart * _numbers(heads, bits.device)[:, None]
+            self._sum += (bits.sum(2) * by_head).sum() + 2 * (
+                bits.sum((0, 1)) * _numbers(keys, bits.device)
+            ).sum()
         self._cells += block.numel()
         first = heads * (2 * base + 1) + apart * heads * (heads - 1)  # over the heads, of their first cells
         self._places += keys * (rows * first + heads * stride * rows * (rows - 1)) + heads * rows * keys * (
@@ -234,23 +248,39 @@ class TiledStatistics:
 
     def close(self) -> tuple[Tensor, Tensor]:
         """Parts [1, len(PARTS)] and checksum [1] of the whole tensor."""
-        heads, rows, keys = self.shape
-        cells = heads * rows * keys
-        left = cells - self._cells
-        found = [*self._parts, self._left(left)] if left else self._parts
-        places = (
-            cells * cells - self._places
-        )  # the sum of 2 * place + 1 over all cells is their number squared
-        total = self._sum + _signed(places * self._fill)
-        return merged(torch.stack(found)), (total * _SIGNED_ODD).reshape(1)
+        left, total = self._left(), self._sum + _signed(self._places_left * self._fill)
+        if left:
+            self._parts.append(torch.tensor([left], dtype=torch.float64, device=total.device))
+        return merged(torch.stack(self._parts)), (total * SIGNED_ODD).reshape(1)
 
-    def _left(self, count: int) -> Tensor:
-        """Parts of so many cells that hold `outside`."""
-        zero = self.outside == 0
-        parts = [math.inf, -math.inf, 0.0, 0.0, 0.0, float(count), 0.0, 0.0]
-        if zero:
-            parts = [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float(count), float(count)]
-        return torch.tensor([parts], dtype=torch.float64, device=self._sum.device)
+    @property
+    def waits(self) -> bool:
+        """Whether tiles are measured with others, and put together by `put_together`."""
+        return self._waiting is not None
+
+    def put_together(
+        self, parts: NDArray[np.float64], sums: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float64], int]:
+        """Parts [len(PARTS)] and checksum, from those of all that waited."""
+        own = parts[self._numbers]
+        if left := self._left():
+            own = np.vstack((own, left))
+        total = sum(sums[self._numbers].tolist()) + self._places_left * self._fill * SIGNED_ODD
+        return merge(own), _signed(total)
+
+    @property
+    def _places_left(self) -> int:
+        """The sum of 2 * place + 1 of the cells in no tile: over all cells it is their number squared."""
+        return math.prod(self.shape) ** 2 - self._places
+
+    def _left(self) -> list[float]:
+        """Parts of the cells in no tile, which hold `outside`; none if there are no such cells."""
+        count = math.prod(self.shape) - self._cells
+        if not count:
+            return []
+        if self.outside == 0:
+            return [0.0, 0.0, 0.0, 0.0, 0.0, 0.0, float(count), float(count)]
+        return [math.inf, -math.inf, 0.0, 0.0, 0.0, float(count), 0.0, 0.0]
 
 
 def _signed(number: int) -> int:
