@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 
 @dataclass(slots=True)
@@ -38,10 +40,37 @@ class SequenceSpan:
     in_order: bool
 
 
+@dataclass(frozen=True, slots=True)
+class DecodeInputs:
+    """Lengths that are on a GPU alone, of a step in which every sequence reads one token. `kv_lens` [S] int32: cached
+    rows of each, the new one included; at most `most`. `tables` [S, blocks] int32: the blocks of `page` slots that hold
+    them."""
+
+    kv_lens: Tensor
+    tables: Tensor
+    page: int
+    most: int
+
+    @classmethod
+    def of_rows(cls, keys: int, page: int, device: torch.device) -> DecodeInputs:
+        """One sequence whose rows lie in order."""
+        blocks = torch.arange(-(-keys // page), dtype=torch.int32, device=device)
+        return cls(torch.tensor([keys], dtype=torch.int32, device=device), blocks[None], page, keys)
+
+    @classmethod
+    def of(cls, spans: list[SequenceSpan], page: int, device: torch.device) -> DecodeInputs:
+        """Those of a batch in which every sequence reads one token."""
+        lens = [span.kv_len for span in spans]
+        first = [span.rows[::page] // page for span in spans]  # the block of each first slot
+        tables = pad_sequence(first, batch_first=True).to(torch.int32)
+        return cls(torch.tensor(lens, dtype=torch.int32, device=device), tables, page, max(lens))
+
+
 @dataclass(slots=True)
 class Batch:
     """The packed input of a forward pass: `ids`, `positions`, `slots` are [T]; `last` [S] indexes the
-    rows whose logits are computed, one per sequence; `caches` are the layers of the cache that the pass writes."""
+    rows whose logits are computed, one per sequence; `caches` are the layers of the cache that the pass writes.
+    `lengths`: attention goes by these, and not by the spans'."""
 
     ids: Tensor
     positions: Tensor
@@ -49,3 +78,4 @@ class Batch:
     last: Tensor
     spans: list[SequenceSpan]
     caches: frozenset[int]
+    lengths: DecodeInputs | None = None

@@ -310,6 +310,22 @@ class Decoder:
         attention = (layer.attention for layer in self.layers)
         return next((one.unpaged for one in attention if isinstance(one, Attention)), "no layer has any")
 
+    @property
+    def unrepeatable(self) -> str | None:
+        """Why a decode step cannot be captured in a CUDA graph; None: it can."""
+        if self.device.type != "cuda" or self.comm.size > 1:
+            return "decode steps are captured on one GPU alone"
+        if self._store.kept:
+            return "weights are kept quantised"
+        if self.layer_inputs is not None or self.model.rope_scaling.by_length:
+            return "a step depends on more than the sequences' tokens and blocks"
+        for layer in self.layers:
+            if not isinstance(layer.mlp, MLP):
+                return "which experts compute is known to the GPU alone"
+            if not isinstance(layer.attention, Attention) or not layer.attention.by_lengths:
+                return "a layer's attention is not computed by lengths on the GPU"
+        return None
+
     def fresh_states(self) -> dict[int, LayerState]:
         """Of each layer with linear attention the state of a sequence that has read nothing."""
         attention = (layer.attention for layer in self.layers)

@@ -21,10 +21,10 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.engine.batch import Batch, SequenceSpan
+from lockstep.engine.batch import Batch, DecodeInputs, SequenceSpan
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
-from lockstep.engine.layers import paged_attention
+from lockstep.engine.layers import decode_attention, paged_attention
 from lockstep.engine.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -34,10 +34,11 @@ from lockstep.engine.layers.norm import QKNorm
 from lockstep.engine.layers.paged_attention import Pages
 from lockstep.engine.layers.tiles import Tile, Tiling
 from lockstep.engine.layers.weight import KeptTensor
-from lockstep.engine.layers.wiring import TapCallback, Wiring
+from lockstep.engine.layers.wiring import GrowingTap, TapCallback, Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.rules import CORRECT
 from lockstep.engine.rules.rope import in_heads_of
+from lockstep.engine.taps.one_pass import Growing
 
 #: Queries that `scaled_dot_product_attention` is given at a time where it needs a mask.
 FUSED_ROWS = 256
@@ -149,6 +150,10 @@ class Attention:
         self.rules = wiring.rules
         self.scale, self.cap = wiring.rules.scale(self.model), self.model.score_cap
         self.rotate = in_heads_of(wiring.rules.layer_rope(self.model, self.layer), wiring.rules.rope)
+        self._by_lengths: bool | None = None
+        self._replaced = any(
+            getattr(wiring.rules, seam) is not getattr(CORRECT, seam) for seam in paged_attention.SEAMS
+        )
         self.cache = wiring.rules.cache_layer(self.layer)  # the layer of the pool that is this one's
         self.o_proj.bind(wiring, "attn.o_proj")
         self._bind_projections(wiring)
@@ -190,7 +195,12 @@ class Attention:
 
     def _attended(self, x: Tensor, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
         """From queries [T, heads, D] to what attention adds to the stream [T, H]."""
-        context = self._paged(q, inputs, pool) if self.unpaged is None else self._each(q, batch, inputs, pool)
+        if batch.lengths is not None and self.by_lengths:
+            context = self._decoded(q, batch, batch.lengths, pool)
+        elif self.unpaged is None:
+            context = self._paged(q, inputs, pool)
+        else:
+            context = self._each(q, batch, inputs, pool)
         if self.tap_context:
             self.tap_context(context)
         if self.gate is not None:
@@ -219,6 +229,50 @@ class Attention:
         keys, values = pool.of(self.cache)
         pages = inputs.pages(self.page_size)
         return paged_attention.attend(q, keys, values, pages, scale=self.scale, window=self.window).flatten(1)
+
+    @property
+    def by_lengths(self) -> bool:
+        """Whether decode steps go by lengths that are on the GPU: always, or never, whichever taps are on."""
+        if self._by_lengths is None:
+            plain = type(self) is Attention and self.sinks is None and not self.cap and not self._replaced
+            weight = self.o_proj.weight
+            self._by_lengths = plain and None is decode_attention.refusal(
+                weight.device, weight.dtype, self.heads, self.kv_heads, self.head_dim, self.page_size
+            )
+        return self._by_lengths
+
+    def _decoded(self, q: Tensor, batch: Batch, lengths: DecodeInputs, pool: KVPool) -> Tensor:
+        """A token of each sequence: q [S, heads, D] -> [S, heads * D]. Where a tap must have the tensors themselves,
+        sequence by sequence."""
+        taps = (self.tap_k_cache, self.tap_v_cache, self.tap_scores, self.tap_probs)
+        if not all(tap is None or isinstance(tap, GrowingTap) for tap in taps):
+            each = enumerate(batch.spans)
+            return torch.cat([self._decoded_alone(i, span, q[i : i + 1], pool) for i, span in each])
+        keys, values = pool.of(self.cache)
+        own, width = lengths.kv_lens.split(1), self.kv_heads * self.head_dim
+        rows = list(zip(own, lengths.tables, strict=True))
+        for tap, x in ((self.tap_k_cache, keys), (self.tap_v_cache, values)):
+            if isinstance(tap, GrowingTap):
+                tap.growing([Growing(x, n, width, lengths.most, table, lengths.page) for n, table in rows])
+        scores = decode_attention.scores(q, keys, lengths, scale=self.scale, window=self.window)
+        probs = decode_attention.probs(scores, lengths, self.heads)
+        for tap, x in ((self.tap_scores, scores), (self.tap_probs, probs)):
+            if isinstance(tap, GrowingTap):
+                cells = zip(x, own, strict=True)
+                tap.growing([Growing(row, n, self.heads, lengths.most) for row, n in cells])
+        return decode_attention.context(probs, values, lengths, self.heads, window=self.window).flatten(1)
+
+    def _decoded_alone(self, index: int, span: SequenceSpan, q: Tensor, pool: KVPool) -> Tensor:
+        """One sequence: q [1, heads, D] over its cached rows -> [1, heads * D]."""
+        k, v = self._read(index, span.rows, pool)
+        lengths = DecodeInputs.of_rows(len(k), self.page_size, k.device)
+        scores = decode_attention.scores(q, k, lengths, scale=self.scale, window=self.window)
+        if self.tap_scores:
+            self.tap_scores(scores.view(self.heads, 1, -1), index)
+        probs = decode_attention.probs(scores, lengths, self.heads)
+        if self.tap_probs:
+            self.tap_probs(probs.view(self.heads, 1, -1), index)
+        return decode_attention.context(probs, v, lengths, self.heads, window=self.window).flatten(1)
 
     def _each(self, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
         """Sequence by sequence: q [T, heads, D] -> [T, heads * D]."""

@@ -6,13 +6,14 @@ leaves the weights in place.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from torch import Tensor
 
 from lockstep.engine.rules import Rules
+from lockstep.engine.taps.one_pass import Growing
 
 
 class TileSink(Protocol):
@@ -37,6 +38,14 @@ class TapCallback(Protocol):
     ) -> TileSink | None:
         """What takes the sequence's tensor [heads, T, K], of the dtype of `like`, in tiles; cells in none of them hold
         `outside`. None where the tap needs the whole."""
+
+
+@runtime_checkable
+class GrowingTap(Protocol):
+    """A tap that only measures."""
+
+    def growing(self, pieces: Sequence[Growing]) -> None:
+        """What each sequence of the batch has, as long as it is when the step runs."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,9 +19,10 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.taps.flow import remembers
-from lockstep.engine.taps.ledger import StatisticsLedger
+from lockstep.engine.taps.ledger import Recorded, StatisticsLedger
 from lockstep.engine.taps.measure import TiledStatistics
 from lockstep.engine.taps.names import TapSpec, newest_rows
+from lockstep.engine.taps.one_pass import Growing
 from lockstep.engine.taps.pausing import Pauser
 
 Cut = Literal["full", "newest", "last"]
@@ -88,6 +89,11 @@ class StatisticsTap:
         """What measures a tensor [heads, T, K] in tiles."""
         return self.hub.tiles(self.index, sequence, shape, outside, like)
 
+    def growing(self, pieces: Sequence[Growing]) -> None:
+        """Note the statistics of what each sequence of the batch has, as long as it is by then."""
+        self.enter(self.index)
+        self.hub.add_growing(self.index, pieces)
+
 
 class TapTiles:
     """A tensor [heads, T, K] of one sequence that passes a tap in tiles: what is measured of it, and what is kept."""
@@ -137,6 +143,8 @@ class RankTap:
 
 class TapHub:
     """All taps of one rank."""
+
+    batch: Batch
 
     def __init__(self, model: ModelConfig, specs: Sequence[TapSpec], comm: Comm) -> None:
         self.specs, self.heads = specs, model.num_heads
@@ -218,6 +226,24 @@ class TapHub:
         stats, checksums = self.ledger.close()
         return stats, checksums, captured
 
+    def replayed(
+        self, batch: Batch, recorded: Recorded | None
+    ) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
+        """A captured pass has been replayed: as `end`."""
+        self.batch = batch
+        if recorded is None:
+            return None, None, []
+        lens = [span.kv_len for span in batch.spans]
+        stats, checksums = self.ledger.replayed(
+            recorded, lambda tap, sequence: self.masked(tap, (self.heads, 1, lens[sequence]))
+        )
+        return stats, checksums, []
+
+    @property
+    def measures_alone(self) -> bool:
+        """Whether no tap needs the tensor itself: to stop at, to keep or to overwrite it."""
+        return self.pauser is None and not self.patches and not self.policy.tensors
+
     def abandon(self) -> None:
         """The pass was aborted: drop its statistics and captures."""
         self.ledger.clear()
@@ -277,6 +303,15 @@ class TapHub:
                 for seq, part in self.parts(index, x, sequence):
                     if seq == patch.seq:
                         part[patch.index] = patch.value.to(x.device, x.dtype)
+
+    def add_growing(self, index: int, pieces: Sequence[Growing]) -> None:
+        """What each sequence of the batch has at tap `index`."""
+        if index not in self._windows:
+            self.ledger.add_growing(index, pieces, None)
+            return
+        spans = zip(pieces, self.batch.spans, strict=True)
+        masked = [self.masked(index, (piece.width, 1, span.kv_len)) for piece, span in spans]
+        self.ledger.add_growing(index, pieces, masked)
 
     def _patched_after(self, index: int) -> bool:
         return any(patch.tap == index and patch.after for patch in self.patches)

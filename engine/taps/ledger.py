@@ -6,7 +6,7 @@ kept as they are until `one_pass` measures them: only what is overwritten within
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -60,6 +60,18 @@ class _Measured:
     checksums: Tensor
 
 
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a captured step measures, which replaying it fills: the tap of each entry, the sequence of those in
+    which a mask grows, the piece of each, and where parts and checksums of the pieces are. Each entry is one piece."""
+
+    taps: list[int]
+    sequences: dict[int, int]
+    pieces: list[tuple[int, int]]
+    measured: list[tuple[Tensor, Tensor]]
+    tables: one_pass.CapturedTables
+
+
 class StatisticsLedger:
     """Collects the tensors of one step; `close` returns the table of all taps."""
 
@@ -67,8 +79,9 @@ class StatisticsLedger:
         """`overwritten`: taps whose tensors later operations of a step write to."""
         self.num_taps, self.overwritten = num_taps, frozenset(overwritten)
         self.copies = False  # whether all others may be overwritten as well: a fault does as it likes
-        self._waiting: one_pass.Waiting | None = None
+        self._waiting = one_pass.Waiting()
         self._pieces: list[tuple[int, int]] = []  # entry and number of what waits there whole
+        self._sequences: dict[int, int] = {}  # of entries that a mask grows in, which of the batch it is
         self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
         self._taps: list[int] = []  # tap of each entry, in the order seen
         self._masked: list[int] = []  # infinities of each entry that the mask explains
@@ -104,9 +117,32 @@ class StatisticsLedger:
 
     def _room(self, x: Tensor) -> one_pass.Waiting | None:
         """Where tensors like x wait; None where they are measured by `measure`."""
-        if self._waiting is None and x.is_cuda and one_pass.refusal(x.device) is None:
-            self._waiting = one_pass.Waiting()
-        return self._waiting if x.is_cuda and x.dtype in one_pass.DTYPES else None
+        return self._waiting if x.is_cuda and one_pass.refusal(x.device, x.dtype) is None else None
+
+    def add_growing(self, tap: int, pieces: Sequence[one_pass.Growing], masked: Sequence[int] | None) -> None:
+        """Record what each sequence of the batch has at `tap`, as long as it is when the step runs. `masked`: cells that
+        a correct mask has put to -inf, where there are any."""
+        for sequence, piece in enumerate(pieces):
+            entry = self._enter(tap, masked[sequence] if masked else 0)
+            if masked:
+                self._sequences[entry] = sequence
+            self._pieces.append((entry, self._waiting.add(piece)))
+
+    def begin_capture(self, tables: one_pass.CapturedTables) -> None:
+        """What the next step records is measured by launches that go by `tables`."""
+        self.clear()
+        self._waiting.tables = tables
+
+    def end_capture(self, tables: one_pass.CapturedTables) -> Recorded:
+        """All that a step has recorded; the ledger is empty again. Called while the graph is being captured."""
+        self._waiting.flush()
+        assert not self._tiled
+        assert not self._measured
+        found = Recorded(
+            list(self._taps), dict(self._sequences), list(self._pieces), self._waiting.measured, tables
+        )
+        self.clear()
+        return found
 
     def _enter(self, tap: int, masked: int) -> int:
         self._taps.append(tap)
@@ -139,19 +175,42 @@ class StatisticsLedger:
             order = [entry for one in found for entry in one.entries]
             parts[order] = torch.cat([one.parts for one in found]).cpu().numpy()
             sums[order] = torch.cat([one.checksums for one in found]).cpu().numpy()
-        if self._waiting is not None:
-            self._take(self._waiting, parts, sums)
-        parts = unmask(parts, self._masked)
+        if self._waiting.count:
+            self._waiting.flush()
+            self._take(*one_pass.fetched(self._waiting.measured), parts, sums)
+        return self._tabulated(self._taps, unmask(parts, self._masked), sums)
+
+    def _tabulated(
+        self, taps: Sequence[int], parts: NDArray[np.float64], sums: NDArray[np.int64]
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
+        """From the parts and checksums of entries, of which each tap may have several."""
         stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
         checksums = np.zeros(self.num_taps, dtype=np.uint64)
-        if entries:
-            taps, whole, chains = merge_groups(np.array(self._taps), parts, sums.view(np.uint64))
-            stats[taps], checksums[taps] = statistics(whole), chains
+        if taps:
+            found, whole, chains = merge_groups(np.array(taps), parts, sums.view(np.uint64))
+            stats[found], checksums[found] = statistics(whole), chains
         return stats, checksums
 
-    def _take(self, waiting: one_pass.Waiting, parts: NDArray[np.float64], sums: NDArray[np.int64]) -> None:
+    def replayed(
+        self, recorded: Recorded, masked: Callable[[int, int], int]
+    ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
+        """The table of a captured step that has been replayed. `masked(tap, sequence)`: infinities that a correct mask
+        has put there."""
+        measured, checksums = one_pass.fetched(recorded.measured)
+        order = [number for _, number in recorded.pieces]
+        hidden = [0] * len(recorded.taps)
+        for entry, sequence in recorded.sequences.items():
+            hidden[entry] = masked(recorded.taps[entry], sequence)
+        return self._tabulated(recorded.taps, unmask(measured[order], hidden), checksums[order])
+
+    def _take(
+        self,
+        measured: NDArray[np.float64],
+        checksums: NDArray[np.int64],
+        parts: NDArray[np.float64],
+        sums: NDArray[np.int64],
+    ) -> None:
         """Enter what the pieces came to: of a tensor of several they are put together."""
-        measured, checksums = waiting.results()
         whole: dict[int, list[int]] = {}
         for entry, number in self._pieces:
             whole.setdefault(entry, []).append(number)
@@ -164,9 +223,9 @@ class StatisticsLedger:
 
     def clear(self) -> None:
         """Drop everything collected."""
-        if self._waiting is not None:
-            self._waiting.clear()
-            self._pieces.clear()
+        self._waiting.clear()
+        self._pieces.clear()
+        self._sequences.clear()
         for slab in self._slabs.values():
             slab.entries = []
         while len(self._slabs) > SIZES:  # attention has another one at every step

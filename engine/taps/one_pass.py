@@ -9,6 +9,7 @@ does it.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -24,10 +25,12 @@ from lockstep.engine.taps.parts import measured as of_host
 #: Bytes of tensors that are kept until they are measured.
 HELD = 1 << 28
 #: Elements that one program of the kernel reads, in blocks.
-CHUNK, BLOCK = 1 << 14, 1 << 10
+CHUNK, BLOCK = 1 << 14, 1 << 9
 #: Elements of a piece: the kernel counts them in 32 bits.
 _MOST = 1 << 30
 _FIELDS = 8  # of a piece in the kernel's table
+#: How the kernel finds the elements of a piece.
+FLAT, TILE, PREFIX, PAGED = range(4)
 #: As a factor of 64 signed bits.
 SIGNED_ODD = ODD - (1 << 64)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -49,20 +52,67 @@ class Piece:
     stride: int = 0
     apart: int = 0
 
+    @property
+    def nbytes(self) -> int:
+        """That it keeps from other use."""
+        return self.x.nbytes
+
+    @property
+    def mode(self) -> int:
+        """How the kernel finds its elements."""
+        return TILE if self.keys else FLAT
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """Its row of the kernel's table."""
+        return self.x.data_ptr(), self.base, self.rows, self.keys, self.stride, self.apart, self.x.numel()
+
+
+@dataclass(frozen=True, slots=True)
+class Growing:
+    """What one sequence has `width` elements of a key of: the first `length` [1] int32 * `width` elements of x; or,
+    with a `table` of blocks of `page` rows, rows [width] of a pool x. At most `most` keys."""
+
+    x: Tensor
+    length: Tensor
+    width: int
+    most: int
+    table: Tensor | None = None
+    page: int = 0
+
+    @property
+    def nbytes(self) -> int:
+        """That it keeps from other use: the pool is there anyhow."""
+        return self.x.nbytes if self.table is None else 0
+
+    @property
+    def mode(self) -> int:
+        """How the kernel finds its elements."""
+        return PREFIX if self.table is None else PAGED
+
+    @property
+    def fields(self) -> tuple[int, ...]:
+        """Its row of the kernel's table."""
+        table = 0 if self.table is None else self.table.data_ptr()
+        return (
+            self.x.data_ptr(), 0, self.page, self.width, table, self.length.data_ptr(), self.most * self.width
+        )  # fmt: skip
+
 
 class Waiting:
     """The pieces of a step: those that wait, and what those before them came to."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._pieces: list[Piece] = []
+        self._pieces: list[Piece | Growing] = []
         self._bytes = 0
-        self._measured: list[tuple[Tensor, Tensor]] = []
+        self.measured: list[tuple[Tensor, Tensor]] = []
+        self.tables = Tables()
 
-    def add(self, piece: Piece) -> int:
+    def add(self, piece: Piece | Growing) -> int:
         """Keep a piece, which nothing may overwrite; its number."""
         self._pieces.append(piece)
-        self._bytes += piece.x.nbytes
+        self._bytes += piece.nbytes
         self.count += 1
         if self._bytes >= HELD:
             self.flush()
@@ -71,23 +121,21 @@ class Waiting:
     def flush(self) -> None:
         """Measure those that wait. Their memory is free for what the GPU is given from now on."""
         if self._pieces:
-            self._measured.append(measured(self._pieces))
+            self.measured.append(measured(self._pieces, self.tables))
             self._pieces, self._bytes = [], 0
-
-    def results(self) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-        """Parts [count, len(PARTS)] and checksums [count] of all, by their numbers. It waits for the GPU."""
-        self.flush()
-        if not self._measured:
-            return np.zeros((0, len(PARTS))), np.zeros(0, np.int64)
-        both = torch.cat(
-            [torch.cat((parts.view(torch.int64), sums[:, None]), 1) for parts, sums in self._measured]
-        )
-        found: NDArray[np.int64] = both.cpu().numpy()
-        return np.ascontiguousarray(found[:, :-1]).view(np.float64), found[:, -1]
 
     def clear(self) -> None:
         """Drop everything."""
         self.__init__()  # type: ignore[misc]
+
+
+def fetched(measured: Sequence[tuple[Tensor, Tensor]]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Parts [n, len(PARTS)] and checksums [n] of all that was measured, on the host. It waits for the GPU."""
+    if not measured:
+        return np.zeros((0, len(PARTS))), np.zeros(0, np.int64)
+    both = torch.cat([torch.cat((parts.view(torch.int64), sums[:, None]), 1) for parts, sums in measured])
+    found: NDArray[np.int64] = both.cpu().numpy()
+    return np.ascontiguousarray(found[:, :-1]).view(np.float64), found[:, -1]
 
 
 def pieces_of(x: Tensor) -> list[Piece]:
@@ -98,49 +146,85 @@ def pieces_of(x: Tensor) -> list[Piece]:
     return [Piece(part, number * _MOST) for number, part in enumerate(x.view(-1).split(_MOST))]
 
 
-def measured(pieces: list[Piece]) -> tuple[Tensor, Tensor]:
+class Tables:
+    """Where a table of pieces goes: to the device, through pinned memory."""
+
+    def __call__(self, table: NDArray[np.int64], device: torch.device) -> Tensor:
+        """[n] -> the same on the device, by the time that the next kernel runs."""
+        x = torch.from_numpy(table)
+        return x.pin_memory().to(device, non_blocking=True) if device.type == "cuda" else x
+
+
+class CapturedTables(Tables):
+    """Tables of launches that are captured in a CUDA graph, and written once, when it is. The step is run before, which
+    makes room for them: what is allocated while a graph is captured is written by all that had the memory before."""
+
+    def __init__(self) -> None:
+        self._rooms: list[Tensor] = []
+        self._tables: list[NDArray[np.int64]] | None = None
+
+    def begin(self) -> None:
+        """The step has run: it is captured now."""
+        self._tables = []
+
+    def __call__(self, table: NDArray[np.int64], device: torch.device) -> Tensor:
+        """Room for it; filled at once in the run before."""
+        if self._tables is None:
+            self._rooms.append(torch.from_numpy(table).to(device))
+            return self._rooms[-1]
+        self._tables.append(table)
+        return self._rooms[len(self._tables) - 1]
+
+    def fill(self) -> None:
+        """It has been captured: the tables with the addresses that it has."""
+        for room, table in zip(self._rooms, self._tables or (), strict=True):
+            room.copy_(torch.from_numpy(table))
+
+
+def measured(pieces: Sequence[Piece | Growing], tables: Tables) -> tuple[Tensor, Tensor]:
     """Parts [n, len(PARTS)] float64 and checksums [n] int64 of each piece, on their device; as `measure` has them, but
     for the order of float64 sums."""
     device = pieces[0].x.device
     parts = torch.empty((len(pieces), len(PARTS)), dtype=torch.float64, device=device)
     sums = torch.empty(len(pieces), dtype=torch.int64, device=device)
-    kinds: dict[tuple[torch.dtype, bool], list[int]] = {}
+    kinds: dict[tuple[torch.dtype, int], list[int]] = {}
     for number, piece in enumerate(pieces):
-        kinds.setdefault((piece.x.dtype, piece.keys > 0), []).append(number)
-    for (dtype, tiled), numbers in kinds.items():
-        _launch([pieces[number] for number in numbers], numbers, dtype, tiled, parts, sums)
+        kinds.setdefault((piece.x.dtype, piece.mode), []).append(number)
+    for (dtype, mode), numbers in kinds.items():
+        rows = np.array([pieces[number].fields for number in numbers], np.int64)
+        _launch(rows, numbers, dtype, mode, parts, sums, tables)
     return parts, sums
 
 
 def _launch(
-    pieces: list[Piece], numbers: list[int], dtype: torch.dtype, tiled: bool, parts: Tensor, sums: Tensor
+    rows: NDArray[np.int64],
+    numbers: Sequence[int],
+    dtype: torch.dtype,
+    mode: int,
+    parts: Tensor,
+    sums: Tensor,
+    tables: Tables,
 ) -> None:
-    """Measure pieces of one dtype into the rows `numbers` of parts and sums."""
-    kernels = _kernels()
-    sizes = np.array([piece.x.numel() for piece in pieces], np.int64)
-    chunks = np.maximum(1, -(-sizes // CHUNK))  # one for an empty tensor
-    first = np.cumsum(chunks) - chunks
-    fields = [(p.x.data_ptr(), p.base, p.rows, p.keys, p.stride, p.apart) for p in pieces]
-    count, total = len(pieces), int(chunks.sum())
-    table = np.empty(count * _FIELDS + total, np.int64)
-    rows = table[: count * _FIELDS].reshape(count, _FIELDS)
-    rows[:, :6], rows[:, 6], rows[:, 7] = fields, sizes, first
-    table[count * _FIELDS :] = np.repeat(np.arange(count), chunks)
-    where = np.stack((np.array(numbers, np.int64), chunks))
-    device = parts.device
-    on_device = torch.from_numpy(np.concatenate((table, where.reshape(-1))))
-    if device.type == "cuda":
-        on_device = on_device.pin_memory().to(device, non_blocking=True)
+    """Measure pieces of one dtype and mode, their fields [n, 7], into the rows `numbers` of parts and sums."""
+    kernels, count, device = _kernels(), len(rows), parts.device
+    chunks = np.maximum(1, -(-rows[:, -1] // CHUNK))  # one for an empty tensor
+    first, total = np.cumsum(chunks) - chunks, int(chunks.sum())
+    lists = (
+        np.column_stack((rows, first)),
+        np.repeat(np.arange(count), chunks),
+        np.array(numbers, np.int64),
+        chunks,
+    )
+    table, of_chunk, to, each = tables(np.concatenate([one.ravel() for one in lists]), device).split(
+        [one.size for one in lists]
+    )
     found = torch.empty((total, len(PARTS)), dtype=torch.float64, device=device)
     some = torch.empty(total, dtype=torch.int64, device=device)
     kernels.read[(total,)](
-        on_device, on_device[count * _FIELDS :], found, some, FIELDS=_FIELDS, TILED=tiled, CHUNK=CHUNK, BLOCK=BLOCK,
+        table, of_chunk, found, some, FIELDS=_FIELDS, MODE=mode, CHUNK=CHUNK, BLOCK=BLOCK,
         DTYPE=kernels.dtypes[dtype], BITS=kernels.bits[dtype.itemsize], WIDE=dtype == torch.float64,
     )  # fmt: skip
-    kernels.merge[(count,)](
-        on_device, on_device[count * _FIELDS + total :], found, some, parts, sums, count, SIGNED_ODD,
-        FIELDS=_FIELDS, BLOCK=128,
-    )  # fmt: skip
+    kernels.merge[(count,)](table, to, each, found, some, parts, sums, SIGNED_ODD, FIELDS=_FIELDS, BLOCK=128)
 
 
 @dataclass(frozen=True)
@@ -165,17 +249,18 @@ def _kernels() -> _Kernels:
 
 
 @cache
-def refusal(device: torch.device) -> str | None:
-    """Why the kernels cannot be used on a device; None where they have passed their test: parts and checksums as the
+def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Why the kernels cannot be used on a device; None where they have passed their test: parts and checksum as the
     host has them. Triton needs a compiler of C, and a GPU that it knows."""
-    tensors = [torch.tensor(_TRIED).repeat(CHUNK // 2).to(dtype) for dtype in DTYPES]
+    if dtype not in DTYPES:
+        return f"no statistics in one pass of {str(dtype).removeprefix('torch.')}"
+    x = torch.tensor(_TRIED).repeat(CHUNK // 2).to(dtype)
     try:
-        parts, sums = (x.cpu().numpy() for x in measured([Piece(x.to(device)) for x in tensors]))
+        (parts,), (checksum,) = (found.cpu().numpy() for found in measured([Piece(x.to(device))], Tables()))
     except Exception as error:  # whatever a compiler or a driver throws
         return f"no statistics in one pass here: {type(error).__name__}: {error}".splitlines()[0]
-    for row, checksum, x in zip(parts, sums, tensors, strict=True):
-        expected = of_host(x.double().numpy()[None])[0]
-        bits = checksums(x.view(_WORDS[x.element_size()]).numpy()[None])[0]
-        if not np.allclose(row, expected, rtol=1e-12) or int(checksum) % (1 << 64) != int(bits):
-            return "no statistics in one pass here: the kernel is wrong on this GPU"
+    expected = of_host(x.double().numpy()[None])[0]
+    bits = checksums(x.view(_WORDS[x.element_size()]).numpy()[None])[0]
+    if not np.allclose(parts, expected, rtol=1e-12) or int(checksum) % (1 << 64) != int(bits):
+        return "no statistics in one pass here: the kernel is wrong on this GPU"
     return None

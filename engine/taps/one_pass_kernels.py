@@ -4,11 +4,16 @@
 import triton
 import triton.language as tl
 
+#: As `one_pass` numbers them.
+TILE = tl.constexpr(1)
+PREFIX = tl.constexpr(2)
+PAGED = tl.constexpr(3)
+
 
 @triton.jit
 def read(
     table, of_chunk, found, sums,
-    FIELDS: tl.constexpr, TILED: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
+    FIELDS: tl.constexpr, MODE: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr,
     DTYPE: tl.constexpr, BITS: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
     """One chunk of one piece: its parts, of which the norm is still squared, and its share of the checksum."""
@@ -18,10 +23,16 @@ def read(
     base = tl.load(row + 1)
     rows = tl.load(row + 2).to(tl.int32)
     keys = tl.load(row + 3).to(tl.int32)
-    stride = tl.load(row + 4)
-    apart = tl.load(row + 5)
     size = tl.load(row + 6).to(tl.int32)
     start = (program - tl.load(row + 7).to(tl.int32)) * CHUNK
+    if MODE == TILE:
+        stride = tl.load(row + 4)
+        apart = tl.load(row + 5)
+    if MODE >= PREFIX:
+        size = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.int32))) * keys
+    if MODE == PAGED:
+        blocks = tl.load(row + 4).to(tl.pointer_type(tl.int32))
+    count = tl.maximum(tl.minimum(size - start, CHUNK), 0)
     VALUE: tl.constexpr = tl.float64 if WIDE else tl.float32
     low = tl.full([BLOCK], float("inf"), VALUE)
     high = tl.full([BLOCK], float("-inf"), VALUE)
@@ -31,11 +42,16 @@ def read(
     inf = tl.zeros([BLOCK], tl.int32)
     zero = tl.zeros([BLOCK], tl.int32)
     check = tl.zeros([BLOCK], tl.int64)
-    for block in range(CHUNK // BLOCK):
+    for block in range(tl.cdiv(count, BLOCK)):
         at = start + block * BLOCK + tl.arange(0, BLOCK)
         there = at < size
-        raw = tl.load(x + at, mask=there, other=0.0)
-        if TILED:
+        if MODE == PAGED:
+            line = at // keys
+            slot = tl.load(blocks + line // rows, mask=there, other=0).to(tl.int64) * rows + line % rows
+            raw = tl.load(x + slot * keys + (at - line * keys), mask=there, other=0.0)
+        else:
+            raw = tl.load(x + at, mask=there, other=0.0)
+        if MODE == TILE:
             line = at // keys
             head = line // rows
             place = (
@@ -69,17 +85,17 @@ def read(
     tl.store(out + 4, nans.to(tl.float64))
     tl.store(out + 5, infs.to(tl.float64))
     tl.store(out + 6, tl.sum(zero, 0).to(tl.float64))
-    tl.store(out + 7, (tl.maximum(tl.minimum(size - start, CHUNK), 0) - nans - infs).to(tl.float64))
+    tl.store(out + 7, (count - nans - infs).to(tl.float64))
     tl.store(sums + program, tl.sum(check, 0))
 
 
 @triton.jit
-def merge(table, where, found, some, parts, sums, count, odd, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
+def merge(table, numbers, counts, found, some, parts, sums, odd, FIELDS: tl.constexpr, BLOCK: tl.constexpr):
     """The chunks of one piece, in an order that depends on their number alone."""
     piece = tl.program_id(0)
     first = tl.load(table + piece * FIELDS + 7)
-    to = tl.load(where + piece)
-    chunks = tl.load(where + count + piece).to(tl.int32)
+    to = tl.load(numbers + piece)
+    chunks = tl.load(counts + piece).to(tl.int32)
     columns = tl.arange(0, 8)
     low = tl.full([BLOCK], float("inf"), tl.float64)
     high = tl.full([BLOCK], float("-inf"), tl.float64)
