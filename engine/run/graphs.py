@@ -78,6 +78,10 @@ class DecodeGraphs:
         self._streak += 1
         return self._streak > WARM_UP and self._decoder.unrepeatable is None
 
+    def newest(self) -> torch.cuda.CUDAGraph:
+        """The graph that was captured last."""
+        return next(reversed(self._graphs.values())).graph
+
     def run(self, tokens: Many[NewToken]) -> tuple[Batch, Tensor, Recorded | None]:
         """One step: the batch, this rank's logits [S, V], and what of its taps has been measured."""
         most = self._room(max(token.position for token in tokens) + 1)

@@ -202,15 +202,16 @@ class Runner:
         try:
             if self._replays(plan):
                 batch, logits, recorded = self.graphs.run(self._new(plan))
-                found = self.hub.replayed(batch, recorded)
+                # What was measured is there when the tokens are: asked for first, it would be waited for twice.
+                results = self._advance(plan, batch, logits, forced)
+                stats, checksums, captured = self.hub.replayed(batch, recorded)
             else:
                 batch = self._batch(plan)
                 self.hub.begin(batch)
                 logits = self.decoder.forward(batch, self.pool)
-                found = self.hub.end()
-            whole = self.comm.gather_columns(logits, self._widths)
-            stats, checksums, captured = found
-            results = self._advance(plan, batch, whole, forced)
+                whole = self.comm.gather_columns(logits, self._widths)
+                stats, checksums, captured = self.hub.end()
+                results = self._advance(plan, batch, whole, forced)
         except BaseException:
             self.hub.abandon()
             self.pool.states.abandon()

@@ -120,8 +120,8 @@ class StatisticsLedger:
         return self._waiting if x.is_cuda and one_pass.refusal(x.device, x.dtype) is None else None
 
     def add_growing(self, tap: int, pieces: Sequence[one_pass.Growing], masked: Sequence[int] | None) -> None:
-        """Record what each sequence of the batch has at `tap`, as long as it is when the step runs. `masked`: cells that
-        a correct mask has put to -inf, where there are any."""
+        """Record what each sequence of the batch has at `tap`, as long as it is when the step runs. `masked`: cells
+        that a correct mask has put to -inf, where there are any."""
         for sequence, piece in enumerate(pieces):
             entry = self._enter(tap, masked[sequence] if masked else 0)
             if masked:

@@ -30,7 +30,7 @@ CHUNK, BLOCK = 1 << 14, 1 << 9
 _MOST = 1 << 30
 _FIELDS = 8  # of a piece in the kernel's table
 #: How the kernel finds the elements of a piece.
-FLAT, TILE, PREFIX, PAGED = range(4)
+FLAT, TILE, PREFIX, PAGED, ROWS = range(5)
 #: As a factor of 64 signed bits.
 SIGNED_ODD = ODD - (1 << 64)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
@@ -40,7 +40,8 @@ _TRIED = [1.5, math.nan, -3.0, math.inf, 0.0]
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A contiguous tensor that is measured as one: all of a tap's, or a tile [h, t, keys] of one.
+    """A tensor that is measured as one: all of a tap's, or a tile [h, t, keys] of one; contiguous, or columns of some
+    rows, [n, m] that lie `pitch` elements from each other.
 
     The place of an element in its tensor, by which the checksum weighs it, is `base` + head * `apart` + row * `stride`
     + key. `rows` and `keys` are the tile's; 0: its places follow one another."""
@@ -51,6 +52,7 @@ class Piece:
     keys: int = 0
     stride: int = 0
     apart: int = 0
+    pitch: int = 0
 
     @property
     def nbytes(self) -> int:
@@ -60,11 +62,15 @@ class Piece:
     @property
     def mode(self) -> int:
         """How the kernel finds its elements."""
+        if self.pitch:
+            return ROWS
         return TILE if self.keys else FLAT
 
     @property
     def fields(self) -> tuple[int, ...]:
         """Its row of the kernel's table."""
+        if self.pitch:
+            return self.x.data_ptr(), 0, 0, self.x.shape[1], self.pitch, 0, self.x.numel()
         return self.x.data_ptr(), self.base, self.rows, self.keys, self.stride, self.apart, self.x.numel()
 
 
@@ -139,7 +145,10 @@ def fetched(measured: Sequence[tuple[Tensor, Tensor]]) -> tuple[NDArray[np.float
 
 
 def pieces_of(x: Tensor) -> list[Piece]:
-    """A tensor of any shape, in pieces that the kernel takes. One that is not contiguous is copied."""
+    """A tensor of any shape, in pieces that the kernel takes. One that is neither contiguous nor columns of one that
+    is, as parts of a packed product are, is copied."""
+    if x.dim() == 2 and x.stride(1) == 1 and not x.is_contiguous() and x.numel() <= _MOST:
+        return [Piece(x, pitch=x.stride(0))]
     x = x.contiguous()
     if x.numel() <= _MOST:
         return [Piece(x)]

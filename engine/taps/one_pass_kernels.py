@@ -8,6 +8,7 @@ import triton.language as tl
 TILE = tl.constexpr(1)
 PREFIX = tl.constexpr(2)
 PAGED = tl.constexpr(3)
+ROWS = tl.constexpr(4)
 
 
 @triton.jit
@@ -25,10 +26,10 @@ def read(
     keys = tl.load(row + 3).to(tl.int32)
     size = tl.load(row + 6).to(tl.int32)
     start = (program - tl.load(row + 7).to(tl.int32)) * CHUNK
-    if MODE == TILE:
+    if (MODE == TILE) | (MODE == ROWS):
         stride = tl.load(row + 4)
         apart = tl.load(row + 5)
-    if MODE >= PREFIX:
+    if (MODE == PREFIX) | (MODE == PAGED):
         size = tl.load(tl.load(row + 5).to(tl.pointer_type(tl.int32))) * keys
     if MODE == PAGED:
         blocks = tl.load(row + 4).to(tl.pointer_type(tl.int32))
@@ -49,6 +50,9 @@ def read(
             line = at // keys
             slot = tl.load(blocks + line // rows, mask=there, other=0).to(tl.int64) * rows + line % rows
             raw = tl.load(x + slot * keys + (at - line * keys), mask=there, other=0.0)
+        elif MODE == ROWS:
+            line = at // keys
+            raw = tl.load(x + line.to(tl.int64) * stride + (at - line * keys), mask=there, other=0.0)
         else:
             raw = tl.load(x + at, mask=there, other=0.0)
         if MODE == TILE:

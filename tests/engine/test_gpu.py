@@ -153,7 +153,8 @@ def test_pieces_of_all_kinds_are_measured_as_on_the_cpu(dtype: torch.dtype) -> N
     tiled.add(tile, 1, 2, 3)
     on_gpu.add(tile.cuda(), 1, 2, 3)
     pieces = [
-        one_pass.Piece(pool.cuda()),
+        *one_pass.pieces_of(pool.cuda()),
+        *one_pass.pieces_of(pool.cuda()[:, 5:17]),
         one_pass.Growing(pool.cuda(), length.cuda(), width, 640),
         one_pass.Growing(pool.cuda(), length.cuda(), width, 640, table.cuda(), page),
     ]
@@ -161,7 +162,7 @@ def test_pieces_of_all_kinds_are_measured_as_on_the_cpu(dtype: torch.dtype) -> N
         waiting.add(piece)
     waiting.flush()
     parts, sums = one_pass.fetched(waiting.measured)
-    whole = [measured_whole(x) for x in (pool, pool[:600], pool[slots])]
+    whole = [measured_whole(x) for x in (pool, pool[:, 5:17], pool[:600], pool[slots])]
     assert [int(one) for one in sums[1:]] == [int(checksum) for _, checksum in whole]
     np.testing.assert_allclose(parts[1:], torch.cat([one for one, _ in whole]), rtol=1e-9)
     expected, its_checksum = tiled.close()
