@@ -57,13 +57,13 @@ class Runner:
 
     def rebuild(self, rules: Rules) -> None:
         """Load the weights anew under `rules` and start with an empty cache."""
-        del self.decoder, self.pool  # gone before the new ones come: a rank may have no room for both
+        del self.graphs, self.decoder, self.pool  # gone before the new ones come: a rank may have no room for both
         self._build(rules)
         self._clear(rules)
 
     def reload(self, rules: Rules) -> None:
         """Load the weights anew under `rules`; sequences and cache stay as they are."""
-        del self.decoder
+        del self.graphs, self.decoder
         self._build(rules)
         self.rules = rules
         self.rebind()
@@ -71,7 +71,7 @@ class Runner:
     def reset(self, rules: Rules) -> None:
         """Forget all sequences and take `rules`; the weights stay, and what memory held stays in it."""
         left = self.pool.states.last
-        del self.pool
+        del self.graphs, self.pool
         self._clear(rules, left)
 
     def _build(self, rules: Rules) -> None:
