@@ -23,7 +23,7 @@ from lockstep.engine.ranks.remote import SILENT_AFTER
 from lockstep.engine.ranks.reports import StepReport
 from lockstep.engine.taps.breaks import PauseSpec
 from lockstep.engine.taps.names import model_taps
-from tests.engine.harness import Engine, Pass, model_config
+from tests.engine.harness import DEVICE, Engine, Pass, model_config
 from tests.engine.ranks.test_lifecycle import O_PROJ, reach
 
 ROOT = Path(__file__).parents[3]
@@ -65,7 +65,7 @@ def torchrun(address: str, request: pytest.FixtureRequest) -> Iterator[subproces
 
 def connected(address: str, path: Path, **trouble: str) -> Client:
     """The host's side, with a model and a prompt."""
-    config = EngineConfig(tp=2, threads=1, listen=address, timeout_seconds=30)
+    config = EngineConfig(tp=2, threads=1, listen=address, timeout_seconds=30, device=DEVICE)
     client = Client(config, model_taps(model_config(path), 2), program=PROGRAM)
     client.load(path, trouble)
     client.call(AddSequence(0, PROMPT))
