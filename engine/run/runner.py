@@ -38,6 +38,8 @@ from lockstep.engine.taps.names import model_taps
 class Runner:
     """Runs passes on one rank. `load(decoder)` fills the decoder's parameters."""
 
+    graphs: DecodeGraphs
+
     def __init__(
         self,
         model: ModelConfig,
@@ -57,7 +59,11 @@ class Runner:
 
     def rebuild(self, rules: Rules) -> None:
         """Load the weights anew under `rules` and start with an empty cache."""
-        del self.graphs, self.decoder, self.pool  # gone before the new ones come: a rank may have no room for both
+        del (
+            self.graphs,
+            self.decoder,
+            self.pool,
+        )  # gone before the new ones come: a rank may have no room for both
         self._build(rules)
         self._clear(rules)
 

@@ -72,7 +72,8 @@ def _summary(logits: Tensor, top: int) -> NDArray[np.float64]:
 def _choice(row: Tensor, found: NDArray[np.float64], draw: Draw) -> TokenChoice:
     """From a row of logits [vocab] and what was said of it."""
     log_z, entropy, token = found[:3].tolist()
-    ids, best = np.split(found[3:], 2)
+    top = (len(found) - 3) // 2
+    ids, best = found[3 : 3 + top], found[3 + top :]
     if draw.sampling.temperature and math.isfinite(log_z):
         u = uniform(draw.sampling.seed, draw.sequence, draw.position)
         token = _draw(row.double().cpu(), draw.sampling, u)

@@ -62,12 +62,12 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a captured step measures, which replaying it fills: the tap of each entry, the sequence of those in
-    which a mask grows, the piece of each, and where parts and checksums of the pieces are. Each entry is one piece."""
+    """What a captured step measures, which replaying it fills: of each entry its tap and the number of its piece, of
+    those in which a mask grows the sequence of the batch, and where parts and checksums of the pieces are."""
 
-    taps: list[int]
+    taps: NDArray[np.int64]
+    numbers: NDArray[np.int64]
     sequences: dict[int, int]
-    pieces: list[tuple[int, int]]
     measured: list[tuple[Tensor, Tensor]]
     tables: one_pass.CapturedTables
 
@@ -138,9 +138,8 @@ class StatisticsLedger:
         self._waiting.flush()
         assert not self._tiled
         assert not self._measured
-        found = Recorded(
-            list(self._taps), dict(self._sequences), list(self._pieces), self._waiting.measured, tables
-        )
+        numbers = np.array([number for _, number in self._pieces])
+        found = Recorded(np.array(self._taps), numbers, dict(self._sequences), self._waiting.measured, tables)
         self.clear()
         return found
 
@@ -178,16 +177,16 @@ class StatisticsLedger:
         if self._waiting.count:
             self._waiting.flush()
             self._take(*one_pass.fetched(self._waiting.measured), parts, sums)
-        return self._tabulated(self._taps, unmask(parts, self._masked), sums)
+        return self._tabulated(np.array(self._taps, np.int64), unmask(parts, self._masked), sums)
 
     def _tabulated(
-        self, taps: Sequence[int], parts: NDArray[np.float64], sums: NDArray[np.int64]
+        self, taps: NDArray[np.int64], parts: NDArray[np.float64], sums: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
         """From the parts and checksums of entries, of which each tap may have several."""
         stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
         checksums = np.zeros(self.num_taps, dtype=np.uint64)
-        if taps:
-            found, whole, chains = merge_groups(np.array(taps), parts, sums.view(np.uint64))
+        if len(taps):
+            found, whole, chains = merge_groups(taps, parts, sums.view(np.uint64))
             stats[found], checksums[found] = statistics(whole), chains
         return stats, checksums
 
@@ -197,11 +196,11 @@ class StatisticsLedger:
         """The table of a captured step that has been replayed. `masked(tap, sequence)`: infinities that a correct mask
         has put there."""
         measured, checksums = one_pass.fetched(recorded.measured)
-        order = [number for _, number in recorded.pieces]
-        hidden = [0] * len(recorded.taps)
+        hidden = np.zeros(len(recorded.taps))
         for entry, sequence in recorded.sequences.items():
-            hidden[entry] = masked(recorded.taps[entry], sequence)
-        return self._tabulated(recorded.taps, unmask(measured[order], hidden), checksums[order])
+            hidden[entry] = masked(int(recorded.taps[entry]), sequence)
+        parts = unmask(measured[recorded.numbers], hidden)
+        return self._tabulated(recorded.taps, parts, checksums[recorded.numbers])
 
     def _take(
         self,

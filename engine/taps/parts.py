@@ -63,7 +63,7 @@ def chained(sums: NDArray[np.uint64]) -> int:
     return total
 
 
-def unmask(parts: NDArray[np.float64], masked: Sequence[int]) -> NDArray[np.float64]:
+def unmask(parts: NDArray[np.float64], masked: Sequence[int] | NDArray[np.float64]) -> NDArray[np.float64]:
     """Parts [n, len(PARTS)] without the infinities that a correct mask has put there, `masked` of each row.
 
     Fewer infinities than that (a mask that is missing, or NaN in its place) count as none.
