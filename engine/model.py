@@ -18,7 +18,7 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import GATE_UP, operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.states import LayerState
-from lockstep.engine.layers.attention import Attention, StepInputs
+from lockstep.engine.layers.attention import Attention
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.experts import Biases, Expert, MixtureOfExperts, Router, SharedExpert
 from lockstep.engine.layers.latent_attention import LatentAttention
@@ -28,6 +28,7 @@ from lockstep.engine.layers.linear_attention import GatedDeltaNet
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
+from lockstep.engine.layers.step_inputs import StepInputs
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards

@@ -31,7 +31,7 @@ from lockstep.engine.layers.linear import (
     RowParallelLinear,
 )
 from lockstep.engine.layers.norm import QKNorm
-from lockstep.engine.layers.paged_attention import Pages
+from lockstep.engine.layers.step_inputs import StepInputs
 from lockstep.engine.layers.tiles import Tile, Tiling
 from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.layers.wiring import GrowingTap, TapCallback, Wiring
@@ -44,59 +44,6 @@ from lockstep.engine.taps.one_pass import Growing
 FUSED_ROWS = 256
 #: Far from float32's largest number.
 _LARGEST = 1e30
-
-
-class StepInputs:
-    """Inputs shared by the attention of all layers in a step, computed on first use: additive biases, as far as they
-    are few, and block tables."""
-
-    def __init__(self, batch: Batch, wiring: Wiring, dtype: torch.dtype) -> None:
-        self._batch, self._rules, self._dtype = batch, wiring.rules, dtype
-        self._made: dict[tuple[int, int | None, int, int, int, int], Tensor] = {}
-        self._cells = 0
-        self._pages: Pages | None = None
-        own = ("window", "mask", "cache_reuse")
-        self._as_usual = all(getattr(wiring.rules, seam) is getattr(CORRECT, seam) for seam in own)
-
-    def pages(self, page_size: int) -> Pages:
-        """The batch's block tables and lengths."""
-        if self._pages is None:
-            self._pages = Pages.of(self._batch, page_size)
-        return self._pages
-
-    def tiling(self, index: int, kv_heads: int, group: int, window: int | None) -> Tiling:
-        """That of the batch's sequence `index`. Where a fault decides what is seen, no key is left out."""
-        span = self._batch.spans[index]
-        queries = span.stop - span.start
-        keys = span.kv_len - self._rules.cache_reuse(span.kv_len, queries)
-        causal = self._as_usual and span.in_order
-        return Tiling(kv_heads, group, queries, keys, causal, window, on_gpu=span.rows.is_cuda)
-
-    def bias(self, index: int, tiling: Tiling, tile: Tile, *, every_key: bool = False) -> Tensor | None:
-        """What is added to the scores of a tile's last keys, or of every one, [queries, keys]; None where all of its
-        keys are seen."""
-        rows, keys = tile.rows, tile.keys
-        if tiling.causal and rows.stop - rows.start == 1:
-            return None
-        if (
-            tiling.causal and tiling.window is None and not every_key
-        ):  # all see what lies before the tile's own queries
-            keys = slice(keys.stop - (rows.stop - rows.start), keys.stop)
-        key = (index, tiling.window, rows.start, rows.stop, keys.start, keys.stop)
-        if key not in self._made:
-            self._make_room((rows.stop - rows.start) * (keys.stop - keys.start), tiling.cells)
-            span = self._batch.spans[index]
-            read = span.kv_positions[span.kv_len - tiling.keys :]
-            allowed = self._rules.window(span.q_positions, rows, read[keys], tiling.window)
-            self._made[key] = self._rules.mask(allowed).to(self._dtype)
-        return self._made[key]
-
-    def _make_room(self, cells: int, most: int) -> None:
-        """Let go of the biases that were made where they would have more cells than `most`."""
-        if self._cells + cells > most:
-            self._made.clear()
-            self._cells = 0
-        self._cells += cells
 
 
 class Attention:

@@ -9,9 +9,10 @@ from torch import Tensor
 from lockstep.engine.batch import Batch
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
-from lockstep.engine.layers.attention import Attention, StepInputs
+from lockstep.engine.layers.attention import Attention
 from lockstep.engine.layers.linear import QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.norm import Norm, QKNorm
+from lockstep.engine.layers.step_inputs import StepInputs
 from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.layers.wiring import Wiring
 

@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.one_pass import SIGNED_ODD, Piece, Waiting
+from lockstep.engine.taps.one_pass import SIGNED_ODD, Measurand, OnePass
 from lockstep.engine.taps.parts import PARTS, merge
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
@@ -189,7 +189,7 @@ class TiledStatistics:
         outside: float,
         dtype: torch.dtype,
         device: torch.device,
-        waiting: Waiting | None = None,
+        waiting: OnePass | None = None,
     ) -> None:
         """`waiting`: where the tiles are kept until they are measured together."""
         self.shape, self.outside = shape, outside
@@ -231,7 +231,7 @@ class TiledStatistics:
             (head * all_rows + row) * stride + key,
         )  # places between heads, the first
         if self._waiting is not None:
-            self._numbers.append(self._waiting.add(Piece(block, base, rows, keys, stride, apart)))
+            self._numbers.append(self._waiting.add(Measurand(block, base, rows, keys, stride, apart)))
         else:
             self._parts.append(_measured(block.reshape(1, -1)))
             bits = bits_of(block).to(torch.int64)

@@ -39,7 +39,7 @@ _TRIED = [1.5, math.nan, -3.0, math.inf, 0.0]
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Measurand:
     """A tensor that is measured as one: all of a tap's, or a tile [h, t, keys] of one; contiguous, or columns of some
     rows, [n, m] that lie `pitch` elements from each other.
 
@@ -105,17 +105,17 @@ class Growing:
         )  # fmt: skip
 
 
-class Waiting:
+class OnePass:
     """The pieces of a step: those that wait, and what those before them came to."""
 
     def __init__(self) -> None:
         self.count = 0
-        self._pieces: list[Piece | Growing] = []
+        self._pieces: list[Measurand | Growing] = []
         self._bytes = 0
         self.measured: list[tuple[Tensor, Tensor]] = []
         self.tables = Tables()
 
-    def add(self, piece: Piece | Growing) -> int:
+    def add(self, piece: Measurand | Growing) -> int:
         """Keep a piece, which nothing may overwrite; its number."""
         self._pieces.append(piece)
         self._bytes += piece.nbytes
@@ -144,15 +144,15 @@ def fetched(measured: Sequence[tuple[Tensor, Tensor]]) -> tuple[NDArray[np.float
     return np.ascontiguousarray(found[:, :-1]).view(np.float64), found[:, -1]
 
 
-def pieces_of(x: Tensor) -> list[Piece]:
+def pieces_of(x: Tensor) -> list[Measurand]:
     """A tensor of any shape, in pieces that the kernel takes. One that is neither contiguous nor columns of one that
     is, as parts of a packed product are, is copied."""
     if x.dim() == 2 and x.stride(1) == 1 and not x.is_contiguous() and x.numel() <= _MOST:
-        return [Piece(x, pitch=x.stride(0))]
+        return [Measurand(x, pitch=x.stride(0))]
     x = x.contiguous()
     if x.numel() <= _MOST:
-        return [Piece(x)]
-    return [Piece(part, number * _MOST) for number, part in enumerate(x.view(-1).split(_MOST))]
+        return [Measurand(x)]
+    return [Measurand(part, number * _MOST) for number, part in enumerate(x.view(-1).split(_MOST))]
 
 
 class Tables:
@@ -190,7 +190,7 @@ class CapturedTables(Tables):
             room.copy_(torch.from_numpy(table))
 
 
-def measured(pieces: Sequence[Piece | Growing], tables: Tables) -> tuple[Tensor, Tensor]:
+def measured(pieces: Sequence[Measurand | Growing], tables: Tables) -> tuple[Tensor, Tensor]:
     """Parts [n, len(PARTS)] float64 and checksums [n] int64 of each piece, on their device; as `measure` has them, but
     for the order of float64 sums."""
     device = pieces[0].x.device
@@ -265,7 +265,9 @@ def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
         return f"no statistics in one pass of {str(dtype).removeprefix('torch.')}"
     x = torch.tensor(_TRIED).repeat(CHUNK // 2).to(dtype)
     try:
-        (parts,), (checksum,) = (found.cpu().numpy() for found in measured([Piece(x.to(device))], Tables()))
+        (parts,), (checksum,) = (
+            found.cpu().numpy() for found in measured([Measurand(x.to(device))], Tables())
+        )
     except Exception as error:  # whatever a compiler or a driver throws
         return f"no statistics in one pass here: {type(error).__name__}: {error}".splitlines()[0]
     expected = of_host(x.double().numpy()[None])[0]
