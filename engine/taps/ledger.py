@@ -79,7 +79,7 @@ class StatisticsLedger:
         """`overwritten`: taps whose tensors later operations of a step write to."""
         self.num_taps, self.overwritten = num_taps, frozenset(overwritten)
         self.copies = False  # whether all others may be overwritten as well: a fault does as it likes
-        self._waiting = one_pass.OnePass()
+        self._waiting = one_pass.Collected()
         self._pieces: list[tuple[int, int]] = []  # entry and number of what waits there whole
         self._sequences: dict[int, int] = {}  # of entries that a mask grows in, which of the batch it is
         self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
@@ -115,7 +115,7 @@ class StatisticsLedger:
         self._tiled[self._enter(tap, masked)] = one
         return one
 
-    def _room(self, x: Tensor) -> one_pass.OnePass | None:
+    def _room(self, x: Tensor) -> one_pass.Collected | None:
         """Where tensors like x wait; None where they are measured by `measure`."""
         return self._waiting if x.is_cuda and one_pass.refusal(x.device, x.dtype) is None else None
 

@@ -105,7 +105,7 @@ class Growing:
         )  # fmt: skip
 
 
-class OnePass:
+class Collected:
     """The pieces of a step: those that wait, and what those before them came to."""
 
     def __init__(self) -> None:

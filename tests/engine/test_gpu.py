@@ -148,7 +148,7 @@ def test_pieces_of_all_kinds_are_measured_as_on_the_cpu(dtype: torch.dtype) -> N
     slots = (table[:, None].long() * page + torch.arange(page)).flatten()[:600]
     tile = pool[: 2 * 5].reshape(2, 5, width)
     tiled = TiledStatistics((4, 9, 40), 0.0, dtype, torch.device("cpu"))
-    waiting = one_pass.OnePass()
+    waiting = one_pass.Collected()
     on_gpu = TiledStatistics((4, 9, 40), 0.0, dtype, torch.device("cuda"), waiting)
     tiled.add(tile, 1, 2, 3)
     on_gpu.add(tile.cuda(), 1, 2, 3)
