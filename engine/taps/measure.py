@@ -17,7 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.one_pass import SIGNED_ODD, Measurand, Collected
+from lockstep.engine.taps.one_pass import SIGNED_ODD, Collected, Measurand
 from lockstep.engine.taps.parts import PARTS, merge
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
