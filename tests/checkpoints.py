@@ -73,6 +73,8 @@ from transformers import (
     IQuestCoderConfig,
     Jais2Config,
     Jais2ForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
@@ -158,6 +160,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "glm": (GlmConfig, GlmForCausalLM),
     "helium": (HeliumConfig, HeliumForCausalLM),
     "dots1": (Dots1Config, Dots1ForCausalLM),
+    "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
     "exaone_moe": (ExaoneMoeConfig, ExaoneMoeForCausalLM),
     "ministral": (MinistralConfig, MinistralForCausalLM),
     "cwm": (CwmConfig, CwmForCausalLM),
@@ -322,6 +325,9 @@ OWN: dict[str, dict[str, Any]] = {
                   "intermediate_size": 32},
     "exaone_moe": {**_SMALL, **_CORRECTED, "num_experts": 8, "sliding_window": 8,
                    "layer_types": ["sliding_attention", "full_attention"]},
+    "llama4_text": {**_SMALL, "num_hidden_layers": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
+                    "intermediate_size": 32, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2,
+                    "no_rope_layers": [1, 0, 1, 0], "attention_chunk_size": 8, "floor_scale": 4, "attn_scale": 0.5},
 }  # fmt: skip
 
 #: Families whose norms' weights are added to 1, and lie around 0.
@@ -439,6 +445,7 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "solar-open": ("solar_open", {}),
     "flex-olmo": ("flex_olmo", {}),
     "youtu": ("youtu", {}),
+    "llama4": ("llama4_text", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 

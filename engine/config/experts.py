@@ -22,7 +22,8 @@ class ExpertsConfig:
     sum of each one's `group_best` best scores. What it gives is multiplied by its score, of `renormalised` scores by
     its share in the chosen ones' sum, times `factor`. `shared_width`: of the expert to which every token goes (0:
     none), times the sigmoid of a logit where it is `shared_gated`. `biased`: the router and the experts have biases.
-    `wide`: router and scores stay in float32 whatever the model's dtype; `wide_weights`: the scores alone.
+    `weighed_inputs`: what goes into an expert is multiplied by its weight, not what it gives. `wide`: router and scores
+    stay in float32 whatever the model's dtype; `wide_weights`: the scores alone.
     """
 
     count: int
@@ -39,6 +40,7 @@ class ExpertsConfig:
     shared_width: int = 0
     shared_gated: bool = False
     biased: bool = False
+    weighed_inputs: bool = False
     wide: bool = False
     wide_weights: bool = False
 

@@ -9,13 +9,14 @@ it, and `original_max_position_embeddings` beside it wins over the one inside.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lockstep.engine.config.families import FamilyRules
 from lockstep.engine.config.fields import Fields
-from lockstep.engine.config.huggingface import SLIDING, window_of
+from lockstep.engine.config.query_scaling import QueryScaling
+from lockstep.engine.config.huggingface import SLIDING, rotated_layers, window_of
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
@@ -102,17 +103,10 @@ def ropes_from_hf(
 
 
 def _rotated(config: Fields, rules: FamilyRules, types: Sequence[str]) -> list[bool]:
-    """Which layers rotate: `no_rope_layers` has, whatever its name says, 1 for those that do."""
+    """Which layers rotate."""
     if rules.unrotated_full:
         return [kind == SLIDING or window_of(config, rules) is None for kind in types]
-    layers, every = len(types), rules.unrotated_every or 1
-    stated, key = config.data.get("no_rope_layers"), "no_rope_layers"
-    if stated is None:
-        every = config.size("no_rope_layer_interval", every)
-        return [(i + 1) % every != 0 for i in range(layers)]
-    if not isinstance(stated, list) or len(stated) < layers or not all(one in (0, 1) for one in stated):
-        raise config.error(key, f"expected {layers} numbers, 0 or 1")
-    return [bool(one) for one in stated[:layers]]
+    return rotated_layers(config, rules, len(types))
 
 
 def rotary_dim(config: Fields, head_dim: int, share: float | None) -> int | None:
@@ -137,13 +131,12 @@ def rotary_dim(config: Fields, head_dim: int, share: float | None) -> int | None
     return None if size == head_dim else size
 
 
-def scaled_from(config: Fields, max_position: int) -> int | None:
-    """From which position on Ministral-3 scales its queries by 1 + beta ln(1 + floor(position / original context)),
-    None: nowhere. Before it the factor is 1."""
-    fields = _parameters(config)
-    if not fields.number("llama_4_scaling_beta", 0.0):
+def query_scaling(config: Fields, assumed: Mapping[str, Any] | None, max_position: int) -> QueryScaling | None:
+    """How Ministral-3 and Mistral 4 scale their queries: by the context that they were stretched from."""
+    fields = _parameters(config, Fields(assumed or {}, config.where))
+    if not (beta := fields.number("llama_4_scaling_beta", 0.0)):
         return None
-    return fields.size("original_max_position_embeddings", max_position)
+    return QueryScaling(beta, fields.size("original_max_position_embeddings", max_position))
 
 
 def _parameters(config: Fields, assumed: Fields | None = None) -> Fields:

@@ -178,6 +178,7 @@ _IN_GROUPS = _with(lambda has: has.groups > 1, "the model's experts have no grou
 _SHARED_EXPERT = _with(lambda has: has.shared_width > 0, "the model has no shared expert")
 _EXPERTS = _with(lambda has: True, "")
 _BIASED = _with(lambda has: has.biased, "the model's experts have no biases")
+_WEIGHED = _with(lambda has: not has.weighed_inputs, "the model weighs what goes into its experts")
 _UNBIASED = _with(lambda has: not has.biased, "gate and up of the model's experts lie in turn")
 _STACK = {"seam": "expert_gate_up", "correct": "own", "first_tap": "layers.*.mlp.experts.gate"}
 _BIAS = {"seam": "expert_bias", "correct": "once", "first_tap": "layers.*.mlp.experts.down"}
@@ -257,7 +258,7 @@ FAULTS = (
     ),
     _fault(
         {"seam": "combine", "correct": "weighted", "first_tap": "layers.*.mlp.combine.partial"}, "unweighted",
-        unweighted, _EXPERTS, "experts' outputs summed without weights", "each expert counts once",
+        unweighted, _WEIGHED, "experts' outputs summed without weights", "each expert counts once",
     ),
     _fault(
         _SHARED, "missing", no_shared_expert, _SHARED_EXPERT, "the shared expert left out",

@@ -44,9 +44,16 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "dots1": _SHARED_EXPERTS,
     "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+    "llama4_text": {
+        **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},
+        **{f"mlp.experts.{one}": f"feed_forward.experts.{{}}.{one}_proj" for one in ("gate", "up", "down")},
+        **{f"mlp.shared.{one}": f"feed_forward.shared_expert.{one}_proj" for one in ("gate", "up", "down")},
+        "mlp.router": "feed_forward.router",
+    },
 }
 #: Stacks of the experts' gates and ups, and of their downs, where transformers writes them by other names.
 EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
+    "llama4_text": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}

@@ -177,12 +177,16 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sigmoid": routing.sigmoid,
     "chosen": routing.chosen,
     "taken": routing.taken,
+    "weighed": routing.weighed,
+    "plain_sum": routing.plain_sum,
     "shares": routing.shares,
     "routed": routing.routed,
     "added_to_rows": routing.added_to_rows,
     "weighed_sum": routing.weighed_sum,
     "total": lambda x: x.sum(-1, keepdims=True),
     "exp": np.exp,
+    "log1p": np.log1p,
+    "floor": np.floor,
     "negative": np.negative,
     "softplus": recurrence.softplus,
     "convolved": recurrence.convolved,
@@ -240,6 +244,9 @@ _OF_LAYERS = _of("by_heads", _of("multiply", _X, Node("projection_scale")), Node
 _VALUES_NORMALISED, _OF_LAYERS_NORMALISED = (
     substitute(NORMALISED, {"x": heads}) for heads in (_VALUES, _OF_LAYERS)
 )
+#: What a query is multiplied by where it stands: 1 + beta ln(1 + floor((position + offset) / length)).
+_STEPS = _of("floor", _of("divide", _of("add", Node("position"), Node("query_offset")), Node("query_length")))
+_QUERY_FACTOR = _of("add", Node("1"), _of("multiply", Node("query_beta"), _of("log1p", _STEPS)))
 #: Kind -> what its operations compute.
 FORMULAS: Mapping[Kind, Node] = {
     "embedding": _of("row", _WEIGHT, Node("token")),
@@ -296,6 +303,8 @@ FORMULAS: Mapping[Kind, Node] = {
         Node("input_factor"),
     ),
     "layer_input": _of("columns", _X, Node("input_first"), Node("input_width")),
+    "query_scaling": _of("multiply", _X, _QUERY_FACTOR),
+    "expert_input": _of("weighed", _X, Node("weights")),
 }
 
 
@@ -351,7 +360,8 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
         case "choice" | "choice_weights":
             return _routing(operation.kind, model.experts) if model.experts is not None else usual
         case "combine":
-            return _with_shared(usual, operation.inputs)
+            summed = usual if "weights" in operation.inputs else _of("plain_sum", _X)
+            return _with_shared(summed, operation.inputs)
         case _:
             return usual
 
@@ -419,6 +429,8 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
         more |= {"input_width": inputs.width, "input_first": inputs.width * (inputs.layer or 0)}
         more |= {"input_multiplier": inputs.width**0.5, "projection_scale": model.hidden_size**-0.5}
         more["input_factor"] = 2.0**-0.5
+    if (scaling := model.query_scaling) is not None:
+        more |= {f"query_{name}": getattr(scaling, name) for name in ("beta", "length", "offset")}
     return {
         "1": 1.0,
         "eps": eps_of(operation, model),

@@ -71,3 +71,13 @@ def added_to_rows(x: Array, bias: Mapping[int, NDArray[Any]], ids: Array) -> Arr
 def weighed_sum(x: Array, weights: Array) -> Array:
     """The sum over S of x [N, S, H] times weights [N, S]: [N, H]."""
     return np.asarray(np.einsum("nsh,ns->nh", x, weights, optimize=True))
+
+
+def weighed(x: Array, weights: Array) -> Array:
+    """x [N, in] times each of the weights [N, S]: [N, S, in]."""
+    return np.asarray(x[:, None] * weights[..., None])
+
+
+def plain_sum(x: Array) -> Array:
+    """The sum over S of x [N, S, H]."""
+    return np.asarray(x.sum(1))

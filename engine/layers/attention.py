@@ -54,7 +54,7 @@ class StepInputs:
         self._made: dict[tuple[int, int | None, int, int, int, int], Tensor] = {}
         self._cells = 0
         self._pages: Pages | None = None
-        own = ("window", "mask", "cache_reuse")
+        own = ("window", "chunk", "mask", "cache_reuse")
         self._as_usual = all(getattr(wiring.rules, seam) is getattr(CORRECT, seam) for seam in own)
 
     def pages(self, page_size: int) -> Pages:
@@ -63,13 +63,15 @@ class StepInputs:
             self._pages = Pages.of(self._batch, page_size)
         return self._pages
 
-    def tiling(self, index: int, kv_heads: int, group: int, window: int | None) -> Tiling:
+    def tiling(
+        self, index: int, kv_heads: int, group: int, window: int | None, chunked: bool = False
+    ) -> Tiling:
         """That of the batch's sequence `index`. Where a fault decides what is seen, no key is left out."""
         span = self._batch.spans[index]
         queries = span.stop - span.start
         keys = span.kv_len - self._rules.cache_reuse(span.kv_len, queries)
         causal = self._as_usual and span.in_order
-        return Tiling(kv_heads, group, queries, keys, causal, window, on_gpu=span.rows.is_cuda)
+        return Tiling(kv_heads, group, queries, keys, causal, window, span.rows.is_cuda, chunked)
 
     def bias(self, index: int, tiling: Tiling, tile: Tile, *, every_key: bool = False) -> Tensor | None:
         """What is added to the scores of a tile's last keys, or of every one, [queries, keys]; None where all of its
@@ -86,9 +88,15 @@ class StepInputs:
             self._make_room((rows.stop - rows.start) * (keys.stop - keys.start), tiling.cells)
             span = self._batch.spans[index]
             read = span.kv_positions[span.kv_len - tiling.keys :]
-            allowed = self._rules.window(span.q_positions, rows, read[keys], tiling.window)
+            allowed = self._allowed(tiling, span.q_positions, rows, read[keys])
             self._made[key] = self._rules.mask(allowed).to(self._dtype)
         return self._made[key]
+
+    def _allowed(self, tiling: Tiling, queries: Tensor, rows: slice, keys: Tensor) -> Tensor:
+        """Which of those keys each of the queries `rows` may see, by their positions."""
+        if tiling.chunked and tiling.window is not None:
+            return self._rules.chunk(queries, rows, keys, tiling.window)
+        return self._rules.window(queries, rows, keys, tiling.window)
 
     def _make_room(self, cells: int, most: int) -> None:
         """Let go of the biases that were made where they would have more cells than `most`."""
@@ -136,6 +144,9 @@ class Attention:
         self.kv_heads = shards.kv_heads(own, comm.size, comm.rank).size
         self.head_dim = own.head_dim
         self.window = model.windows[layer] if model.windows else None
+        self.chunked = model.chunked and self.window is not None
+        self.unit_norm_eps = model.rms_eps if own.unit_qk_norm else None
+        self.query_scaling = own.query_scaling
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
@@ -158,8 +169,12 @@ class Attention:
         self.tap_context = wiring.tap("attn.context")
         self.tap_gate, self.tap_gated = wiring.tap("attn.gate"), wiring.tap("attn.gated")
         inside = self.tap_scores or self.tap_probs or wiring.rules.softmax is not CORRECT.softmax
+        self.query_factor, self.unit_qk_norm = wiring.rules.query_factor, wiring.rules.unit_qk_norm
+        self.tap_q_scaled, self.tap_q_unit, self.tap_k_unit = (
+            wiring.tap(f"attn.{one}") for one in ("q_scaled", "q_unit_norm", "k_unit_norm")
+        )
         self.explicit = bool(inside or self.cap or self.sinks is not None)  # no kernel has the last two
-        by_hand = self.explicit or self.tap_k_cache or self.tap_v_cache
+        by_hand = self.explicit or self.chunked or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
         #: Why the paged kernel is not used and rows are gathered for SDPA; None: it is used.
         self.unpaged = self._by_hand() if by_hand else paged_attention.refusal(
@@ -179,14 +194,27 @@ class Attention:
     def _by_hand(self) -> str:
         if self.sinks is not None:
             return "the softmax has sinks"
+        if self.chunked:
+            return "attention is in chunks"
         return "scores have a cap" if self.cap else "a tap is on"
 
     def __call__(
         self, x: Tensor, batch: Batch, rope: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
     ) -> Tensor:
         q, stored = self._written(x, rope)
+        q = self._scaled(q, batch)
         pool.write(self.cache, batch, *stored)
         return self._attended(x, q, batch, inputs, pool)
+
+    def _scaled(self, q: Tensor, batch: Batch) -> Tensor:
+        """Queries [T, heads, D], times a factor of their position where the layer has it."""
+        if self.query_scaling is None:
+            return q
+        factor = self.query_factor(batch.positions, self.query_scaling)
+        q = (q * factor[:, None, None]).to(q.dtype)
+        if self.tap_q_scaled:
+            self.tap_q_scaled(q)
+        return q
 
     def _attended(self, x: Tensor, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
         """From queries [T, heads, D] to what attention adds to the stream [T, H]."""
@@ -249,6 +277,12 @@ class Attention:
             self.tap_q_rope(q)
         if self.tap_k_rope:
             self.tap_k_rope(k)
+        if self.unit_norm_eps is not None:
+            q, k = (self.unit_qk_norm(x, self.unit_norm_eps) for x in (q, k))
+            if self.tap_q_unit:
+                self.tap_q_unit(q)
+            if self.tap_k_unit:
+                self.tap_k_unit(k)
         return (q, k) if self.rotated_norm is None else self.rotated_norm(q, k)
 
     def _read(self, index: int, rows: Tensor, pool: KVPool) -> tuple[Tensor, Tensor]:
@@ -268,7 +302,7 @@ class Attention:
         q = q.transpose(0, 1).unflatten(0, (self.kv_heads, group))  # [kv_heads, group, T, D]
         k = self.rules.kv_expand(k, self.kv_heads, group)  # [kv_heads, 1 or group, K, D]
         v = self.rules.kv_expand(v, self.kv_heads, group)
-        tiling = inputs.tiling(index, self.kv_heads, group, self.window)
+        tiling = inputs.tiling(index, self.kv_heads, group, self.window, self.chunked)
         attend = self._explicit if self.explicit else self._fused
         return self.rules.merge(attend(_Sequence(index, q, k, v, tiling, inputs)).flatten(0, 1))
 

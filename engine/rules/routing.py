@@ -80,6 +80,11 @@ def weighed_sum(outputs: Tensor, weights: Tensor) -> Tensor:
     return sums[0] if len(sums) == 1 else torch.cat(sums)
 
 
+def weighed_inputs(x: Tensor, weights: Tensor) -> Tensor:
+    """What each of a token's experts reads: the token's row [T, H] times its weight [T, S], [T, S, H]."""
+    return x.unsqueeze(1) * weights.unsqueeze(-1)
+
+
 def with_shared(routed: Tensor, shared: Tensor, gate: Tensor | None, comm: Comm) -> Tensor:
     """A rank's term [T, H] with its term of the shared expert, times the sigmoid of its gate's logits [T, 1]."""
     return routed + (shared if gate is None else gate.sigmoid() * shared)

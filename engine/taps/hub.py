@@ -138,7 +138,7 @@ class TapHub:
     """All taps of one rank."""
 
     def __init__(self, model: ModelConfig, specs: Sequence[TapSpec], comm: Comm) -> None:
-        self.specs, self.heads = specs, model.num_heads
+        self.specs, self.heads, self.model = specs, model.num_heads, model
         self.comm = comm
         self.places = {spec.name: i for i, spec in enumerate(specs)}
         self.policy = CapturePolicy()
@@ -281,6 +281,6 @@ class TapHub:
         if index not in self._windows:
             return 0
         heads, new, keys = shape
-        window = self._windows[index] or keys
-        seen = sum(min(position, window) for position in range(keys - new + 1, keys + 1))
+        window = self._windows[index]
+        seen = sum(self.model.keys_seen(position, window) for position in range(keys - new, keys))
         return heads * (new * keys - seen)

@@ -20,6 +20,7 @@ from lockstep.engine.taps.hub import TapTiles
 from lockstep.engine.taps.measure import TiledStatistics
 from lockstep.engine.taps.names import is_kept_whole, newest_rows
 from lockstep.engine.taps.parts import PARTS
+from lockstep.workbench.references import llama4
 from lockstep.workbench.references.arrays import NewestRows, Seen
 
 NAME = "lockstep_eager"
@@ -81,6 +82,8 @@ def _operands(module: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[st
         return {"q_rope": q, "k_cache": k, "v_cache": v}
     if hasattr(module, "query_layernorm"):  # behind the rotation
         return {"k_cache": k, "v_cache": v}
+    if hasattr(module, "attn_temperature_tuning"):
+        return {**llama4.attended(module, q, k[-new:]), "k_cache": k, "v_cache": v}
     if not hasattr(module, "kv_lora_rank"):
         return {"q_rope": q, "k_rope": k[-new:], "k_cache": k, "v_cache": v}
     if getattr(module.config, "rope_interleave", False):

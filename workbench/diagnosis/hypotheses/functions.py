@@ -164,6 +164,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "largest_kept": _kept,
     "plus": lambda x, other, by: x + by * other,
     "unweighted_sum": lambda x, weights: x.sum(1),
+    "unweighed": lambda x, weights: x[:, None] * np.ones_like(weights)[..., None],
 }  # fmt: skip
 #: Of these the results have rounding of the size of their arguments, not of their own.
 CANCELLING = (
