@@ -42,6 +42,7 @@ from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
 from lockstep.workbench.references.experts import hearing, in_order
 from lockstep.workbench.references.recurrence import following
+from lockstep.workbench.references.scaled_queries import rotating
 
 #: Taps with no counterpart, and why.
 ABSENT = {
@@ -145,6 +146,7 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         stack.callback(model.register_forward_hook(on_logits).remove)
         attention = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
         stack.enter_context(listening(attention, on_attention))
+        stack.enter_context(rotating(attention, lambda i, x: see(f"layers.{i}.attn.q_rope", x)))
         linear = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
         stack.enter_context(following(linear, on_attention))
         yield

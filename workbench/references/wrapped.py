@@ -58,7 +58,10 @@ class TextOnly(nn.Module):
 
     def __init__(self, whole: Any) -> None:
         super().__init__()
-        self.model, self.lm_head = whole.model.language_model, whole.lm_head
+        if hasattr(whole, "language_model"):  # Llama 4: a causal language model of its own
+            self.model, self.lm_head = whole.language_model.model, whole.language_model.lm_head
+        else:
+            self.model, self.lm_head = whole.model.language_model, whole.lm_head
         self.config = self.model.config
         self.config.tie_word_embeddings = whole.config.tie_word_embeddings
         #: The soft cap of logits, which of these models Gemma-4 alone applies.

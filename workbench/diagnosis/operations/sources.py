@@ -204,7 +204,7 @@ def _source(operation: str, role: str, kind: str, names: Mapping[str, str], fact
     remembered = operation not in RECURRENT and role in _REMEMBERED
     history = remembered and LAYER[local_name(kind)].form not in OF_POSITIONS
     shorten = operation in ("state", "delta") and role in ("q", "k") and LAYER[kind].kind != "l2_norm"
-    finish = turned and local_name(kind) in (*_NORMED_AGAIN, "attn.q_proj", "attn.k_proj", "attn.q_rope", "attn.k_rope")
+    finish = turned and kind.endswith(("q_proj", "q_b_proj", "k_proj", "q_norm", "k_norm", "q_rope", "k_rope"))
     return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise, shorten, finish)
 
 
