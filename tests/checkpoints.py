@@ -81,6 +81,8 @@ from transformers import (
     MiniMaxM2ForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -160,6 +162,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "glm": (GlmConfig, GlmForCausalLM),
     "helium": (HeliumConfig, HeliumForCausalLM),
     "dots1": (Dots1Config, Dots1ForCausalLM),
+    "mistral4": (Mistral4Config, Mistral4ForCausalLM),
     "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
     "exaone_moe": (ExaoneMoeConfig, ExaoneMoeForCausalLM),
     "ministral": (MinistralConfig, MinistralForCausalLM),
@@ -325,6 +328,9 @@ OWN: dict[str, dict[str, Any]] = {
                   "intermediate_size": 32},
     "exaone_moe": {**_SMALL, **_CORRECTED, "num_experts": 8, "sliding_window": 8,
                    "layer_types": ["sliding_attention", "full_attention"]},
+    "mistral4": {**LATENT, "num_hidden_layers": 2, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+                 "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "rope_parameters": {
+                     **LATENT_YARN, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}},
     "llama4_text": {**_SMALL, "num_hidden_layers": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
                     "intermediate_size": 32, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2,
                     "no_rope_layers": [1, 0, 1, 0], "attention_chunk_size": 8, "floor_scale": 4, "attn_scale": 0.5},
@@ -446,6 +452,7 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "flex-olmo": ("flex_olmo", {}),
     "youtu": ("youtu", {}),
     "llama4": ("llama4_text", {}),
+    "mistral4": ("mistral4", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 

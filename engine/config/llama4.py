@@ -26,7 +26,9 @@ def _llama4(fields: Fields) -> Mapping[str, Any]:
 
 
 def _temperature(fields: Fields) -> QueryScaling | None:
-    tuned = fields.data.get("attn_temperature_tuning", True)  # published as a number, of which its truth counts
+    tuned = fields.data.get(
+        "attn_temperature_tuning", True
+    )  # published as a number, of which its truth counts
     if not isinstance(tuned, bool | int):
         raise fields.error("attn_temperature_tuning", "expected true or false")
     if not tuned:

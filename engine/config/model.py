@@ -45,9 +45,9 @@ class ModelConfig:
     """One decoder, whatever its family: sizes, and flags for what the families do differently.
 
     Where layers differ in size (`shapes`), the model's own sizes are the largest of them. `windows[i]` is layer i's
-    sliding window in tokens (itself included), or the size of its chunks, None where it sees all. `block_types` are the types of a GGUF file's
-    tensors by ggml's names, none for other files. `notes` are sentences for the user: what the checkpoint holds that
-    is ignored, or is not as its configuration says.
+    sliding window in tokens (itself included), or the size of its chunks, None where it sees all. `block_types` are the
+    types of a GGUF file's tensors by ggml's names, none for other files. `notes` are sentences for the user: what the
+    checkpoint holds that is ignored, or is not as its configuration says.
     """
 
     family: Family
@@ -202,7 +202,10 @@ class ModelConfig:
         latent = rules.latent(fields) if rules.latent is not None else None
         head_dim = huggingface.head_dim(fields, rules, hidden, heads) if latent is None else latent.head_dim
         types = huggingface.layer_types(fields, rules, layers)
-        rotary = rotary_dim(fields, head_dim, rules.partial_rotary)
+        shared = (
+            latent is not None and rules.partial_rotary is not None
+        )  # the share is that of `qk_rope_head_dim`
+        rotary = None if shared else rotary_dim(fields, head_dim, rules.partial_rotary)
         rotary = rotary if latent is None else latent.rope_dim
         kv = heads if latent is not None else huggingface.kv_heads(fields, rules, heads)
         shapes = layer_shapes(fields, types, kv, head_dim) if rules.shaped else ()
@@ -266,12 +269,12 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
             shapes=(),
             layer_inputs=None if inputs is None else replace(inputs, layer=layer),
         )
-    own = model.layer_ropes[layer : layer + 1]
-    if None in own:
+    ropes = model.layer_ropes[layer : layer + 1]
+    if None in ropes:
         return replace(model, rotary=0, rope_scaling=RopeScaling(), layer_ropes=(), unit_qk_norm=False)
     if model.query_scaling is not None and model.query_scaling.unrotated_alone:
         model = replace(model, query_scaling=None)
-    for rope in filter(None, own):
+    for rope in filter(None, ropes):
         model = replace(model, rope_theta=rope.theta, rope_scaling=rope.scaling, layer_ropes=())
     return model
 

@@ -15,8 +15,8 @@ from typing import Any, Literal, NamedTuple
 
 from lockstep.engine.config.families import FamilyRules
 from lockstep.engine.config.fields import Fields
-from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.config.huggingface import SLIDING, rotated_layers, window_of
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
@@ -131,7 +131,9 @@ def rotary_dim(config: Fields, head_dim: int, share: float | None) -> int | None
     return None if size == head_dim else size
 
 
-def query_scaling(config: Fields, assumed: Mapping[str, Any] | None, max_position: int) -> QueryScaling | None:
+def query_scaling(
+    config: Fields, assumed: Mapping[str, Any] | None, max_position: int
+) -> QueryScaling | None:
     """How Ministral-3 and Mistral 4 scale their queries: by the context that they were stretched from."""
     fields = _parameters(config, Fields(assumed or {}, config.where))
     if not (beta := fields.number("llama_4_scaling_beta", 0.0)):

@@ -1,5 +1,5 @@
-"""What Llama 4 has beside other models: attention in chunks, norms of rotated heads without weight, queries scaled by their
-position, experts whose inputs are weighed.
+"""What Llama 4 has beside other models: attention in chunks, norms of rotated heads without weight, queries scaled by
+their position, experts whose inputs are weighed.
 """
 
 from __future__ import annotations

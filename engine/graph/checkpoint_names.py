@@ -42,6 +42,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
         **{f"mlp.shared.{one}": f"mlp.shared_mlp.{one}_proj" for one in ("gate", "up", "down")},
     },
     "dots1": _SHARED_EXPERTS,
+    "mistral4": _SHARED_EXPERTS,
     "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
     "llama4_text": {
@@ -54,7 +55,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
 #: Stacks of the experts' gates and ups, and of their downs, where transformers writes them by other names.
 EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
     "llama4_text": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
-    "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
+    "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}

@@ -229,7 +229,9 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
     if "layer_inputs" in parts:
         there[LAYER_OUTPUT] = replace(there[LAYER_OUTPUT], inputs=LAST_SUM)
     if "weighed_inputs" in parts:
-        there |= {tap: replace(there[tap], inputs=inputs) for tap, inputs in WEIGHED_INPUTS.items() if tap in there}
+        there |= {
+            tap: replace(there[tap], inputs=inputs) for tap, inputs in WEIGHED_INPUTS.items() if tap in there
+        }
     through = {**_THROUGH, **(_BESIDE if "parallel" in parts else {})}
     return tuple(
         replace(

@@ -79,8 +79,6 @@ _SUM = (
 EXPERTS = (*_ROUTING, _INPUT, *_CHOSEN, *_SHARED, *_SUM)
 #: What operations read instead where inputs are weighed, and what the experts give is not.
 WEIGHED_INPUTS = {
-    **{
-        f"mlp.experts.{one}": {"x": "mlp.experts.input", "ids": "mlp.topk_ids"} for one in ("gate", "up")
-    },
+    **{f"mlp.experts.{one}": {"x": "mlp.experts.input", "ids": "mlp.topk_ids"} for one in ("gate", "up")},
     "mlp.combine.partial": {role: tap for role, tap in _SUM[0].inputs.items() if role != "weights"},
 }

@@ -187,7 +187,7 @@ class MixtureOfExperts:
     def __call__(self, x: Tensor) -> Tensor:
         ids, weights = self.route(x)
         rows = self._rows(ids)
-        read, weights = self._read(x, weights)
+        read = self._read(x, weights)
         gate, up = self.gate_up(*self._products(read, ids, rows))
         if self.tap_gate:
             self.tap_gate(gate)
@@ -202,7 +202,7 @@ class MixtureOfExperts:
         down = self._outputs(hidden, rows)
         if self.tap_down:
             self.tap_down(down)
-        weights = torch.ones_like(ids, dtype=down.dtype) if weights is None else weights
+        weights = torch.ones_like(weights) if self.config.weighed_inputs else weights
         partial = self.combine(down, weights)  # [T, H], this rank's share of the sum
         if self.shared is not None:
             partial = self.add_shared(partial, *self.shared(x), self.comm)
@@ -214,14 +214,14 @@ class MixtureOfExperts:
             self.tap_out(out)
         return out
 
-    def _read(self, x: Tensor, weights: Tensor) -> tuple[Tensor, Tensor | None]:
-        """What a token's experts read, [T, 1 or S, H], and what their outputs are weighed by."""
+    def _read(self, x: Tensor, weights: Tensor) -> Tensor:
+        """What a token's experts read, [T, 1 or S, H]."""
         if not self.config.weighed_inputs:
-            return x.unsqueeze(1), weights
+            return x.unsqueeze(1)
         read = self.weigh_input(x, weights)
         if self.tap_input:
             self.tap_input(read)
-        return read, None
+        return read
 
     def _products(self, x: Tensor, ids: Tensor, rows: list[tuple[Expert, Tensor]]) -> Sequence[Tensor]:
         """Gate and up [T, S, I / tp] of each token's experts, of what they read [T, 1 or S, H]; zeros of those that

@@ -1,5 +1,5 @@
-"""Taps of transformers' Llama 4, whose modules differ from those of other models: one norm of queries and keys, queries that
-are scaled in between, a router that gives scores of all experts, and experts that run every token.
+"""Taps of transformers' Llama 4, whose modules differ from those of other models: one norm of queries and keys, queries
+that are scaled in between, a router that gives scores of all experts, and experts that run every token.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def tap_attention(attention: Any, model: ModelConfig, see: See, stack: ExitStack
 
 
 def attended(attention: Any, q: Tensor, k: Tensor) -> dict[str, Tensor]:
-    """Which of its taps the queries and keys [T, heads, D] are that attention is given, beside those of `tap_attention`."""
+    """Which of its taps queries and keys [T, heads, D] are as attention is given them, beside `tap_attention`'s."""
     if hasattr(attention, "qk_norm"):
         return {}
     if attention.attn_temperature_tuning and not attention.use_rope:

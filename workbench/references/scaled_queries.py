@@ -1,5 +1,5 @@
-"""transformers' attention whose queries are scaled behind the rotation (Ministral-3, Mistral 4): the rotated queries, which
-no module and no attention interface shows.
+"""transformers' attention whose queries are scaled behind the rotation (Ministral-3, Mistral 4): the rotated queries,
+which no module and no attention interface shows.
 
 The modelling code calls the rotation by name; within the block that tells what it gives.
 """
@@ -67,7 +67,7 @@ def _heard(
 
 
 def in_pairs(x: Tensor, attention: Any) -> Tensor:
-    """[N, heads, D] of latent attention, whose last channels were rotated, in the order that the checkpoint has them in:
+    """[N, heads, D] of latent attention, whose last channels were rotated, in the order that the checkpoint has them:
     where neighbours are rotated together first ones of all pairs come before second ones in transformers."""
     if not getattr(attention.config, "rope_interleave", False):
         return x

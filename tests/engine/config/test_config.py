@@ -93,6 +93,15 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "olmoe": lambda config: {"qk_norm_whole": True},
     "deepseek_v2": lambda config: {"neighbours": True},
     "deepseek_v3": lambda config: {"neighbours": config.rope_interleave},
+    "mistral4": lambda config: {
+        "neighbours": config.rope_interleave,
+        "query_scaling": {
+            "beta": config.rope_parameters["llama_4_scaling_beta"],
+            "length": config.rope_parameters["original_max_position_embeddings"],
+            "offset": 0,
+            "unrotated_alone": False,
+        },
+    },
     "glm4_moe_lite": lambda config: {"neighbours": config.rope_interleave},
     "minimax_m2": lambda config: {"qk_norm_whole": True},
     "gpt_oss": lambda config: {
@@ -222,8 +231,17 @@ def _experts(config: Any) -> dict[str, Any] | None:
     )
     layers = range(config.num_hidden_layers)
     if kind == "llama4_text":
-        one = {"layers": tuple(i in config.moe_layers for i in layers), "scores": "sigmoid", "shared_width": width}
-        one |= {"renormalised": False, "weighed_inputs": True, "width": width, "count": config.num_local_experts}
+        one = {
+            "layers": tuple(i in config.moe_layers for i in layers),
+            "scores": "sigmoid",
+            "shared_width": width,
+        }
+        one |= {
+            "renormalised": False,
+            "weighed_inputs": True,
+            "width": width,
+            "count": config.num_local_experts,
+        }
         return _USUAL_EXPERTS | one | {"top_k": config.num_experts_per_tok}
     return {
         "count": getattr(config, "num_local_experts", None) or config.num_experts,
@@ -302,7 +320,9 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "block_types": (),
         "family": theirs.model_type,
         "hidden_size": theirs.hidden_size,
-        "intermediate_size": own.get("intermediate_size", getattr(theirs, "intermediate_size", ours.intermediate_size)),
+        "intermediate_size": own.get(
+            "intermediate_size", getattr(theirs, "intermediate_size", ours.intermediate_size)
+        ),
         "num_layers": theirs.num_hidden_layers,
         "num_heads": theirs.num_attention_heads,
         "num_kv_heads": theirs.num_key_value_heads,

@@ -69,7 +69,7 @@ class Told:
             reads["partial"] = reads["partial"][None]
         return {
             **numbers_of(model), "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
-            "allowed": (apart >= 0) & (tokens[:, None] // window == tokens[None] // window if model.chunked else apart < window),
+            "allowed": (apart >= 0) & (apart < tokens[:, None] % window + 1 if model.chunked else apart < window),
             "position": tokens[:, None, None],
             "weight": self.weight(module, model),
             "correction": 0.0 if operation.kind != "choice" or model.experts is None or not model.experts.correction

@@ -1,5 +1,5 @@
-"""What Llama 4 in transformers shows beside other models: one norm of rotated queries and keys, called for both in turn, a
-router that gives scores and logits of all experts, and a rotation by another name."""
+"""What Llama 4 in transformers shows beside other models: one norm of rotated queries and keys, called for both in
+turn, a router that gives scores and logits of all experts, and a rotation by another name."""
 
 from __future__ import annotations
 

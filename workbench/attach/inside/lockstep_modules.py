@@ -28,10 +28,24 @@ if TYPE_CHECKING:
 
 #: Spellings of the expert that every token goes to, whose parts are those of an MLP.
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
-_OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "activation_fn", "down_proj")}
+_OF_MLP = {
+    f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "activation_fn", "down_proj")
+}
 #: Mixtral's and MiniMax' name of the block and Llama 4's, which others call `mlp`.
 _BLOCKS = re.compile(r"^\.(block_sparse_moe|feed_forward)(?=\.|$)", re.ASCII)
-_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "q_rope_norm", "q_unit_norm", "context", "gated", "gate", "up", "act")
+_SHARDED = (
+    "q_proj",
+    "q_b_proj",
+    "q_norm",
+    "q_rope",
+    "q_rope_norm",
+    "q_unit_norm",
+    "context",
+    "gated",
+    "gate",
+    "up",
+    "act",
+)
 _KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "k_unit_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,

@@ -1,5 +1,5 @@
-"""Hypotheses about what becomes of queries and keys behind the rotation: norms without weight, and a factor of queries by
-their position."""
+"""Hypotheses about what becomes of queries and keys behind the rotation: norms without weight, and a factor of queries
+by their position."""
 
 from __future__ import annotations
 
@@ -62,4 +62,6 @@ def _in_the_pass(rows: Sequence[Row]) -> Array:
     first: dict[tuple[int, int], int] = {}
     for row in rows:
         first[row.step, row.seq] = min(row.position, first.get((row.step, row.seq), row.position))
-    return positions_of(rows) - np.array([first[row.step, row.seq] for row in rows], dtype=float)[:, None, None]
+    return (
+        positions_of(rows) - np.array([first[row.step, row.seq] for row in rows], dtype=float)[:, None, None]
+    )

@@ -51,7 +51,9 @@ def scores(b: AttentionPass) -> Result:
 def allowed(b: AttentionPass, keys: int) -> NDArray[np.bool_]:
     """Which keys [T, K] a query may see."""
     first = max(0, int(b.positions.max(initial=-1)) + 1 - keys)  # a cache may hold the newest keys alone
-    return cells_seen(b.positions[:, None], (first + np.arange(keys))[None, :], b.window, b.facts.model.chunked)
+    return cells_seen(
+        b.positions[:, None], (first + np.arange(keys))[None, :], b.window, b.facts.model.chunked
+    )
 
 
 def cells_seen(

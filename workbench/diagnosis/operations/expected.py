@@ -248,7 +248,9 @@ def unit_norm(o: Operands) -> Result:
 
 def query_scaling(o: Operands) -> Result:
     """Queries times a factor of where they stand."""
-    out = o.value("query_scaling", x=heads_of(o.inputs["x"], o.facts.model.head_dim), position=positions_of(o.rows))
+    out = o.value(
+        "query_scaling", x=heads_of(o.inputs["x"], o.facts.model.head_dim), position=positions_of(o.rows)
+    )
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 

@@ -204,8 +204,12 @@ def _source(operation: str, role: str, kind: str, names: Mapping[str, str], fact
     remembered = operation not in RECURRENT and role in _REMEMBERED
     history = remembered and LAYER[local_name(kind)].form not in OF_POSITIONS
     shorten = operation in ("state", "delta") and role in ("q", "k") and LAYER[kind].kind != "l2_norm"
-    finish = turned and kind.endswith(("q_proj", "q_b_proj", "k_proj", "q_norm", "k_norm", "q_rope", "k_rope"))
-    return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise, shorten, finish)
+    finish = turned and kind.endswith(
+        ("q_proj", "q_b_proj", "k_proj", "q_norm", "k_norm", "q_rope", "k_rope")
+    )
+    return OperationInput(
+        (names[kind],), operation == "reduce", history, unturned, normalise, shorten, finish
+    )
 
 
 def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Facts) -> Array:

@@ -79,7 +79,9 @@ class MaskForms:
             fitted = {"chunk": window}
             text = f"attention is not cut into chunks of {window}: a token sees what lies before its own"
             yield Form("chunks_missing", text, fitted, causal)
-            text = f"the chunk of {window} is taken for a sliding window: a token sees the end of the one before its own"
+            text = (
+                f"the chunk of {window} is taken for a sliding window: a token sees the end of the one before"
+            )
             yield Form("chunks_sliding", text, fitted, self.within(window))
             text = f"tokens of the same chunk of {window} see each other, later ones too"
             same = [k // window == q // window for k, q in self._pairs()]
@@ -217,7 +219,12 @@ class MaskForms:
             yield Form("mask_blocks", text, {"block": n}, [k // n <= q // n for k, q in pairs])
             text = f"attention is cut into chunks of {n}: a token sees nothing of earlier ones"
             of_chunk = [(k // n == q // n) & (k <= q) for k, q in pairs]
-            yield Form("mask_chunks", text, {"chunk": n}, of_chunk if self.chunked else self._less([~x for x in of_chunk]))
+            yield Form(
+                "mask_chunks",
+                text,
+                {"chunk": n},
+                of_chunk if self.chunked else self._less([~x for x in of_chunk]),
+            )
 
 
 def _edges(one: SeenMask) -> set[int]:
