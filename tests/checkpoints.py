@@ -462,7 +462,7 @@ ALIKE = (
     "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu",
 )  # fmt: skip
 ALIKE_WITH_EXPERTS = (
-    "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo",
+    "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo", "mistral4",
 )  # fmt: skip
 EVERY_VARIANT = VARIANTS | FAMILY_VARIANTS
 

@@ -62,6 +62,5 @@ def _in_the_pass(rows: Sequence[Row]) -> Array:
     first: dict[tuple[int, int], int] = {}
     for row in rows:
         first[row.step, row.seq] = min(row.position, first.get((row.step, row.seq), row.position))
-    return (
-        positions_of(rows) - np.array([first[row.step, row.seq] for row in rows], dtype=float)[:, None, None]
-    )
+    begun = np.array([first[row.step, row.seq] for row in rows], dtype=np.float64)
+    return np.asarray(positions_of(rows) - begun[:, None, None])
