@@ -12,6 +12,7 @@ from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import latent_of
 from lockstep.engine.config.llama4 import LLAMA4
 from lockstep.engine.config.mistral4 import MISTRAL4
+from lockstep.engine.config.phimoe import PHIMOE
 
 
 def _as(family: Family, fields: Fields) -> Own:
@@ -316,4 +317,5 @@ RULES: Mapping[Family, FamilyRules] = {
     "hunyuan_v1_moe": FamilyRules(_hunyuan_moe, 2048, eps=1e-5, ntk_alpha=True),
     "llama4_text": LLAMA4,
     "mistral4": MISTRAL4,
+    "phimoe": PHIMOE,
 }  # fmt: skip

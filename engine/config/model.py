@@ -70,6 +70,7 @@ class ModelConfig:
     neighbours: bool = False  # channels (2i, 2i + 1) are rotated together instead of (i, i + D/2)
     qkv_bias: bool = False
     o_bias: bool = False
+    head_bias: bool = False  # of the output head
     mlp_bias: bool = False
     norm: NormForm = "rms"
     pre_norms: bool = True  # before attention and MLP

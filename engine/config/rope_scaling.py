@@ -193,7 +193,7 @@ def _scaling(config: Fields, fields: Fields, max_position: int, head_dim: int) -
             raise fields.error("partial_rotary_factor", "expected a share of each head, at most 1")
         return RopeScaling("proportional", fields.number("factor", 1.0, above=0.0), share=share)
     if kind == "longrope":
-        return _longrope(fields, original, max_position, head_dim)
+        return _longrope(config, fields, original, max_position, head_dim)
     raise ConfigError(
         f"{fields.where}: {kind_key} is {printable(kind)!r}: not a supported rotary scaling; "
         "supported are default, linear, dynamic, llama3, yarn, longrope and proportional"
@@ -230,8 +230,25 @@ def _yarn(fields: Fields, original: int, max_position: int) -> RopeScaling:
     )
 
 
-def _longrope(fields: Fields, original: int, max_position: int, head_dim: int) -> RopeScaling:
+def _with_magnitude(
+    fields: Fields, factors: tuple[float, ...], original: int, max_position: int
+) -> RopeScaling:
+    """Phi-3.5-MoE's: the factor on what is rotated is stated."""
+    magnitude = fields.number("short_mscale")
+    if fields.number("long_mscale") != magnitude:
+        raise fields.error("long_mscale", f"another number than short_mscale = {magnitude:g} is not supported")
+    factor = fields.number("factor", max_position / original, above=0.0)
+    return RopeScaling(
+        "longrope", factor, original, attention_factor=magnitude, factors=factors, long_factors=factors
+    )
+
+
+def _longrope(
+    config: Fields, fields: Fields, original: int, max_position: int, head_dim: int
+) -> RopeScaling:
     short, long = (fields.numbers(name, head_dim // 2, above=0.0) for name in ("short_factor", "long_factor"))
+    if config.data.get("model_type") == "phimoe":  # whose class never comes to the long factors
+        return _with_magnitude(fields, short, original, max_position)
     return RopeScaling(
         "longrope",
         fields.number("factor", max_position / original, above=0.0),

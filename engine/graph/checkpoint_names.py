@@ -24,6 +24,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "gemma3_text": _GEMMA,
     "gemma4_text": _GEMMA,
     "mixtral": _MIXTRAL,
+    "phimoe": _MIXTRAL,
     "minimax_m2": {**_MIXTRAL, "mlp.topk_ids": "block_sparse_moe"},
     "gpt_oss": {"mlp.router": "mlp.router"},
     "glm4_moe": _SHARED_EXPERTS,

@@ -177,6 +177,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sigmoid": routing.sigmoid,
     "chosen": routing.chosen,
     "taken": routing.taken,
+    "mixed": routing.mixed,
     "weighed": routing.weighed,
     "plain_sum": routing.plain_sum,
     "shares": routing.shares,
@@ -373,10 +374,12 @@ def _latent_norm(operation: Operation) -> Node:
 
 
 def _routing(kind: Kind, experts: ExpertsConfig) -> Node:
-    scores = _of(experts.scores, Node("logits"))
+    scores = Node("logits") if experts.scores == "logits" else _of(experts.scores, Node("logits"))
     if kind == "choice":
         choice = _of("add", scores, Node("correction")) if experts.correction else scores
         return _of("chosen", choice, Node("top_k"), Node("groups"), Node("top_groups"), Node("group_best"))
+    if experts.jitter is not None:
+        return _of("mixed", scores, Node("ids"), Node("jitter"))
     weights = _of("taken", scores, Node("ids"))
     weights = _of("shares", weights) if experts.renormalised else weights
     return _times(weights, "routed_factor", experts.factor)
@@ -418,6 +421,7 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
     if (experts := model.experts) is not None:
         more = {"top_k": experts.top_k, "groups": experts.groups, "top_groups": experts.top_groups}
         more["routed_factor"], more["group_best"] = experts.factor, experts.group_best
+        more |= {} if experts.jitter is None else {"jitter": experts.jitter}
     if (latent := model.latent) is not None:
         more |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
     if (clamp := model.clamp) is not None:

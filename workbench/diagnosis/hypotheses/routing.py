@@ -24,7 +24,7 @@ ROUTED = ("choice", "choice_weights", "combine", "experts", "expert_input")
 #: Leaves that are numbers, and other values that engines have.
 _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
-    "ids": (),
+    "ids": (), "jitter": (0.0,),
 }  # fmt: skip
 #: Hypotheses that are told of a site.
 _TOLD = 12
@@ -84,6 +84,8 @@ def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edi
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
             case "taken" if not any(one.name == "shares" for _, one in nodes(formula)):
                 yield Edit(path, "applied", ("shares",))
+            case "mixed":
+                yield Edit(path, "function", ("softmax_taken",))
             case "weighed":
                 yield Edit(path, "function", ("unweighed",))
             case "weighed_sum":

@@ -49,6 +49,10 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "weights_scaled_twice",
         "routed_scaling_factor is applied twice: to the weights, and where the experts' outputs are added up",
     ),
+    ("choice_weights", "mixed", "function", "softmax_taken"):
+        ("weights_by_plain_softmax", "weights are a softmax over all experts, not SparseMixer's"),
+    ("choice_weights", "jitter", "number", 0.0):
+        ("weights_without_jitter", "each expert's weight is 1: no other one counts as near to it"),
     ("expert_input", "weighed", "function", "unweighed"):
         ("expert_input_unweighed", "what goes into the experts is not multiplied by their weights"),
     ("query_scaling", "multiply", "left_out", 0.0):

@@ -122,7 +122,8 @@ def head(o: Operands) -> Result:
     divided, noise = product / model.logit_divisor, noise / abs(model.logit_divisor)
     if model.logit_divisor != 1:
         noise = noise + o.facts.unit * np.abs(divided)
-    out = o.value("head", weight=o.weight(), bias=0.0) if model.logit_cap else divided
+    bias = 0.0 if (held := o.bias()) is None else held
+    out = o.value("head", weight=o.weight(), bias=bias) if model.logit_cap else divided
     return out, floor(o.facts, capped_noise(o.facts, divided, noise, model.logit_cap))
 
 
