@@ -154,7 +154,8 @@ class Decoder:
         self.layer_inputs = None if inputs is None else AllLayerInputs(model, inputs, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
         self.final_norm = norm_of(model)("model.norm", model.hidden_size, model, self._store)
-        self.head = VocabParallelHead(self._head_weight(self.embed.span, rules), model)
+        bias = self._store.bias(self.embed.span.size) if model.head_bias else None
+        self.head = VocabParallelHead(self._head_weight(self.embed.span, rules), model, bias)
         self.head_name = rules.lm_head(model)
 
     def _head_weight(self, vocab: shards.Span, rules: Rules) -> DenseMatrix | KeptMatrix:
@@ -279,7 +280,7 @@ class Decoder:
             params |= layer.parameters()
         if self.head_name not in params and self.head_name is not None:
             params |= self.head.weight.parts()
-        return params
+        return params | self.head.biases()
 
     def weights(self) -> dict[str, Tensor | KeptTensor]:
         """All weights that the forward pass reads: `parameters`, and an output head that no tensor was loaded into."""

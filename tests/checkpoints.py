@@ -73,12 +73,16 @@ from transformers import (
     IQuestCoderConfig,
     Jais2Config,
     Jais2ForCausalLM,
+    Llama4ForCausalLM,
+    Llama4TextConfig,
     LlamaConfig,
     LlamaForCausalLM,
     MiniMaxM2Config,
     MiniMaxM2ForCausalLM,
     MinistralConfig,
     MinistralForCausalLM,
+    Mistral4Config,
+    Mistral4ForCausalLM,
     MistralConfig,
     MistralForCausalLM,
     MixtralConfig,
@@ -93,6 +97,8 @@ from transformers import (
     OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhimoeConfig,
+    PhimoeForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
     Qwen2MoeConfig,
@@ -158,6 +164,9 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "glm": (GlmConfig, GlmForCausalLM),
     "helium": (HeliumConfig, HeliumForCausalLM),
     "dots1": (Dots1Config, Dots1ForCausalLM),
+    "phimoe": (PhimoeConfig, PhimoeForCausalLM),
+    "mistral4": (Mistral4Config, Mistral4ForCausalLM),
+    "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
     "exaone_moe": (ExaoneMoeConfig, ExaoneMoeForCausalLM),
     "ministral": (MinistralConfig, MinistralForCausalLM),
     "cwm": (CwmConfig, CwmForCausalLM),
@@ -322,6 +331,17 @@ OWN: dict[str, dict[str, Any]] = {
                   "intermediate_size": 32},
     "exaone_moe": {**_SMALL, **_CORRECTED, "num_experts": 8, "sliding_window": 8,
                    "layer_types": ["sliding_attention", "full_attention"]},
+    "phimoe": {"num_hidden_layers": 2, "num_key_value_heads": 4, "num_local_experts": 8, "intermediate_size": 32,
+               "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3, "rope_parameters": {
+                   "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.5],
+                   "long_factor": [1.0, 2.0, 5.0, 9.0], "short_mscale": 1.2, "long_mscale": 1.2,
+                   "original_max_position_embeddings": 8}},
+    "mistral4": {**LATENT, "num_hidden_layers": 2, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+                 "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "rope_parameters": {
+                     **LATENT_YARN, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}},
+    "llama4_text": {**_SMALL, "num_hidden_layers": 4, "num_local_experts": 8, "num_experts_per_tok": 2,
+                    "intermediate_size": 32, "intermediate_size_mlp": 96, "interleave_moe_layer_step": 2,
+                    "no_rope_layers": [1, 0, 1, 0], "attention_chunk_size": 8, "floor_scale": 4, "attn_scale": 0.5},
 }  # fmt: skip
 
 #: Families whose norms' weights are added to 1, and lie around 0.
@@ -439,6 +459,9 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "solar-open": ("solar_open", {}),
     "flex-olmo": ("flex_olmo", {}),
     "youtu": ("youtu", {}),
+    "llama4": ("llama4_text", {}),
+    "mistral4": ("mistral4", {}),
+    "phimoe": ("phimoe", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
 
@@ -448,7 +471,7 @@ ALIKE = (
     "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu",
 )  # fmt: skip
 ALIKE_WITH_EXPERTS = (
-    "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo",
+    "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo", "mistral4", "phimoe",
 )  # fmt: skip
 EVERY_VARIANT = VARIANTS | FAMILY_VARIANTS
 

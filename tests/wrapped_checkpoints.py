@@ -37,8 +37,8 @@ WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "qwen3_5_moe": ("qwen3_5_moe_text", {}, {**_QWEN_VISION, "num_position_embeddings": 16}),
     "mistral3": ("mistral", {"model_type": "mistral"}, {**_VISION, "image_size": 16, "patch_size": 4, "head_dim": 16}),
     "ministral3": ("mistral", {"model_type": "ministral3", "sliding_window": None, "rope_parameters": {
-        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 32,
-        "llama_4_scaling_beta": 0.1}}, {**_VISION, "image_size": 16, "patch_size": 4, "head_dim": 16}),
+        "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "original_max_position_embeddings": 8,
+        "llama_4_scaling_beta": 0.5}}, {**_VISION, "image_size": 16, "patch_size": 4, "head_dim": 16}),
     "qwen2_vl": ("qwen2", {"rope_parameters": _MROPE}, {
         "depth": 1, "embed_dim": 32, "hidden_size": 64, "num_heads": 2, "patch_size": 4}),
     "qwen2_5_vl": ("qwen2", {"rope_parameters": _MROPE, "tie_word_embeddings": False}, _QWEN_VISION),
@@ -50,6 +50,9 @@ WRAPPED: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {
     "kimi_k25": ("deepseek_v3", {"model_type": "deepseek_v3"}, {**_VISION, "patch_size": 4}),
     "glm4v": ("glm4", {"head_dim": 8, "rope_parameters": {
         **_MROPE, "partial_rotary_factor": 0.5, "mrope_section": [1, 1, 0]}}, _QWEN_VISION),
+    "llama4": ("llama4_text", {}, {
+        **_VISION, "image_size": 16, "patch_size": 4, "projector_input_dim": 32, "projector_output_dim": 32,
+        "vision_output_dim": 32}),
     "glm4v_moe": ("glm4_moe", {"rope_parameters": {**_MROPE, "partial_rotary_factor": 0.5}}, _QWEN_VISION),
 }  # fmt: skip
 

@@ -145,14 +145,18 @@ def _experts_of(model: ModelConfig, packed: bool) -> Iterator[tuple[str, Place]]
         for e in range(has.count):
             yield from _interleaved(e, (gate.format(e), up.format(e), down.format(e)), has, hidden, packed)
         return
+    turned = model.family == "llama4_text"  # matrices lie [in, out]
     both, single = (has.count, 2 * width, hidden), (has.count, hidden, width)
+    if turned:
+        both, single = ((count, columns, rows) for count, rows, columns in (both, single))
     stacks = EXPERT_STACKS.get(model.family, ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
     for e in range(has.count):
-        yield f"{gate.format(e)}.weight", Place(stacks[0], Span(0, width), both, e)
-        yield f"{up.format(e)}.weight", Place(stacks[0], Span(width, 2 * width), both, e)
-        yield f"{down.format(e)}.weight", Place(stacks[1], Span(0, hidden), single, e)
+        yield f"{gate.format(e)}.weight", Place(stacks[0], Span(0, width), both, e, transposed=turned)
+        yield f"{up.format(e)}.weight", Place(stacks[0], Span(width, 2 * width), both, e, transposed=turned)
+        yield f"{down.format(e)}.weight", Place(stacks[1], Span(0, hidden), single, e, transposed=turned)
     if router != "mlp.gate":
-        yield f"{router}.weight", Place("mlp.gate.weight", Span(0, has.count), (has.count, hidden))
+        tensor = "mlp.router.weight" if model.family == "phimoe" else "mlp.gate.weight"
+        yield f"{router}.weight", Place(tensor, Span(0, has.count), (has.count, hidden))
     if model.family == "ernie4_5_moe":  # one row, as of several groups
         tensor = f"mlp.moe_statics.{shards.CORRECTION}"
         yield shards.correction_name(model), Place(tensor, Span(0, has.count), (1, has.count), 0)

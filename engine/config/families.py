@@ -65,8 +65,8 @@ class ClampedSwiGLU:
 #: What is made of gate and up: an activation of the gate times up, or that.
 Gating = Activation | ClampedSwiGLU
 #: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those from
-#: one on, those of that type.
-Windows = Literal["none", "all", "all_switched", "switched", "late", "typed"]
+#: one on, those of that type; chunks in those that rotate.
+Windows = Literal["none", "all", "all_switched", "switched", "late", "typed", "chunked"]
 
 #: Fields of `ModelConfig` that differ from their defaults.
 Own = Mapping[str, Any]
@@ -421,6 +421,7 @@ class FamilyRules:
     activation: tuple[str, str] = ("hidden_act", "silu")
     windows: Windows = "none"
     window: int | None = None
+    window_key: str = "sliding_window"
     full_every: int | None = None
     local_theta: tuple[str, float] | None = None
     partial_rotary: float | None = None
@@ -431,6 +432,7 @@ class FamilyRules:
     rope: Mapping[str, Any] | None = None
     linear: bool = False
     intermediate: int | None = None
+    intermediate_key: str = "intermediate_size"
     shaped: bool = False
 
 

@@ -8,5 +8,5 @@ FurtherFamily = Literal[
     "gemma", "seed_oss", "exaone4", "ernie4_5", "glm", "helium", "dots1", "exaone_moe", "hunyuan_v1_dense",
     "cohere", "cohere2", "arcee", "stablelm", "nemotron", "vaultgemma", "granitemoe", "ernie4_5_moe",
     "hunyuan_v1_moe", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "solar_open",
-    "flex_olmo", "youtu",
+    "flex_olmo", "youtu", "llama4_text", "mistral4", "phimoe",
 ]  # fmt: skip

@@ -10,6 +10,9 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Family, FamilyRules, Own
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import latent_of
+from lockstep.engine.config.llama4 import LLAMA4
+from lockstep.engine.config.mistral4 import MISTRAL4
+from lockstep.engine.config.phimoe import PHIMOE
 
 
 def _as(family: Family, fields: Fields) -> Own:
@@ -312,4 +315,7 @@ RULES: Mapping[Family, FamilyRules] = {
     "youtu": FamilyRules(_youtu, 131072, tied=True, latent=latent_of),
     "flex_olmo": FamilyRules(_flex_olmo, 4096, theta=5e5),
     "hunyuan_v1_moe": FamilyRules(_hunyuan_moe, 2048, eps=1e-5, ntk_alpha=True),
+    "llama4_text": LLAMA4,
+    "mistral4": MISTRAL4,
+    "phimoe": PHIMOE,
 }  # fmt: skip

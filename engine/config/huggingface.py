@@ -14,7 +14,7 @@ from lockstep.engine.config.linear_attention import LINEAR
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
-FULL, SLIDING = "full_attention", "sliding_attention"
+FULL, SLIDING, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
 
 ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
@@ -86,9 +86,10 @@ def windows(fields: Fields, rules: FamilyRules, types: Sequence[str]) -> tuple[i
     if rules.windows == "none" and "sliding_window" in fields:
         raise fields.error("sliding_window", f"{fields.word('model_type')} has none")
     window = window_of(fields, rules)
-    if window is None and SLIDING in types:
-        raise ConfigError(f"{fields.where}: layer_types names {SLIDING}, but no sliding window is in use")
-    return tuple(window if kind == SLIDING else None for kind in types)
+    named, kind = (CHUNKED, "chunk") if rules.windows == "chunked" else (SLIDING, "sliding window")
+    if window is None and named in types:
+        raise ConfigError(f"{fields.where}: layer_types names {named}, but no {kind} is in use")
+    return tuple(window if one == named else None for one in types)
 
 
 def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str]:
@@ -114,7 +115,21 @@ def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str
     if rules.windows == "typed":
         every = fields.size("sliding_window_pattern", rules.full_every or 1)
         return [FULL if (i + 1) % every == 0 else SLIDING for i in range(layers)]
+    if rules.windows == "chunked" and window is not None:
+        return [CHUNKED if rotated else FULL for rotated in rotated_layers(fields, rules, layers)]
     return [FULL] * layers
+
+
+def rotated_layers(fields: Fields, rules: FamilyRules, layers: int) -> list[bool]:
+    """Which layers rotate: `no_rope_layers` has, whatever its name says, 1 for those that do."""
+    key, every = "no_rope_layers", rules.unrotated_every or 1
+    stated = fields.data.get(key)
+    if stated is None or stated == []:
+        every = fields.size("no_rope_layer_interval", every)
+        return [(i + 1) % every != 0 for i in range(layers)]
+    if not isinstance(stated, list) or len(stated) < layers or not all(one in (0, 1) for one in stated):
+        raise fields.error(key, f"expected {layers} numbers, 0 or 1")
+    return [bool(one) for one in stated[:layers]]
 
 
 def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] | None:
@@ -125,7 +140,7 @@ def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] 
         raise ConfigError(
             f"{fields.where}: layer_types has {len(types)} entries, num_hidden_layers is {layers}"
         )
-    supported = (FULL, LINEAR if rules.linear else SLIDING)
+    supported = (FULL, LINEAR if rules.linear else CHUNKED if rules.windows == "chunked" else SLIDING)
     if other := sorted(set(types) - set(supported)):
         raise ConfigError(
             f"{fields.where}: layer_types names {printable(repr(other[0]))}; supported are {' and '.join(supported)}"
@@ -136,12 +151,8 @@ def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] 
 def window_of(fields: Fields, rules: FamilyRules) -> int | None:
     """The window of those layers that have one. An explicit null switches it off; an absent key means the config
     classes' default."""
-    off = rules.windows in ("switched", "all_switched") and not fields.flag("use_sliding_window", False)
-    stated = "sliding_window" in fields
-    if (
-        off
-        or rules.windows == "none"
-        or (not stated and ("sliding_window" in fields.data or not rules.window))
-    ):
+    off, key = rules.windows in ("switched", "all_switched"), rules.window_key
+    off = off and not fields.flag("use_sliding_window", False)
+    if off or rules.windows == "none" or (key not in fields and (key in fields.data or not rules.window)):
         return None
-    return fields.size("sliding_window", rules.window or 1)
+    return fields.size(key, rules.window or 1)

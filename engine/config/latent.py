@@ -42,14 +42,16 @@ class LatentConfig:
         return self.kv_rank + self.rope_dim
 
 
-def latent_of(fields: Fields, plain_dim: int = 128, value_dim: int = 128, q_rank: int = 1536) -> LatentConfig:
+def latent_of(
+    fields: Fields, plain_dim: int = 128, value_dim: int = 128, q_rank: int = 1536, kv_rank: int = 512
+) -> LatentConfig:
     """From a configuration; the numbers are what the family assumes."""
     rope = fields.size("qk_rope_head_dim", 64)
     if rope % 2:
         raise fields.error("qk_rope_head_dim", "odd; rotary embedding turns pairs")
     through = "q_lora_rank" not in fields.data or "q_lora_rank" in fields  # null: no latent of queries
     return LatentConfig(
-        fields.size("kv_lora_rank", 512),
+        fields.size("kv_lora_rank", kv_rank),
         fields.size("qk_nope_head_dim", plain_dim),
         rope,
         fields.size("v_head_dim", value_dim),

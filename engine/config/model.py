@@ -24,13 +24,14 @@ from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
 from lockstep.engine.config.layer_shapes import LayerInputs, LayerShape, layer_shapes
 from lockstep.engine.config.linear_attention import LinearAttentionConfig
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.config.rope_scaling import (
     Rope,
     RopeScaling,
     magnitude,
+    query_scaling,
     ropes_from_hf,
     rotary_dim,
-    scaled_from,
 )
 from lockstep.engine.config.wrappers import SUPPORTED, text_fields
 
@@ -44,9 +45,9 @@ class ModelConfig:
     """One decoder, whatever its family: sizes, and flags for what the families do differently.
 
     Where layers differ in size (`shapes`), the model's own sizes are the largest of them. `windows[i]` is layer i's
-    sliding window in tokens (itself included), None where it sees all. `block_types` are the types of a GGUF file's
-    tensors by ggml's names, none for other files. `notes` are sentences for the user: what the checkpoint holds that
-    is ignored, or is not as its configuration says.
+    sliding window in tokens (itself included), or the size of its chunks, None where it sees all. `block_types` are the
+    types of a GGUF file's tensors by ggml's names, none for other files. `notes` are sentences for the user: what the
+    checkpoint holds that is ignored, or is not as its configuration says.
     """
 
     family: Family
@@ -69,6 +70,7 @@ class ModelConfig:
     neighbours: bool = False  # channels (2i, 2i + 1) are rotated together instead of (i, i + D/2)
     qkv_bias: bool = False
     o_bias: bool = False
+    head_bias: bool = False  # of the output head
     mlp_bias: bool = False
     norm: NormForm = "rms"
     pre_norms: bool = True  # before attention and MLP
@@ -76,6 +78,8 @@ class ModelConfig:
     qk_norm: bool = False
     qk_norm_whole: bool = False  # over all heads at once
     rotated_qk_norm: bool = False  # of each head, behind the rotation
+    unit_qk_norm: bool = False  # the same without weight, in layers that rotate
+    query_scaling: QueryScaling | None = None  # of rotated queries, by their position
     parallel: bool = False  # the MLP reads what attention does, beside it
     activation: Activation = "silu"
     gated: bool = True  # the MLP: activation(gate) * up, else activation(up)
@@ -99,11 +103,11 @@ class ModelConfig:
     logit_divisor: float = 1.0
     tie_embeddings: bool = False
     windows: tuple[int | None, ...] = ()
+    chunked: bool = False  # a window is a chunk: tokens see those of their own one, of so many positions
     dtype: DType = "float32"
     bos_id: int | None = None
     eos_ids: tuple[int, ...] = ()
     block_types: tuple[str, ...] = ()
-    scaled_from: int | None = None  # from this position on queries are scaled, which is not run
     wrapper: str = ""  # the model of which this is the text part, by its `model_type`
     notes: tuple[str, ...] = ()
 
@@ -168,8 +172,13 @@ class ModelConfig:
         """How many tokens a sequence may have: more than were trained where rotary frequencies follow its length."""
         scaling = self.rope_scaling
         stretch = scaling.factor if scaling.kind == "dynamic" else 1.0
-        trained = int(self.max_position * max(stretch, 1.0))
-        return trained if self.scaled_from is None else min(trained, self.scaled_from)
+        return int(self.max_position * max(stretch, 1.0))
+
+    def keys_seen(self, position: int, window: int | None) -> int:
+        """How many keys the token at a position sees, itself among them, in a layer with that window."""
+        if window is None:
+            return position + 1
+        return position % window + 1 if self.chunked else min(position + 1, window)
 
     @classmethod
     def from_hf(
@@ -194,7 +203,10 @@ class ModelConfig:
         latent = rules.latent(fields) if rules.latent is not None else None
         head_dim = huggingface.head_dim(fields, rules, hidden, heads) if latent is None else latent.head_dim
         types = huggingface.layer_types(fields, rules, layers)
-        rotary = rotary_dim(fields, head_dim, rules.partial_rotary)
+        shared = (
+            latent is not None and rules.partial_rotary is not None
+        )  # the share is that of `qk_rope_head_dim`
+        rotary = None if shared else rotary_dim(fields, head_dim, rules.partial_rotary)
         rotary = rotary if latent is None else latent.rope_dim
         kv = heads if latent is not None else huggingface.kv_heads(fields, rules, heads)
         shapes = layer_shapes(fields, types, kv, head_dim) if rules.shaped else ()
@@ -205,9 +217,9 @@ class ModelConfig:
             family=family,
             hidden_size=hidden,
             intermediate_size=(
-                fields.size("intermediate_size")
+                fields.size(rules.intermediate_key)
                 if rules.intermediate is None
-                else fields.size("intermediate_size", rules.intermediate)
+                else fields.size(rules.intermediate_key, rules.intermediate)
             ),
             num_layers=layers,
             num_heads=heads,
@@ -229,7 +241,7 @@ class ModelConfig:
             dtype=_dtype(fields),
             bos_id=bos[0] if bos else None,
             eos_ids=extra.ids("eos_token_id") or fields.ids("eos_token_id"),
-            scaled_from=scaled_from(fields, max_position),
+            query_scaling=query_scaling(fields, rules.rope, max_position),
             wrapper=wrapper,
         )
         widest = max([plain.intermediate_size, *(one.intermediate_size for one in shapes)])
@@ -258,12 +270,14 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
             shapes=(),
             layer_inputs=None if inputs is None else replace(inputs, layer=layer),
         )
-    if layer >= len(model.layer_ropes):
-        return model
-    rope = model.layer_ropes[layer]
-    if rope is None:
-        return replace(model, rotary=0, rope_scaling=RopeScaling(), layer_ropes=())
-    return replace(model, rope_theta=rope.theta, rope_scaling=rope.scaling, layer_ropes=())
+    ropes = model.layer_ropes[layer : layer + 1]
+    if None in ropes:
+        return replace(model, rotary=0, rope_scaling=RopeScaling(), layer_ropes=(), unit_qk_norm=False)
+    if model.query_scaling is not None and model.query_scaling.unrotated_alone:
+        model = replace(model, query_scaling=None)
+    for rope in filter(None, ropes):
+        model = replace(model, rope_theta=rope.theta, rope_scaling=rope.scaling, layer_ropes=())
+    return model
 
 
 def _family(fields: Fields) -> Family:

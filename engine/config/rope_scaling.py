@@ -9,13 +9,14 @@ it, and `original_max_position_embeddings` beside it wins over the one inside.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from lockstep.engine.config.families import FamilyRules
 from lockstep.engine.config.fields import Fields
-from lockstep.engine.config.huggingface import SLIDING, window_of
+from lockstep.engine.config.huggingface import SLIDING, rotated_layers, window_of
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
@@ -102,17 +103,10 @@ def ropes_from_hf(
 
 
 def _rotated(config: Fields, rules: FamilyRules, types: Sequence[str]) -> list[bool]:
-    """Which layers rotate: `no_rope_layers` has, whatever its name says, 1 for those that do."""
+    """Which layers rotate."""
     if rules.unrotated_full:
         return [kind == SLIDING or window_of(config, rules) is None for kind in types]
-    layers, every = len(types), rules.unrotated_every or 1
-    stated, key = config.data.get("no_rope_layers"), "no_rope_layers"
-    if stated is None:
-        every = config.size("no_rope_layer_interval", every)
-        return [(i + 1) % every != 0 for i in range(layers)]
-    if not isinstance(stated, list) or len(stated) < layers or not all(one in (0, 1) for one in stated):
-        raise config.error(key, f"expected {layers} numbers, 0 or 1")
-    return [bool(one) for one in stated[:layers]]
+    return rotated_layers(config, rules, len(types))
 
 
 def rotary_dim(config: Fields, head_dim: int, share: float | None) -> int | None:
@@ -137,13 +131,14 @@ def rotary_dim(config: Fields, head_dim: int, share: float | None) -> int | None
     return None if size == head_dim else size
 
 
-def scaled_from(config: Fields, max_position: int) -> int | None:
-    """From which position on Ministral-3 scales its queries by 1 + beta ln(1 + floor(position / original context)),
-    None: nowhere. Before it the factor is 1."""
-    fields = _parameters(config)
-    if not fields.number("llama_4_scaling_beta", 0.0):
+def query_scaling(
+    config: Fields, assumed: Mapping[str, Any] | None, max_position: int
+) -> QueryScaling | None:
+    """How Ministral-3 and Mistral 4 scale their queries: by the context that they were stretched from."""
+    fields = _parameters(config, Fields(assumed or {}, config.where))
+    if not (beta := fields.number("llama_4_scaling_beta", 0.0)):
         return None
-    return fields.size("original_max_position_embeddings", max_position)
+    return QueryScaling(beta, fields.size("original_max_position_embeddings", max_position))
 
 
 def _parameters(config: Fields, assumed: Fields | None = None) -> Fields:
@@ -198,7 +193,7 @@ def _scaling(config: Fields, fields: Fields, max_position: int, head_dim: int) -
             raise fields.error("partial_rotary_factor", "expected a share of each head, at most 1")
         return RopeScaling("proportional", fields.number("factor", 1.0, above=0.0), share=share)
     if kind == "longrope":
-        return _longrope(fields, original, max_position, head_dim)
+        return _longrope(config, fields, original, max_position, head_dim)
     raise ConfigError(
         f"{fields.where}: {kind_key} is {printable(kind)!r}: not a supported rotary scaling; "
         "supported are default, linear, dynamic, llama3, yarn, longrope and proportional"
@@ -235,8 +230,25 @@ def _yarn(fields: Fields, original: int, max_position: int) -> RopeScaling:
     )
 
 
-def _longrope(fields: Fields, original: int, max_position: int, head_dim: int) -> RopeScaling:
+def _with_magnitude(
+    fields: Fields, factors: tuple[float, ...], original: int, max_position: int
+) -> RopeScaling:
+    """Phi-3.5-MoE's: the factor on what is rotated is stated."""
+    magnitude = fields.number("short_mscale")
+    if fields.number("long_mscale") != magnitude:
+        raise fields.error(
+            "long_mscale", f"another number than short_mscale = {magnitude:g} is not supported"
+        )
+    factor = fields.number("factor", max_position / original, above=0.0)
+    return RopeScaling(
+        "longrope", factor, original, attention_factor=magnitude, factors=factors, long_factors=factors
+    )
+
+
+def _longrope(config: Fields, fields: Fields, original: int, max_position: int, head_dim: int) -> RopeScaling:
     short, long = (fields.numbers(name, head_dim // 2, above=0.0) for name in ("short_factor", "long_factor"))
+    if config.data.get("model_type") == "phimoe":  # whose class never comes to the long factors
+        return _with_magnitude(fields, short, original, max_position)
     return RopeScaling(
         "longrope",
         fields.number("factor", max_position / original, above=0.0),

@@ -94,6 +94,7 @@ WRAPPERS: Mapping[str, Wrapper] = {
     "glm4v": Wrapper("glm4v_text"),
     "glm4v_moe": Wrapper("glm4v_moe_text"),
     "glm46v": Wrapper("glm4v_text"),
+    "llama4": Wrapper("llama4_text"),
 }
 #: Every `model_type` of config.json that can be run.
 SUPPORTED = (*FAMILIES, *(name for name in TEXT_MODELS if not name.endswith("_text")), *WRAPPERS)

@@ -14,6 +14,7 @@ from lockstep.engine.faults import (
     latent,
     layer_rope,
     linear_attention,
+    llama4,
     lm_head,
     mask,
     mlp,
@@ -53,6 +54,7 @@ FAULTS: tuple[Fault, ...] = (
     *stream.FAULTS,
     *multipliers.FAULTS,
     *per_layer.FAULTS,
+    *llama4.FAULTS,
     *quantisation.FAULTS,
 )
 

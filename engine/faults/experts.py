@@ -72,6 +72,11 @@ def as_shares(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: E
     return taken / taken.sum(-1, keepdim=True) * experts.factor
 
 
+def by_softmax(logits: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+    """Each expert's share among all of them."""
+    return logits.softmax(-1).gather(-1, ids)
+
+
 def corrected_weights(
     scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig
 ) -> Tensor:
@@ -178,6 +183,7 @@ _IN_GROUPS = _with(lambda has: has.groups > 1, "the model's experts have no grou
 _SHARED_EXPERT = _with(lambda has: has.shared_width > 0, "the model has no shared expert")
 _EXPERTS = _with(lambda has: True, "")
 _BIASED = _with(lambda has: has.biased, "the model's experts have no biases")
+_WEIGHED = _with(lambda has: not has.weighed_inputs, "the model weighs what goes into its experts")
 _UNBIASED = _with(lambda has: not has.biased, "gate and up of the model's experts lie in turn")
 _STACK = {"seam": "expert_gate_up", "correct": "own", "first_tap": "layers.*.mlp.experts.gate"}
 _BIAS = {"seam": "expert_bias", "correct": "once", "first_tap": "layers.*.mlp.experts.down"}
@@ -185,12 +191,12 @@ _BIAS = {"seam": "expert_bias", "correct": "once", "first_tap": "layers.*.mlp.ex
 FAULTS = (
     _fault(
         {"seam": "router_scores", "correct": "config", "first_tap": "layers.*.mlp.topk_weights"}, "sigmoid",
-        sigmoid_scores, _with(lambda has: has.scores == "softmax", "the model's scores are sigmoids"),
+        sigmoid_scores, _with(lambda has: has.scores == "softmax", "the model's scores are no softmax"),
         "sigmoids in place of a softmax", "the same experts, every weight is another",
     ),
     _fault(
         {"seam": "router_scores", "correct": "config", "first_tap": "layers.*.mlp.topk_*"}, "softmax",
-        softmax_scores, _with(lambda has: has.scores == "sigmoid", "the model's scores are a softmax"),
+        softmax_scores, _with(lambda has: has.scores == "sigmoid", "the model's scores are no sigmoids"),
         "a softmax in place of sigmoids", "scores of another size: with a correction other experts are chosen",
     ),
     _fault(
@@ -220,8 +226,15 @@ FAULTS = (
     ),
     _fault(
         _WEIGHTS, "as_shares", as_shares,
-        _with(lambda has: not has.renormalised, "the model's weights are shares of their sum already"),
+        _with(
+            lambda has: not has.renormalised and has.jitter is None,
+            "the model's weights are shares of a sum already",
+        ),
         "softmax over the chosen experts alone", "weights of a token add up to one, as they should not",
+    ),
+    _fault(
+        _WEIGHTS, "softmax", by_softmax, _with(lambda has: has.jitter is not None, "the model has no SparseMixer"),
+        "a softmax over all experts in place of SparseMixer", "the same experts, every weight is too small",
     ),
     _fault(
         _WEIGHTS, "corrected", corrected_weights, _CORRECTED, "the correction bias used in the weights",
@@ -257,7 +270,7 @@ FAULTS = (
     ),
     _fault(
         {"seam": "combine", "correct": "weighted", "first_tap": "layers.*.mlp.combine.partial"}, "unweighted",
-        unweighted, _EXPERTS, "experts' outputs summed without weights", "each expert counts once",
+        unweighted, _WEIGHED, "experts' outputs summed without weights", "each expert counts once",
     ),
     _fault(
         _SHARED, "missing", no_shared_expert, _SHARED_EXPERT, "the shared expert left out",

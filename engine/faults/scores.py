@@ -40,7 +40,7 @@ def window_ignored(q_positions: Tensor, rows: slice, kv_positions: Tensor, windo
 
 
 def _window(model: ModelConfig, tp: int) -> str | None:
-    return None if any(model.windows) else "the model has no sliding window"
+    return None if any(model.windows) and not model.chunked else "the model has no sliding window"
 
 
 def scale_twice(model: ModelConfig) -> float:

@@ -24,6 +24,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "gemma3_text": _GEMMA,
     "gemma4_text": _GEMMA,
     "mixtral": _MIXTRAL,
+    "phimoe": _MIXTRAL,
     "minimax_m2": {**_MIXTRAL, "mlp.topk_ids": "block_sparse_moe"},
     "gpt_oss": {"mlp.router": "mlp.router"},
     "glm4_moe": _SHARED_EXPERTS,
@@ -42,12 +43,20 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
         **{f"mlp.shared.{one}": f"mlp.shared_mlp.{one}_proj" for one in ("gate", "up", "down")},
     },
     "dots1": _SHARED_EXPERTS,
+    "mistral4": _SHARED_EXPERTS,
     "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+    "llama4_text": {
+        **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},
+        **{f"mlp.experts.{one}": f"feed_forward.experts.{{}}.{one}_proj" for one in ("gate", "up", "down")},
+        **{f"mlp.shared.{one}": f"feed_forward.shared_expert.{one}_proj" for one in ("gate", "up", "down")},
+        "mlp.router": "feed_forward.router",
+    },
 }
 #: Stacks of the experts' gates and ups, and of their downs, where transformers writes them by other names.
 EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
-    "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight")
+    "llama4_text": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+    "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}

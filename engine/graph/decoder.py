@@ -11,8 +11,9 @@ from dataclasses import replace
 from functools import cache
 
 from lockstep.engine.config import Family, ModelConfig
+from lockstep.engine.graph.behind_rotation import BEHIND_ROTATION
 from lockstep.engine.graph.checkpoint_names import MODULES
-from lockstep.engine.graph.experts import EXPERTS
+from lockstep.engine.graph.experts import EXPERTS, WEIGHED_INPUTS
 from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS
 from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
 from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION
@@ -79,6 +80,7 @@ _SOFTMAX_ATTENTION = (
     Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=_NO_KV),
     _norm("attn.q_rope_norm", "attn.q_rope", "self_attn.query_layernorm", "", "heads", "rotated_qk_norm"),
     _norm("attn.k_rope_norm", "attn.k_rope", "self_attn.key_layernorm", "", "kv_heads", "rotated_qk_norm"),
+    *BEHIND_ROTATION,
     Operation("attn.k_cache", "cache", {"written": "attn.k_rope"}, "kv_heads", "cache", unless=("latent",)),
     Operation("attn.v_cache", "cache", {"written": "attn.v_norm"}, "kv_heads", "cache", unless=("latent",)),
     *EXPANSION,
@@ -134,6 +136,7 @@ _MLP = (
 )
 #: All operations that a layer may have.
 LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
+_ORDER: Mapping[str, int] = {tap: number for number, tap in enumerate(LAYER)}
 #: What takes the place of what layers of another kind lack.
 _INSTEAD: Mapping[str, str] = {
     "mlp.down": "mlp.combine",
@@ -142,14 +145,14 @@ _INSTEAD: Mapping[str, str] = {
     "attn.v_cache": "attn.values",
     "attn.o_proj": "attn.out_proj",
 }
-#: What reads the first reads the second where that is there.
-_THROUGH: Mapping[str, str] = {
-    "attn.context": "attn.gated",
-    "attn.q_rope": "attn.q_rope_norm",
-    "attn.k_rope": "attn.k_rope_norm",
+#: What reads the first reads the first of these that is there, and comes before it.
+_THROUGH: Mapping[str, tuple[str, ...]] = {
+    "attn.context": ("attn.gated",),
+    "attn.q_rope": ("attn.q_scaled", "attn.q_unit_norm", "attn.q_rope_norm"),
+    "attn.k_rope": ("attn.k_unit_norm", "attn.k_rope_norm"),
 }
 #: What reads the first reads the second where the blocks stand side by side.
-_BESIDE: Mapping[str, str] = {"mlp_norm": "attn_norm"}
+_BESIDE: Mapping[str, tuple[str, ...]] = {"mlp_norm": ("attn_norm",)}
 #: Parts of which an operation's first input takes its place where they are not there.
 _PASSED: Collection[Part] = ("qk_norm", "partial", "post_norm", "value_norm")
 #: The taps of the two blocks that add to the stream.
@@ -161,7 +164,9 @@ OUTSIDE: Mapping[str, Operation] = {
         Operation("embed", "embedding", module="model.embed_tokens", gguf="token_embd"),
         *OF_ALL_LAYERS,
         _norm("final_norm", STREAM, "model.norm", "output_norm"),
-        Operation("logits", "head", {"x": "final_norm"}, "vocab", module="lm_head", gguf="output"),
+        Operation(
+            "logits", "head", {"x": "final_norm"}, "vocab", module="lm_head", gguf="output", bias="head_bias"
+        ),
     )
 }
 #: Products of the same input, which engines may make in one.
@@ -204,6 +209,9 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "layer_inputs": model.layer_inputs is not None,
         "layer_scalar": model.layer_scalar,
         "rotated_qk_norm": model.rotated_qk_norm,
+        "unit_qk_norm": model.unit_qk_norm,
+        "query_scaling": model.query_scaling is not None,
+        "weighed_inputs": model.experts is not None and model.experts.weighed_inputs,
         "parallel": model.parallel,
     }
     return frozenset(part for part, there in has.items() if there)
@@ -222,6 +230,10 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
         there["attn.v_proj"] = replace(there["attn.v_proj"], module=there["attn.k_proj"].module)
     if "layer_inputs" in parts:
         there[LAYER_OUTPUT] = replace(there[LAYER_OUTPUT], inputs=LAST_SUM)
+    if "weighed_inputs" in parts:
+        there |= {
+            tap: replace(there[tap], inputs=inputs) for tap, inputs in WEIGHED_INPUTS.items() if tap in there
+        }
     through = {**_THROUGH, **(_BESIDE if "parallel" in parts else {})}
     return tuple(
         replace(
@@ -230,8 +242,8 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
             inputs={
                 role: next(
                     name
-                    for name in (through.get(tap, ""), *instead_of(tap))
-                    if (name in there and name != one.tap) or name == STREAM or name in OUTSIDE
+                    for name in (*through.get(tap, ()), *instead_of(tap))
+                    if (name in there and _ORDER[name] < _ORDER[one.tap]) or name == STREAM or name in OUTSIDE
                 )
                 for role, tap in one.inputs.items()
                 if (role not in one.optional or tap in there) and not _is_elsewhere(one, parts)

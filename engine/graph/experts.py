@@ -20,6 +20,11 @@ _ROUTING = (
         part="experts",
     ),
 )  # fmt: skip
+#: What each of a token's experts reads, where its weight is multiplied in there (Llama 4).
+_INPUT = Operation(
+    "mlp.experts.input", "expert_input", {"x": "mlp_norm", "weights": "mlp.topk_weights"}, form="slots",
+    part="weighed_inputs",
+)  # fmt: skip
 #: `module`s are one of each expert: `{}` stands for its number; a GGUF file has one stack of all of them.
 _CHOSEN = (
     *(
@@ -71,4 +76,9 @@ _SUM = (
     ),
     Operation("mlp.combine", "reduce", {"partial": "mlp.combine.partial"}, part="experts"),
 )  # fmt: skip
-EXPERTS = (*_ROUTING, *_CHOSEN, *_SHARED, *_SUM)
+EXPERTS = (*_ROUTING, _INPUT, *_CHOSEN, *_SHARED, *_SUM)
+#: What operations read instead where inputs are weighed, and what the experts give is not.
+WEIGHED_INPUTS = {
+    **{f"mlp.experts.{one}": {"x": "mlp.experts.input", "ids": "mlp.topk_ids"} for one in ("gate", "up")},
+    "mlp.combine.partial": {role: tap for role, tap in _SUM[0].inputs.items() if role != "weights"},
+}

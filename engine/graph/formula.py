@@ -177,12 +177,17 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "sigmoid": routing.sigmoid,
     "chosen": routing.chosen,
     "taken": routing.taken,
+    "mixed": routing.mixed,
+    "weighed": routing.weighed,
+    "plain_sum": routing.plain_sum,
     "shares": routing.shares,
     "routed": routing.routed,
     "added_to_rows": routing.added_to_rows,
     "weighed_sum": routing.weighed_sum,
     "total": lambda x: x.sum(-1, keepdims=True),
     "exp": np.exp,
+    "log1p": np.log1p,
+    "floor": np.floor,
     "negative": np.negative,
     "softplus": recurrence.softplus,
     "convolved": recurrence.convolved,
@@ -240,6 +245,9 @@ _OF_LAYERS = _of("by_heads", _of("multiply", _X, Node("projection_scale")), Node
 _VALUES_NORMALISED, _OF_LAYERS_NORMALISED = (
     substitute(NORMALISED, {"x": heads}) for heads in (_VALUES, _OF_LAYERS)
 )
+#: What a query is multiplied by where it stands: 1 + beta ln(1 + floor((position + offset) / length)).
+_STEPS = _of("floor", _of("divide", _of("add", Node("position"), Node("query_offset")), Node("query_length")))
+_QUERY_FACTOR = _of("add", Node("1"), _of("multiply", Node("query_beta"), _of("log1p", _STEPS)))
 #: Kind -> what its operations compute.
 FORMULAS: Mapping[Kind, Node] = {
     "embedding": _of("row", _WEIGHT, Node("token")),
@@ -296,6 +304,8 @@ FORMULAS: Mapping[Kind, Node] = {
         Node("input_factor"),
     ),
     "layer_input": _of("columns", _X, Node("input_first"), Node("input_width")),
+    "query_scaling": _of("multiply", _X, _QUERY_FACTOR),
+    "expert_input": _of("weighed", _X, Node("weights")),
 }
 
 
@@ -351,7 +361,8 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
         case "choice" | "choice_weights":
             return _routing(operation.kind, model.experts) if model.experts is not None else usual
         case "combine":
-            return _with_shared(usual, operation.inputs)
+            summed = usual if "weights" in operation.inputs else _of("plain_sum", _X)
+            return _with_shared(summed, operation.inputs)
         case _:
             return usual
 
@@ -363,10 +374,12 @@ def _latent_norm(operation: Operation) -> Node:
 
 
 def _routing(kind: Kind, experts: ExpertsConfig) -> Node:
-    scores = _of(experts.scores, Node("logits"))
+    scores = Node("logits") if experts.scores == "logits" else _of(experts.scores, Node("logits"))
     if kind == "choice":
         choice = _of("add", scores, Node("correction")) if experts.correction else scores
         return _of("chosen", choice, Node("top_k"), Node("groups"), Node("top_groups"), Node("group_best"))
+    if experts.jitter is not None:
+        return _of("mixed", scores, Node("ids"), Node("jitter"))
     weights = _of("taken", scores, Node("ids"))
     weights = _of("shares", weights) if experts.renormalised else weights
     return _times(weights, "routed_factor", experts.factor)
@@ -408,6 +421,7 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
     if (experts := model.experts) is not None:
         more = {"top_k": experts.top_k, "groups": experts.groups, "top_groups": experts.top_groups}
         more["routed_factor"], more["group_best"] = experts.factor, experts.group_best
+        more |= {} if experts.jitter is None else {"jitter": experts.jitter}
     if (latent := model.latent) is not None:
         more |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
     if (clamp := model.clamp) is not None:
@@ -419,6 +433,8 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
         more |= {"input_width": inputs.width, "input_first": inputs.width * (inputs.layer or 0)}
         more |= {"input_multiplier": inputs.width**0.5, "projection_scale": model.hidden_size**-0.5}
         more["input_factor"] = 2.0**-0.5
+    if (scaling := model.query_scaling) is not None:
+        more |= {f"query_{name}": getattr(scaling, name) for name in ("beta", "length", "offset")}
     return {
         "1": 1.0,
         "eps": eps_of(operation, model),

@@ -10,7 +10,7 @@ Kind = Literal[
     "embedding", "norm", "linear", "rope", "cache", "scores", "softmax", "context", "reduce", "residual", "activation",
     "head", "choice", "choice_weights", "experts", "combine", "keys", "values", "gate", "conv", "l2_norm", "sigmoid",
     "decay", "state", "delta", "gated_norm", "unit_norm",
-    "layer_inputs", "layer_input",
+    "layer_inputs", "layer_input", "query_scaling", "expert_input",
 ]  # fmt: skip
 #: What the channels of a tensor are.
 Width = Literal[
@@ -48,12 +48,12 @@ Form = Literal["rows", "heads", "cache", "cells", "slots", "cached_rows", "state
 #: Those that have a row of each position that is attended to.
 OF_POSITIONS: tuple[Form, ...] = ("cache", "cached_rows")
 #: Flags of `ModelConfig` by which products have biases.
-Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias"]
+Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias", "head_bias"]
 #: What only some models or engines have.
 Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
     "query_latent", "output_gate", "linear_attn", "rotated_qk_norm", "parallel", "value_norm", "keys_as_values",
-    "shared_kv", "layer_inputs", "layer_scalar",
+    "shared_kv", "layer_inputs", "layer_scalar", "unit_qk_norm", "query_scaling", "weighed_inputs",
 ]  # fmt: skip
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.

@@ -42,6 +42,21 @@ def taken(scores: Array, ids: Array) -> Array:
     return np.take_along_axis(scores, ids.astype(np.int64), -1)
 
 
+def mixed(logits: Array, ids: Array, jitter: float) -> Array:
+    """The weights [N, S] of those experts by SparseMixer (arXiv:2409.12136): of each, the highest first, its share in a
+    softmax of the logits [N, E] without higher chosen ones' and those that are lower by more than 2 jitter, relative."""
+    left, weights = logits.copy(), np.zeros(ids.shape)
+    rows, slots = np.arange(len(ids)), np.argsort(-taken(logits, ids), -1, kind="stable")
+    for slot in slots.T:
+        expert = ids[rows, slot].astype(np.int64)
+        top = logits[rows, expert][:, None]
+        near = (top - logits) / np.maximum(np.abs(logits), top) <= 2 * jitter
+        sums = np.exp(np.where(near, left, -np.inf) - top).sum(-1)
+        weights[rows, slot] = 1 / sums
+        left[rows, expert] = -np.inf
+    return weights
+
+
 def shares(x: Array) -> Array:
     """Each over the sum of its row."""
     return np.asarray(x / x.sum(-1, keepdims=True))
@@ -71,3 +86,13 @@ def added_to_rows(x: Array, bias: Mapping[int, NDArray[Any]], ids: Array) -> Arr
 def weighed_sum(x: Array, weights: Array) -> Array:
     """The sum over S of x [N, S, H] times weights [N, S]: [N, H]."""
     return np.asarray(np.einsum("nsh,ns->nh", x, weights, optimize=True))
+
+
+def weighed(x: Array, weights: Array) -> Array:
+    """x [N, in] times each of the weights [N, S]: [N, S, in]."""
+    return np.asarray(x[:, None] * weights[..., None])
+
+
+def plain_sum(x: Array) -> Array:
+    """The sum over S of x [N, S, H]."""
+    return np.asarray(x.sum(1))

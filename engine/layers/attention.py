@@ -84,6 +84,9 @@ class Attention:
         self.kv_heads = shards.kv_heads(own, comm.size, comm.rank).size
         self.head_dim = own.head_dim
         self.window = model.windows[layer] if model.windows else None
+        self.chunked = model.chunked and self.window is not None
+        self.unit_norm_eps = model.rms_eps if own.unit_qk_norm else None
+        self.query_scaling = own.query_scaling
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
@@ -110,8 +113,12 @@ class Attention:
         self.tap_context = wiring.tap("attn.context")
         self.tap_gate, self.tap_gated = wiring.tap("attn.gate"), wiring.tap("attn.gated")
         inside = self.tap_scores or self.tap_probs or wiring.rules.softmax is not CORRECT.softmax
+        self.query_factor, self.unit_qk_norm = wiring.rules.query_factor, wiring.rules.unit_qk_norm
+        self.tap_q_scaled, self.tap_q_unit, self.tap_k_unit = (
+            wiring.tap(f"attn.{one}") for one in ("q_scaled", "q_unit_norm", "k_unit_norm")
+        )
         self.explicit = bool(inside or self.cap or self.sinks is not None)  # no kernel has the last two
-        by_hand = self.explicit or self.tap_k_cache or self.tap_v_cache
+        by_hand = self.explicit or self.chunked or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
         #: Why the paged kernel is not used and rows are gathered for SDPA; None: it is used.
         self.unpaged = self._by_hand() if by_hand else paged_attention.refusal(
@@ -131,14 +138,27 @@ class Attention:
     def _by_hand(self) -> str:
         if self.sinks is not None:
             return "the softmax has sinks"
+        if self.chunked:
+            return "attention is in chunks"
         return "scores have a cap" if self.cap else "a tap is on"
 
     def __call__(
         self, x: Tensor, batch: Batch, rope: tuple[Tensor, Tensor], inputs: StepInputs, pool: KVPool
     ) -> Tensor:
         q, stored = self._written(x, rope)
+        q = self._scaled(q, batch)
         pool.write(self.cache, batch, *stored)
         return self._attended(x, q, batch, inputs, pool)
+
+    def _scaled(self, q: Tensor, batch: Batch) -> Tensor:
+        """Queries [T, heads, D], times a factor of their position where the layer has it."""
+        if self.query_scaling is None:
+            return q
+        factor = self.query_factor(batch.positions, self.query_scaling)
+        q = (q * factor[:, None, None]).to(q.dtype)
+        if self.tap_q_scaled:
+            self.tap_q_scaled(q)
+        return q
 
     def _attended(self, x: Tensor, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
         """From queries [T, heads, D] to what attention adds to the stream [T, H]."""
@@ -181,7 +201,8 @@ class Attention:
     def by_lengths(self) -> bool:
         """Whether decode steps go by lengths that are on the GPU: always, or never, whichever taps are on."""
         if self._by_lengths is None:
-            plain = type(self) is Attention and self.sinks is None and not self.cap and not self._replaced
+            plain = type(self) is Attention and self.sinks is None and not self.cap and not self.chunked
+            plain = plain and not self._replaced
             weight = self.o_proj.weight
             self._by_lengths = plain and None is decode_attention.refusal(
                 weight.device, weight.dtype, self.heads, self.kv_heads, self.head_dim, self.page_size
@@ -250,6 +271,12 @@ class Attention:
             self.tap_q_rope(q)
         if self.tap_k_rope:
             self.tap_k_rope(k)
+        if self.unit_norm_eps is not None:
+            q, k = (self.unit_qk_norm(x, self.unit_norm_eps) for x in (q, k))
+            if self.tap_q_unit:
+                self.tap_q_unit(q)
+            if self.tap_k_unit:
+                self.tap_k_unit(k)
         return (q, k) if self.rotated_norm is None else self.rotated_norm(q, k)
 
     def _read(self, index: int, rows: Tensor, pool: KVPool) -> tuple[Tensor, Tensor]:
@@ -269,7 +296,7 @@ class Attention:
         q = q.transpose(0, 1).unflatten(0, (self.kv_heads, group))  # [kv_heads, group, T, D]
         k = self.rules.kv_expand(k, self.kv_heads, group)  # [kv_heads, 1 or group, K, D]
         v = self.rules.kv_expand(v, self.kv_heads, group)
-        tiling = inputs.tiling(index, self.kv_heads, group, self.window)
+        tiling = inputs.tiling(index, self.kv_heads, group, self.window, self.chunked)
         attend = self._explicit if self.explicit else self._fused
         return self.rules.merge(attend(_Sequence(index, q, k, v, tiling, inputs)).flatten(0, 1))
 

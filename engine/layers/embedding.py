@@ -53,17 +53,23 @@ class VocabParallelEmbedding:
 
 
 class VocabParallelHead:
-    """Rows of the vocabulary that this rank scores. `weight` may be the embedding's own (tied)."""
+    """Rows of the vocabulary that this rank scores. `weight` may be the embedding's own (tied); `bias` [V / tp]."""
 
-    def __init__(self, weight: DenseMatrix | KeptMatrix, model: ModelConfig) -> None:
-        self.weight, self.model = weight, model
+    def __init__(
+        self, weight: DenseMatrix | KeptMatrix, model: ModelConfig, bias: Tensor | None = None
+    ) -> None:
+        self.weight, self.model, self.bias = weight, model, bias
+
+    def biases(self) -> dict[str, Tensor]:
+        """Checkpoint name -> the bias, of models that have one."""
+        return {} if self.bias is None else {shards.HEAD_BIAS: self.bias}
 
     def bind(self, wiring: Wiring) -> None:
         self.tap, self.finish = wiring.tap("logits"), wiring.rules.logits
 
     def logits(self, last: Tensor) -> Tensor:
         """Last hidden rows [S, hidden] -> this rank's logits [S, V / tp]. Calls no tap."""
-        return self.finish(self.weight.product(last), self.model)
+        return self.finish(self.weight.product(last, self.bias), self.model)
 
     def __call__(self, last: Tensor) -> Tensor:
         logits = self.logits(last)

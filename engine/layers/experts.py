@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from lockstep.engine.config.experts import ExpertsConfig
@@ -156,6 +157,7 @@ class MixtureOfExperts:
         self.tap_gate, self.tap_up, self.tap_act, self.tap_down = (
             wiring.tap(f"mlp.experts.{one}") for one in ("gate", "up", "act", "down")
         )
+        self.weigh_input, self.tap_input = rules.expert_input, wiring.tap("mlp.experts.input")
         self.tap_partial, self.tap_out = wiring.tap("mlp.combine.partial"), wiring.tap("mlp.combine")
         self.place = wiring.place("mlp.combine")
         if self.shared is not None:
@@ -185,7 +187,8 @@ class MixtureOfExperts:
     def __call__(self, x: Tensor) -> Tensor:
         ids, weights = self.route(x)
         rows = self._rows(ids)
-        gate, up = self.gate_up(*self._products(x, ids, rows))
+        read = self._read(x, weights)
+        gate, up = self.gate_up(*self._products(read, ids, rows))
         if self.tap_gate:
             self.tap_gate(gate)
         if self.tap_up:
@@ -199,6 +202,7 @@ class MixtureOfExperts:
         down = self._outputs(hidden, rows)
         if self.tap_down:
             self.tap_down(down)
+        weights = torch.ones_like(weights) if self.config.weighed_inputs else weights
         partial = self.combine(down, weights)  # [T, H], this rank's share of the sum
         if self.shared is not None:
             partial = self.add_shared(partial, *self.shared(x), self.comm)
@@ -210,13 +214,23 @@ class MixtureOfExperts:
             self.tap_out(out)
         return out
 
+    def _read(self, x: Tensor, weights: Tensor) -> Tensor:
+        """What a token's experts read, [T, 1 or S, H]."""
+        if not self.config.weighed_inputs:
+            return x.unsqueeze(1)
+        read = self.weigh_input(x, weights)
+        if self.tap_input:
+            self.tap_input(read)
+        return read
+
     def _products(self, x: Tensor, ids: Tensor, rows: list[tuple[Expert, Tensor]]) -> Sequence[Tensor]:
-        """Gate and up [T, S, I / tp] of each token's experts; zeros of those that others have."""
+        """Gate and up [T, S, I / tp] of each token's experts, of what they read [T, 1 or S, H]; zeros of those that
+        others have."""
         sizes = self.experts[self.held.start].gate_up.sizes
         packed = x.new_zeros(ids.numel(), sum(sizes))
-        slots = ids.shape[1]
+        flat, shared = x.flatten(0, 1), ids.shape[1] // x.shape[1]  # slots that read the same row
         for expert, at in rows:
-            packed[at] = expert.gate_up.weight.product(x[at // slots], expert.gate_up.bias)
+            packed[at] = expert.gate_up.weight.product(flat[at // shared], expert.gate_up.bias)
         return packed.view(*ids.shape, -1).split_with_sizes(sizes, -1)
 
     def _outputs(self, hidden: Tensor, rows: list[tuple[Expert, Tensor]]) -> Tensor:

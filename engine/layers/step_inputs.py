@@ -21,7 +21,7 @@ class StepInputs:
         self._made: dict[tuple[int, int | None, int, int, int, int], Tensor] = {}
         self._cells = 0
         self._pages: Pages | None = None
-        own = ("window", "mask", "cache_reuse")
+        own = ("window", "chunk", "mask", "cache_reuse")
         self._as_usual = all(getattr(wiring.rules, seam) is getattr(CORRECT, seam) for seam in own)
 
     def pages(self, page_size: int) -> Pages:
@@ -30,13 +30,15 @@ class StepInputs:
             self._pages = Pages.of(self._batch, page_size)
         return self._pages
 
-    def tiling(self, index: int, kv_heads: int, group: int, window: int | None) -> Tiling:
+    def tiling(
+        self, index: int, kv_heads: int, group: int, window: int | None, chunked: bool = False
+    ) -> Tiling:
         """That of the batch's sequence `index`. Where a fault decides what is seen, no key is left out."""
         span = self._batch.spans[index]
         queries = span.stop - span.start
         keys = span.kv_len - self._rules.cache_reuse(span.kv_len, queries)
         causal = self._as_usual and span.in_order
-        return Tiling(kv_heads, group, queries, keys, causal, window, on_gpu=span.rows.is_cuda)
+        return Tiling(kv_heads, group, queries, keys, causal, window, span.rows.is_cuda, chunked)
 
     def bias(self, index: int, tiling: Tiling, tile: Tile, *, every_key: bool = False) -> Tensor | None:
         """What is added to the scores of a tile's last keys, or of every one, [queries, keys]; None where all of its
@@ -53,9 +55,15 @@ class StepInputs:
             self._make_room((rows.stop - rows.start) * (keys.stop - keys.start), tiling.cells)
             span = self._batch.spans[index]
             read = span.kv_positions[span.kv_len - tiling.keys :]
-            allowed = self._rules.window(span.q_positions, rows, read[keys], tiling.window)
+            allowed = self._allowed(tiling, span.q_positions, rows, read[keys])
             self._made[key] = self._rules.mask(allowed).to(self._dtype)
         return self._made[key]
+
+    def _allowed(self, tiling: Tiling, queries: Tensor, rows: slice, keys: Tensor) -> Tensor:
+        """Which of those keys each of the queries `rows` may see, by their positions."""
+        if tiling.chunked and tiling.window is not None:
+            return self._rules.chunk(queries, rows, keys, tiling.window)
+        return self._rules.window(queries, rows, keys, tiling.window)
 
     def _make_room(self, cells: int, most: int) -> None:
         """Let go of the biases that were made where they would have more cells than `most`."""

@@ -29,8 +29,8 @@ class Tile:
 @dataclass(frozen=True, slots=True)
 class Tiling:
     """`kv_heads` times `group` query heads, `queries` new tokens, `keys` rows that are read. `causal`: the queries are
-    those of the last rows and see nothing after themselves, nor what lies `window` or more before; keys that no query
-    of a tile sees are left out of it."""
+    those of the last rows and see nothing after themselves, nor what lies `window` or more before, or, where attention
+    is `chunked`, in an earlier chunk of so many rows; keys that no query of a tile sees are left out of it."""
 
     kv_heads: int
     group: int
@@ -39,6 +39,7 @@ class Tiling:
     causal: bool
     window: int | None = None
     on_gpu: bool = False
+    chunked: bool = False
 
     @property
     def cells(self) -> int:
@@ -80,5 +81,8 @@ class Tiling:
         if not self.causal:
             return slice(0, self.keys)
         before = self.keys - self.queries  # rows that were cached already
-        first = 0 if self.window is None else max(0, before + start - self.window + 1)
+        if self.window is None:
+            return slice(0, before + stop)
+        first = before + start  # the first query's own key
+        first = first // self.window * self.window if self.chunked else max(0, first - self.window + 1)
         return slice(first, before + stop)

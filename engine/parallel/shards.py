@@ -188,6 +188,7 @@ CORRECTION = "e_score_correction_bias"
 SINKS = "self_attn.sinks"
 #: What a layer's output is multiplied by.
 LAYER_SCALAR = "layer_scalar"
+HEAD_BIAS = "lm_head.bias"
 _LAYER = re.compile(r"model\.layers\.(0|[1-9]\d*)\.(.+)", re.ASCII)
 
 
@@ -364,7 +365,7 @@ def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
         shapes[f"model.norm.{kind}"] = (model.hidden_size,)
     if not model.tie_embeddings:
         shapes["lm_head.weight"] = vocabulary
-    return shapes
+    return shapes | ({HEAD_BIAS: (model.vocab_size,)} if model.head_bias else {})
 
 
 def _of_layer_inputs(model: ModelConfig) -> dict[str, tuple[int, ...]]:
@@ -400,6 +401,8 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shar
     for a name that the model does not have."""
     if name in ("model.embed_tokens.weight", "lm_head.weight"):
         return Shard((model.vocab_size, model.hidden_size), 0, vocab(model.vocab_size, tp, rank))
+    if name == HEAD_BIAS and model.head_bias:
+        return Shard((model.vocab_size,), 0, vocab(model.vocab_size, tp, rank))
     if (shape := _of_layer_inputs(model).get(name)) is not None:
         split = name == f"{OF_ALL_LAYERS[0].module}.weight"
         return Shard(shape, 0, vocab(model.vocab_size, tp, rank)) if split else _whole(shape, tp)

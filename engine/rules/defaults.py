@@ -17,6 +17,7 @@ from lockstep.engine.checkpoint.block_types import BlockType
 from lockstep.engine.checkpoint.gguf.source import decode
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.families import Activation, ClampedSwiGLU, Gating
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.parallel.comm import Comm
 
 
@@ -131,6 +132,23 @@ def within_window(q_positions: Tensor, rows: slice, kv_positions: Tensor, window
     distance = q_positions[rows, None] - kv_positions[None, :]
     seen = distance >= 0
     return seen if window is None else seen & (distance < window)
+
+
+def within_chunk(q_positions: Tensor, rows: slice, kv_positions: Tensor, chunk: int) -> Tensor:
+    """The same where attention is in chunks: none after it, none of another chunk of so many positions."""
+    chunks = kv_positions // chunk == (q_positions[rows] // chunk)[:, None]
+    return chunks & within_window(q_positions, rows, kv_positions, None)
+
+
+def query_factor(positions: Tensor, scaling: QueryScaling) -> Tensor:
+    """What queries at those positions [T] are multiplied by, [T] float32."""
+    steps = ((positions + scaling.offset) / scaling.length).floor()
+    return 1 + scaling.beta * steps.float().log1p()
+
+
+def unit_heads(x: Tensor, eps: float) -> Tensor:
+    """Each head of queries or keys [T, heads, D] over its root mean square, in float32 within."""
+    return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
 
 
 def additive_bias(allowed: Tensor) -> Tensor:

@@ -19,6 +19,8 @@ _WIDENED = 1 << 22
 def scores(logits: Tensor, experts: ExpertsConfig) -> Tensor:
     """[T, E] -> the same in float32 at least."""
     wide = logits if logits.dtype == torch.float64 else logits.float()
+    if experts.scores == "logits":
+        return wide
     return wide.softmax(-1) if experts.scores == "softmax" else wide.sigmoid()
 
 
@@ -45,7 +47,22 @@ def within_groups(scores: Tensor, experts: ExpertsConfig) -> Tensor:
 
 def weights(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
     """What is multiplied by what the experts `ids` [T, S] give: their scores without the correction, [T, S]."""
+    if experts.jitter is not None:
+        return mixed(scores, ids, experts.jitter)
     return finished(scores.gather(-1, ids), experts)
+
+
+def mixed(logits: Tensor, ids: Tensor, jitter: float) -> Tensor:
+    """SparseMixer's weights [T, S] of those experts (arXiv:2409.12136): of each, the highest first, its share in a
+    softmax of the logits [T, E] without higher chosen ones' and those that are lower by more than 2 jitter, relative."""
+    own, weights, left = logits.gather(-1, ids), torch.empty_like(logits[:, : ids.shape[1]]), logits
+    for slot in own.argsort(-1, descending=True).unbind(-1):
+        slot = slot.unsqueeze(-1)
+        expert, top = ids.gather(-1, slot), own.gather(-1, slot)
+        far = (top - logits) / logits.abs().maximum(top) > 2 * jitter
+        weights = weights.scatter(-1, slot, left.masked_fill(far, -torch.inf).softmax(-1).gather(-1, expert))
+        left = left.scatter(-1, expert, -torch.inf)
+    return weights
 
 
 def finished(taken: Tensor, experts: ExpertsConfig) -> Tensor:
@@ -78,6 +95,11 @@ def weighed_sum(outputs: Tensor, weights: Tensor) -> Tensor:
     parts = zip(outputs.split(rows), weights.split(rows), strict=True)
     sums = [(some.to(wide) * weight.unsqueeze(-1)).sum(1).to(outputs.dtype) for some, weight in parts]
     return sums[0] if len(sums) == 1 else torch.cat(sums)
+
+
+def weighed_inputs(x: Tensor, weights: Tensor) -> Tensor:
+    """What each of a token's experts reads: the token's row [T, H] times its weight [T, S], [T, S, H]."""
+    return x.unsqueeze(1) * weights.unsqueeze(-1)
 
 
 def with_shared(routed: Tensor, shared: Tensor, gate: Tensor | None, comm: Comm) -> Tensor:

@@ -21,6 +21,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Activation, Gating, NormForm
 from lockstep.engine.config.layer_shapes import LayerInputs
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
@@ -57,6 +58,8 @@ class Rules:
     rope_positions: Callable[[Batch], Tensor] = defaults.own_positions
     rope_angles: Callable[[Tensor, Tensor, float, torch.dtype], tuple[Tensor, Tensor]] = cos_sin
     rope: Callable[[Tensor, Tensor, Tensor], Tensor] = rotate_half_split
+    unit_qk_norm: Callable[[Tensor, float], Tensor] = defaults.unit_heads
+    query_factor: Callable[[Tensor, QueryScaling], Tensor] = defaults.query_factor
     query_latent: Callable[[Tensor, Callable[[Tensor], Tensor]], Tensor] = latent.normed_queries
     written_latent: Callable[[Tensor, Comm], Tensor] = latent.whole_latent
     split_latent: Callable[[Tensor, Callable[[Tensor], Tensor], int], tuple[Tensor, Tensor]] = (
@@ -71,6 +74,7 @@ class Rules:
     cache_values: Callable[[Tensor, Tensor], Tensor] = defaults.values_of
     kv_expand: Callable[[Tensor, int, int], Tensor] = defaults.share_kv_heads
     window: Callable[[Tensor, slice, Tensor, int | None], Tensor] = defaults.within_window
+    chunk: Callable[[Tensor, slice, Tensor, int], Tensor] = defaults.within_chunk
     mask: Callable[[Tensor], Tensor] = defaults.additive_bias
     scale: Callable[[ModelConfig], float] = defaults.softmax_scale
     soft_cap: Callable[[Tensor, float], Tensor] = defaults.capped
@@ -109,6 +113,7 @@ class Rules:
     expert_gate_up: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = routing.as_stacked
     expert_bias: Callable[[Tensor, Tensor, bool], Tensor] = routing.bias_once
     own_experts: Callable[[Tensor, shards.Span], Tensor] = routing.by_number
+    expert_input: Callable[[Tensor, Tensor], Tensor] = routing.weighed_inputs
     combine: Callable[[Tensor, Tensor], Tensor] = routing.weighed_sum
     shared_expert: Callable[[Tensor, Tensor, Tensor | None, Comm], Tensor] = routing.with_shared
     head_input: Callable[[Tensor, Tensor], Tensor] = defaults.normed_rows

@@ -147,7 +147,7 @@ class TapHub:
     batch: Batch
 
     def __init__(self, model: ModelConfig, specs: Sequence[TapSpec], comm: Comm) -> None:
-        self.specs, self.heads = specs, model.num_heads
+        self.specs, self.heads, self.model = specs, model.num_heads, model
         self.comm = comm
         self.places = {spec.name: i for i, spec in enumerate(specs)}
         self.policy = CapturePolicy()
@@ -322,7 +322,11 @@ class TapHub:
         if index not in self._windows:
             return 0
         heads, new, keys = shape
-        window = self._windows[index] or keys
+        window = self._windows[index]
+        if self.model.chunked:
+            seen = sum(self.model.keys_seen(position, window) for position in range(keys - new, keys))
+            return heads * (new * keys - seen)
+        window = window or keys
         alone = max(
             0, min(window, keys) - (keys - new)
         )  # of the queries those that the window takes no key from

@@ -27,6 +27,9 @@ def test_logits_match_the_whole_model(
     engine.load(wrapped_checkpoint(tmp_path, name))
     engine.capture("logits")
     passes = engine.generate([PROMPT], STEPS)
-    golden, tokens = reference_logits(wrapped_model(name), PROMPT, STEPS)
+    model = wrapped_model(name)
+    if name == "llama4":  # the whole of which fails at the end of a call without images
+        model = model.language_model
+    golden, tokens = reference_logits(model, PROMPT, STEPS)
     assert [one.token() for one in passes] == tokens
     assert np.abs(np.stack([one.logits() for one in passes]) - golden.numpy()).max() <= TOLERANCE

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
+from lockstep.workbench.diagnosis.hypotheses.behind_rotation import query_scalings, rotated_norms
 from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     biases_of_experts,
     other_experts,
@@ -103,7 +104,9 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "experts": (other_matrix, other_experts, biases_of_experts),
     "layer": (skipped,),
     **dict.fromkeys(STATEFUL, (recurrent_edits,)),
-    "unit_norm": (value_norms,),
+    "unit_norm": (value_norms, rotated_norms),
+    "query_scaling": (query_scalings,),
+    "expert_input": (routing_edits,),
     "layer_inputs": (layer_sums,),
     "layer_input": (layer_parts,),
 }

@@ -21,7 +21,8 @@ from lockstep.workbench.views.verdicts import JUDGED_WORDS
 HEADS: Mapping[str, str] = {
     "attn_norm": "n1", "attn.q_proj": "q", "attn.k_proj": "k", "attn.v_proj": "v", "attn.q_norm": "qn",
     "attn.k_norm": "kn", "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.q_rope_norm": "nq",
-    "attn.k_rope_norm": "nk", "attn.k_cache": "kc", "attn.v_cache": "vc",
+    "attn.k_rope_norm": "nk", "attn.q_unit_norm": "uq", "attn.k_unit_norm": "uk", "attn.q_scaled": "qs",
+    "attn.k_cache": "kc", "attn.v_cache": "vc",
     "attn.q_a_proj": "qa", "attn.q_a_norm": "an", "attn.q_b_proj": "qb", "attn.kv_a_proj": "la", "attn.kv_a_norm": "ln",
     "attn.rope_key": "rk", "attn.latent_cache": "lc", "attn.rope_cache": "rc", "attn.kv_b_proj": "lb",
     "attn.keys": "ke", "attn.values": "va",
@@ -33,6 +34,7 @@ HEADS: Mapping[str, str] = {
     "attn.gated": "gx", "attn.o_proj.partial": "o+", "attn.o_proj": "o",
     "post_attn_norm": "on", "attn_residual": "r1", "mlp_norm": "n2", "mlp.gate": "g", "mlp.up": "u", "mlp.act": "a",
     "mlp.down.partial": "d+", "mlp.down": "d", "mlp.router": "ro", "mlp.topk_ids": "id", "mlp.topk_weights": "tw",
+    "mlp.experts.input": "ei",
     "mlp.experts.gate": "eg", "mlp.experts.up": "eu", "mlp.experts.act": "ea", "mlp.experts.down": "ed",
     "mlp.shared.gate": "sg", "mlp.shared.up": "su", "mlp.shared.act": "sa", "mlp.shared.down": "sd",
     "mlp.shared_gate": "sf", "mlp.combine.partial": "c+", "mlp.combine": "co", "post_mlp_norm": "dn",

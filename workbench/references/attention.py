@@ -20,7 +20,9 @@ from lockstep.engine.taps.hub import TapTiles
 from lockstep.engine.taps.measure import TiledStatistics
 from lockstep.engine.taps.names import is_kept_whole, newest_rows
 from lockstep.engine.taps.parts import PARTS
+from lockstep.workbench.references import llama4
 from lockstep.workbench.references.arrays import NewestRows, Seen
+from lockstep.workbench.references.scaled_queries import in_pairs, scales_queries
 
 NAME = "lockstep_eager"
 #: Scores that are made at a time where not all of them are kept.
@@ -81,18 +83,14 @@ def _operands(module: Any, query: Tensor, key: Tensor, value: Tensor) -> dict[st
         return {"q_rope": q, "k_cache": k, "v_cache": v}
     if hasattr(module, "query_layernorm"):  # behind the rotation
         return {"k_cache": k, "v_cache": v}
+    if hasattr(module, "attn_temperature_tuning"):
+        return {**llama4.attended(module, q, k[-new:]), "k_cache": k, "v_cache": v}
+    queries = "q_scaled" if scales_queries(module) else "q_rope"
     if not hasattr(module, "kv_lora_rank"):
-        return {"q_rope": q, "k_rope": k[-new:], "k_cache": k, "v_cache": v}
-    if getattr(module.config, "rope_interleave", False):
-        q, k = (_neighbours(x, module.qk_rope_head_dim) for x in (q, k))
+        return {queries: q, "k_rope": k[-new:], "k_cache": k, "v_cache": v}
+    q, k = (in_pairs(x, module) for x in (q, k))
     shared = k[:, :1, -module.qk_rope_head_dim :]
-    return {"q_rope": q, "rope_key": shared[-new:], "rope_cache": shared, "keys": k, "values": v}
-
-
-def _neighbours(x: Tensor, rotated: int) -> Tensor:
-    """[N, heads, D] whose last channels were rotated, first ones of all pairs before second ones: pair by pair."""
-    pairs = x[..., -rotated:].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)
-    return torch.cat((x[..., :-rotated], pairs), -1)
+    return {queries: q, "rope_key": shared[-new:], "rope_cache": shared, "keys": k, "values": v}
 
 
 class Extras(NamedTuple):

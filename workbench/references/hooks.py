@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any
 
 from torch import Tensor, nn
@@ -36,10 +37,12 @@ from lockstep.engine.graph import (
 )
 from lockstep.engine.parallel.shards import size_of
 from lockstep.engine.taps.names import TapSpec, local_name, model_taps
+from lockstep.workbench.references import llama4
 from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
 from lockstep.workbench.references.experts import hearing, in_order
 from lockstep.workbench.references.recurrence import following
+from lockstep.workbench.references.scaled_queries import rotating
 
 #: Taps with no counterpart, and why.
 ABSENT = {
@@ -122,10 +125,16 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             if own.parallel:
                 _tap_sum(layer, f"layers.{i}.attn_residual", see, stack)
             if own.experts is not None:
-                mixture = layer.mlp if hasattr(layer, "mlp") else layer.block_sparse_moe
+                names = ("mlp", "block_sparse_moe", "feed_forward")
+                mixture = next(getattr(layer, name) for name in names if hasattr(layer, name))
                 if not own.pre_norms:
                     before(mixture, f"layers.{i}.attn_residual")
-                _tap_experts(mixture, f"layers.{i}.mlp", see, stack)
+                if own.experts.weighed_inputs:
+                    llama4.tap_experts(mixture, partial(_see_within, see, i), stack)
+                else:
+                    _tap_experts(mixture, f"layers.{i}.mlp", see, stack)
+            if own.family == "llama4_text":
+                llama4.tap_attention(layer.self_attn, own, partial(_see_within, see, i), stack)
 
         def on_attention(layer: int, seen: Mapping[str, Seen]) -> None:
             for name, tensor in seen.items():
@@ -137,9 +146,14 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         stack.callback(model.register_forward_hook(on_logits).remove)
         attention = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
         stack.enter_context(listening(attention, on_attention))
+        stack.enter_context(rotating(attention, lambda i, x: see(f"layers.{i}.attn.q_rope", x)))
         linear = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
         stack.enter_context(following(linear, on_attention))
         yield
+
+
+def _see_within(see: See, layer: int, tap: str, x: Tensor) -> None:
+    see(f"layers.{layer}.{tap}", x)
 
 
 def _tap_layer(

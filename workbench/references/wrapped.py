@@ -10,6 +10,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import transformers
 from torch import Tensor, nn
 from transformers import (
     CONFIG_MAPPING,
@@ -38,14 +39,23 @@ def config_of(directory: Path) -> Any:
 
 def auto_class(config: Any) -> Any:
     """What loads a checkpoint of that configuration."""
-    return AutoModelForImageTextToText if config.model_type in WRAPPERS else AutoModelForCausalLM
+    if config.model_type in WRAPPERS:
+        return AutoModelForImageTextToText
+    causal: Any = MODEL_FOR_CAUSAL_LM_MAPPING
+    return AutoModelForCausalLM if type(config) in causal else _unmapped(config)
+
+
+def _unmapped(config: Any) -> Any:
+    """The causal language model of a configuration for which transformers' table has none, as Mistral 4's."""
+    return getattr(transformers, f"{type(config).__name__.removesuffix('Config')}ForCausalLM")
 
 
 def import_class(config: Any) -> None:
     """Import the module that defines the model."""
     of_wrapper = config.model_type in WRAPPERS
     mapping: Any = MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING if of_wrapper else MODEL_FOR_CAUSAL_LM_MAPPING
-    mapping.get(type(config), None)
+    if mapping.get(type(config), None) is None and not of_wrapper:
+        _unmapped(config)
 
 
 def text_model(model: Any) -> Any:
@@ -58,7 +68,10 @@ class TextOnly(nn.Module):
 
     def __init__(self, whole: Any) -> None:
         super().__init__()
-        self.model, self.lm_head = whole.model.language_model, whole.lm_head
+        if hasattr(whole, "language_model"):  # Llama 4: a causal language model of its own
+            self.model, self.lm_head = whole.language_model.model, whole.language_model.lm_head
+        else:
+            self.model, self.lm_head = whole.model.language_model, whole.lm_head
         self.config = self.model.config
         self.config.tie_word_embeddings = whole.config.tie_word_embeddings
         #: The soft cap of logits, which of these models Gemma-4 alone applies.

@@ -14,6 +14,7 @@ from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 
 from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
+from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.rope_frequencies import frequencies
 from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES, EVERY_VARIANT, OWN, SIZES, tiny_config
@@ -32,6 +33,9 @@ def _written(config: Any, directory: Path) -> dict[str, Any]:
 def _windows(config: Any) -> tuple[int | None, ...]:
     """Each layer's window as the models of transformers take it from their config."""
     layers = range(config.num_hidden_layers)
+    if hasattr(config, "attention_chunk_size"):
+        chunked = (one == "chunked_attention" for one in config.layer_types)
+        return tuple(config.attention_chunk_size if one else None for one in chunked)
     if not hasattr(config, "sliding_window"):
         return tuple(None for _ in layers)
     if getattr(config, "layer_types", None) is None:
@@ -89,6 +93,15 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
     "olmoe": lambda config: {"qk_norm_whole": True},
     "deepseek_v2": lambda config: {"neighbours": True},
     "deepseek_v3": lambda config: {"neighbours": config.rope_interleave},
+    "mistral4": lambda config: {
+        "neighbours": config.rope_interleave,
+        "query_scaling": {
+            "beta": config.rope_parameters["llama_4_scaling_beta"],
+            "length": config.rope_parameters["original_max_position_embeddings"],
+            "offset": 0,
+            "unrotated_alone": False,
+        },
+    },
     "glm4_moe_lite": lambda config: {"neighbours": config.rope_interleave},
     "minimax_m2": lambda config: {"qk_norm_whole": True},
     "gpt_oss": lambda config: {
@@ -173,10 +186,26 @@ def _sizes_of_layers(config: Any) -> dict[str, Any]:
     return {"shapes": shapes, **largest}
 
 
-_OWN |= {"gemma4_text": _gemma4}
+def _llama4(config: Any) -> dict[str, Any]:
+    return {
+        "neighbours": True,
+        "unit_qk_norm": config.use_qk_norm,
+        "chunked": True,
+        "intermediate_size": config.intermediate_size_mlp,
+        "query_scaling": {
+            "beta": config.attn_scale,
+            "length": config.floor_scale,
+            "offset": 1,
+            "unrotated_alone": True,
+        },
+    }
+
+
+_OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 
 
+_USUAL_EXPERTS = {field.name: field.default for field in dataclasses.fields(ExpertsConfig)}
 #: How many experts every token goes to.
 _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
@@ -201,6 +230,19 @@ def _experts(config: Any) -> dict[str, Any] | None:
         * next((getattr(config, key) for key in _SHARED if hasattr(config, key)), kind == "hunyuan_v1_moe"),
     )
     layers = range(config.num_hidden_layers)
+    if kind == "llama4_text":
+        one = {
+            "layers": tuple(i in config.moe_layers for i in layers),
+            "scores": "sigmoid",
+            "shared_width": width,
+        }
+        one |= {
+            "renormalised": False,
+            "weighed_inputs": True,
+            "width": width,
+            "count": config.num_local_experts,
+        }
+        return _USUAL_EXPERTS | one | {"top_k": config.num_experts_per_tok}
     return {
         "count": getattr(config, "num_local_experts", None) or config.num_experts,
         "top_k": top_k[0] if isinstance(top_k := config.num_experts_per_tok, list) else top_k,
@@ -216,6 +258,7 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "shared_width": shared,
         "shared_gated": kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"),
         "biased": kind == "gpt_oss",
+        "weighed_inputs": False,
         "wide": (sigmoid and kind != "minimax_m2")
         or kind in ("deepseek_v2", "ernie4_5_moe", "hunyuan_v1_moe"),
         "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral", "hunyuan_v1_moe"),
@@ -277,7 +320,9 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "block_types": (),
         "family": theirs.model_type,
         "hidden_size": theirs.hidden_size,
-        "intermediate_size": getattr(theirs, "intermediate_size", ours.intermediate_size),
+        "intermediate_size": own.get(
+            "intermediate_size", getattr(theirs, "intermediate_size", ours.intermediate_size)
+        ),
         "num_layers": theirs.num_hidden_layers,
         "num_heads": theirs.num_attention_heads,
         "num_kv_heads": theirs.num_key_value_heads,

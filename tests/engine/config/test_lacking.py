@@ -13,13 +13,11 @@ _MOE = "a mixture of experts of its own"
 #: By transformers' name -> some of what it has.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "gemma3n": ("inputs of each layer's own",),
-    "deepseek_v32": ("sparse attention by an indexer",),
+    "deepseek_v32": ("sparse attention by an indexer", "keys and values from latents (MLA)"),
     "deepseek_v4": (_MOE,),
     "glm_moe_dsa": ("sparse attention by an indexer",),
-    "mistral4": (_MOE, "keys and values from latents (MLA)"),
     "olmo": ("norms without weights",),
     "nemotron_h": ("a recurrent state",),
-    "llama4": (_MOE, "attention in chunks"),
     "phimoe": (_MOE,),
     "jamba": (_MOE, "a recurrent state"),
     "mamba2": ("a recurrent state",),
@@ -62,6 +60,7 @@ def test_a_family_that_nothing_tells_of_is_refused_as_such() -> None:
             "it has a mixture of experts of its own, keys and values from latents (MLA) and a recurrent state, not "
             "supported here",
         ),
+        ({"attention.chunk_size": 8192}, "it has attention in chunks, not supported here"),
         ({"attention.clamp_kqv": 8.0}, "it has a clamped projection, not supported here"),
     ],
 )

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.errors import ConfigError
 
 #: google/gemma-3-4b-it, which leaves its heads and its vocabulary to the class.
@@ -52,9 +53,10 @@ def test_a_config_without_a_text_config_is_the_text_model_s() -> None:
     assert ModelConfig.from_hf(QWEN | {"tie_word_embeddings": True}).tie_embeddings
 
 
-def test_a_sequence_ends_where_queries_would_be_scaled() -> None:
+def test_queries_are_scaled_beyond_the_context_that_was_stretched() -> None:
     model = ModelConfig.from_hf(MINISTRAL)
-    assert (model.family, model.max_position, model.context) == ("mistral", 262_144, 16_384)
+    assert (model.family, model.max_position, model.context) == ("mistral", 262_144, 262_144)
+    assert model.query_scaling == QueryScaling(0.1, 16_384)
     assert (model.rope_scaling.kind, set(model.windows), model.rms_eps) == ("yarn", {None}, 1e-5)
     assert not model.tie_embeddings, "as its text_config says, where config.json itself does not"
 

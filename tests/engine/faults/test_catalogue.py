@@ -53,6 +53,7 @@ MODELS = {
     "sinks": ("gpt_oss", {}),
     "states": ("qwen3_5_text", {"linear_num_key_heads": 4}),
     "inputs-by-layer": ("gemma4_text", {}),
+    "chunked": ("llama4_text", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

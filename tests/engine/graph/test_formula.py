@@ -69,7 +69,8 @@ class Told:
             reads["partial"] = reads["partial"][None]
         return {
             **numbers_of(model), "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
-            "allowed": (apart >= 0) & (apart < window),
+            "allowed": (apart >= 0) & (apart < tokens[:, None] % window + 1 if model.chunked else apart < window),
+            "position": tokens[:, None, None],
             "weight": self.weight(module, model),
             "correction": 0.0 if operation.kind != "choice" or model.experts is None or not model.experts.correction
             else self.weights[f"model.layers.{layer}.{correction_name(model)}"],
@@ -83,7 +84,7 @@ class Told:
 NAMES = (
     "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
     "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
-    "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4",
+    "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4", "llama4",
 )  # fmt: skip
 
 

@@ -125,7 +125,19 @@ PROMPT = "3,130,17,99,4,64,5,12,77,120,31,8"
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize(
-    "name", ["gemma2", "gemma3", "olmo2", "olmo3", "phi3-window", "granite", "smollm3", "glm4", "starcoder2"]
+    "name",
+    [
+        "gemma2",
+        "gemma3",
+        "olmo2",
+        "olmo3",
+        "phi3-window",
+        "granite",
+        "smollm3",
+        "glm4",
+        "starcoder2",
+        "llama4",
+    ],
 )
 def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> None:
     told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT)

@@ -35,7 +35,7 @@ FAMILIES = (
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
-    "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe",
+    "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe", "llama4",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {
@@ -123,6 +123,11 @@ PLANTED_IN_EXPERTS = {
     ("minimax-m2", "sum_squares=own"): ("layers.0.attn.q_norm", ""),
     ("minimax-m2", "choice=uncorrected"): ("layers.0.mlp.topk_ids", "without the correction bias"),
     ("minimax-m2", "layer_rope=whole"): ("layers.0.attn.q_rope", ""),
+    ("llama4", "chunk=ignored"): ("layers.0.attn.scores", "not cut into chunks of 8"),
+    ("llama4", "chunk=sliding"): ("layers.0.attn.scores", "taken for a sliding window"),
+    ("llama4", "unit_qk_norm=missing"): ("layers.0.attn.q_unit_norm", "not normalised"),
+    ("llama4", "query_factor=missing"): ("layers.1.attn.q_scaled", "not multiplied by the factor"),
+    ("llama4", "expert_input=unweighed"): ("layers.1.mlp.experts.input", "not multiplied by their weights"),
 }  # fmt: skip
 
 

@@ -20,6 +20,7 @@ from .lockstep_calls import CallInputs
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, TAKE, functions_of, shown_call
+from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other
 from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names
 
 if TYPE_CHECKING:
@@ -27,14 +28,29 @@ if TYPE_CHECKING:
 
 #: Spellings of the expert that every token goes to, whose parts are those of an MLP.
 _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
-_OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "down_proj")}
-#: Mixtral's and MiniMax' name of the block, and that of others.
-_MIXTRAL = (".block_sparse_moe", ".mlp")
-_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "q_rope_norm", "context", "gated", "gate", "up", "act")
-_KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "v_proj", "v_norm")
+_OF_MLP = {
+    f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "activation_fn", "down_proj")
+}
+#: Mixtral's and MiniMax' name of the block and Llama 4's, which others call `mlp`.
+_BLOCKS = re.compile(r"^\.(block_sparse_moe|feed_forward)(?=\.|$)", re.ASCII)
+_SHARDED = (
+    "q_proj",
+    "q_b_proj",
+    "q_norm",
+    "q_rope",
+    "q_rope_norm",
+    "q_unit_norm",
+    "context",
+    "gated",
+    "gate",
+    "up",
+    "act",
+)
+_KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "k_unit_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
     **GEMMA4_TAKE,
+    **LLAMA4_TAKE,
     "in": lambda x, owner: x[0],
     "out": lambda x, owner: _first(x),
     "sum": lambda x, owner: x[1] if isinstance(x, tuple) else None,
@@ -81,6 +97,10 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         names = names | TURNED
     if tape.facts["config"].get("model_type") in IN_PART and "rotary q" in names.get(".self_attn", {}):
         names = names | {".self_attn": {}}
+    if tape.facts["config"].get("model_type") in ("llama4_text", "llama4") and "rotary q" in names.get(
+        ".self_attn", {}
+    ):
+        names = names | LLAMA4
     if ".self_attn.rotary_emb" in names and any(
         local == ".self_attn.q_norm" and _is_over_all_heads(paths, path)
         for path, (_, local) in places.items()
@@ -307,8 +327,9 @@ def _register(part: nn.Module, see: _See) -> None:
         _replace(tape, see.owner, "project_per_layer_inputs", see, lambda args: True)
     elif take.startswith("rotary"):
         home = sys.modules[type(part).__module__]
-        if hasattr(home, "apply_rotary_pos_emb"):
-            _replace(tape, home, "apply_rotary_pos_emb", see, lambda args: tape.layer == see.layer)
+        name = "apply_rotary_emb" if "rows" in take else "apply_rotary_pos_emb"
+        if hasattr(home, name):
+            _replace(tape, home, name, see, lambda args: tape.layer == see.layer)
     elif take == "attended" or take.startswith("rule"):
         for functions, name in functions_of(take, part):
             mine = (
@@ -321,6 +342,9 @@ def _register(part: nn.Module, see: _See) -> None:
         (owner, name), before = _METHODS[take](part), take == "expert sum"
         if hasattr(owner, name):
             _replace(tape, owner, name, see, lambda args: True, before)
+    elif take.endswith(" call"):
+        seeing = every_other(see, take)
+        _hook(tape, part.register_forward_hook(lambda _, args, out: seeing(out)))
     elif take != "partial":
         _hook(tape, part.register_forward_hook(lambda _, args, out: see(out)))
     elif hasattr(getattr(part, "quant_method", None), "apply"):
@@ -379,7 +403,7 @@ def _decoder(paths: dict[str, nn.Module]) -> str:
 def _place(path: str, prefix: str) -> tuple[int | None, str]:
     """ "model.layers.3.mlp.up_proj" -> 3, ".mlp.up_proj"; outside the layers None and the name, bare if it is near."""
     if path.startswith(prefix) and (m := re.fullmatch(r"layers\.(\d+)(\..+)?", path[len(prefix) :])):
-        return int(m[1]), (m[2] or "").replace(*_MIXTRAL)
+        return int(m[1]), _BLOCKS.sub(".mlp", m[2] or "")
     above, _, leaf = path.rpartition(".")
     return None, leaf if prefix.startswith(f"{above}." if above else "") else path
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, clamped_within, silu, swish
+from lockstep.engine.graph.routing import taken
 from lockstep.workbench.diagnosis.hypotheses.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS, Rounding
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, rounded
 
@@ -164,6 +165,8 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "largest_kept": _kept,
     "plus": lambda x, other, by: x + by * other,
     "unweighted_sum": lambda x, weights: x.sum(1),
+    "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),
+    "unweighed": lambda x, weights: x[:, None] * np.ones_like(weights)[..., None],
 }  # fmt: skip
 #: Of these the results have rounding of the size of their arguments, not of their own.
 CANCELLING = (

@@ -17,6 +17,8 @@ from lockstep.workbench.diagnosis.recording import Array
 
 def value_norms(site: Site) -> Iterator[Variant]:
     """What values may be instead of each head over its root mean square."""
+    if site.kind != "attn.v_norm":
+        return
     model, layer = site.facts.model, site.layer
     x = heads_of(site.inputs["x"], model.head_dim)
     right = site.expected

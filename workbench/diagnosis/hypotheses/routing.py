@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -20,11 +20,11 @@ from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 
 #: Operations whose hypotheses are made here.
-ROUTED = ("choice", "choice_weights", "combine", "experts")
+ROUTED = ("choice", "choice_weights", "combine", "experts", "expert_input")
 #: Leaves that are numbers, and other values that engines have.
 _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
-    "ids": (),
+    "ids": (), "jitter": (0.0,),
 }  # fmt: skip
 #: Hypotheses that are told of a site.
 _TOLD = 12
@@ -36,8 +36,20 @@ def routing_edits(site: Site) -> Iterator[Variant]:
         return
     formula, others = formula_at(site), _others(site)
     tokens: dict[str, Callable[[], Any]] = {role: partial(np.asarray, x) for role, x in site.inputs.items()}
-    trial = RowTrial(site, formula, Lazy(tokens), Lazy(others))
     edits = (one for one in routing_choices(formula, others) if not (site.operation == "choice" and one.free))
+    yield from formula_edits(site, formula, tokens, others, edits)
+
+
+def formula_edits(
+    site: Site,
+    formula: Node,
+    tokens: Mapping[str, Callable[[], Any]],
+    others: Mapping[str, Callable[[], Any]],
+    edits: Iterable[Edit],
+) -> Iterator[Variant]:
+    """Those edits of a row-wise operation's formula that explain something, the nearest first. Its leaves are `tokens`,
+    with an axis of them, and `others`."""
+    trial = RowTrial(site, formula, Lazy(tokens), Lazy(others))
     for solved in single(trial, edits)[:_TOLD]:
         tree, words = together(solved.edits, formula), told(site, solved.edits)
         noise = None if site.operation == "choice" else trial.noise_of(tree)
@@ -72,6 +84,10 @@ def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edi
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
             case "taken" if not any(one.name == "shares" for _, one in nodes(formula)):
                 yield Edit(path, "applied", ("shares",))
+            case "mixed":
+                yield Edit(path, "function", ("softmax_taken",))
+            case "weighed":
+                yield Edit(path, "function", ("unweighed",))
             case "weighed_sum":
                 yield Edit(path, "function", ("unweighted_sum",))
                 yield Edit((*path, 1), "applied", ("shares",))

@@ -49,6 +49,30 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "weights_scaled_twice",
         "routed_scaling_factor is applied twice: to the weights, and where the experts' outputs are added up",
     ),
+    ("choice_weights", "mixed", "function", "softmax_taken"):
+        ("weights_by_plain_softmax", "weights are a softmax over all experts, not SparseMixer's"),
+    ("choice_weights", "jitter", "number", 0.0):
+        ("weights_without_jitter", "each expert's weight is 1: no other one counts as near to it"),
+    ("expert_input", "weighed", "function", "unweighed"):
+        ("expert_input_unweighed", "what goes into the experts is not multiplied by their weights"),
+    ("query_scaling", "multiply", "left_out", 0.0):
+        ("query_scaling_missing", "queries are not multiplied by the factor of their position"),
+    ("query_scaling", "floor", "left_out", 0.0):
+        ("query_scaling_smooth", "the factor of queries grows with every position, not in steps of {query_length:g}"),
+    ("query_scaling", "log1p", "left_out", 0.0):
+        ("query_scaling_linear", "the factor of queries grows with the position itself, not with its logarithm"),
+    ("query_scaling", "query_offset", "number", 0.0): (
+        "query_scaling_offset",
+        "positions of queries are counted from 0, not from {query_offset:g}, for their factor",
+    ),
+    ("query_scaling", "query_offset", "number", 1.0): (
+        "query_scaling_offset",
+        "positions of queries are counted from 1, not from {query_offset:g}, for their factor",
+    ),
+    ("query_scaling", "position", "operand", "position in the pass"): (
+        "query_scaling_in_the_pass",
+        "queries are scaled by their place in the pass, not in the sequence",
+    ),
     ("combine", "add", "left_out", 0.0): ("shared_expert_missing", "the shared expert is not added"),
     ("combine", "add", "left_out", 1.0):
         ("routed_experts_missing", "the routed experts are not added, the shared one alone is"),

@@ -49,11 +49,22 @@ def scores(b: AttentionPass) -> Result:
 
 
 def allowed(b: AttentionPass, keys: int) -> NDArray[np.bool_]:
-    """Which keys [T, K] a query may see: none after it, and of a window the last so many, itself among them."""
+    """Which keys [T, K] a query may see."""
     first = max(0, int(b.positions.max(initial=-1)) + 1 - keys)  # a cache may hold the newest keys alone
-    distance = b.positions[:, None] - (first + np.arange(keys))[None, :]
-    seen = distance >= 0
-    return seen if b.window is None else seen & (distance < b.window)
+    return cells_seen(
+        b.positions[:, None], (first + np.arange(keys))[None, :], b.window, b.facts.model.chunked
+    )
+
+
+def cells_seen(
+    queries: NDArray[np.int64], keys: NDArray[np.int64], window: int | None, chunked: bool
+) -> NDArray[np.bool_]:
+    """Which keys, by their positions, the queries at theirs see: none after themselves, of a window the last so many,
+    themselves among them, of a chunk those of their own."""
+    seen = np.asarray(keys <= queries)
+    if window is None:
+        return seen
+    return seen & (queries // window == keys // window if chunked else queries - keys < window)
 
 
 def visible(facts: Facts, scores: Array) -> NDArray[np.bool_]:

@@ -7,7 +7,7 @@ sum inside `sum_unit` times the root of its length, times the root of the sum of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -122,7 +122,8 @@ def head(o: Operands) -> Result:
     divided, noise = product / model.logit_divisor, noise / abs(model.logit_divisor)
     if model.logit_divisor != 1:
         noise = noise + o.facts.unit * np.abs(divided)
-    out = o.value("head", weight=o.weight(), bias=0.0) if model.logit_cap else divided
+    bias = 0.0 if (held := o.bias()) is None else held
+    out = o.value("head", weight=o.weight(), bias=bias) if model.logit_cap else divided
     return out, floor(o.facts, capped_noise(o.facts, divided, noise, model.logit_cap))
 
 
@@ -246,6 +247,19 @@ def unit_norm(o: Operands) -> Result:
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 
+def query_scaling(o: Operands) -> Result:
+    """Queries times a factor of where they stand."""
+    out = o.value(
+        "query_scaling", x=heads_of(o.inputs["x"], o.facts.model.head_dim), position=positions_of(o.rows)
+    )
+    return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
+
+
+def positions_of(rows: Sequence[Row]) -> Array:
+    """Where tokens stand, [N, 1, 1]."""
+    return np.array([row.position for row in rows], dtype=np.float64)[:, None, None]
+
+
 def layer_inputs(o: Operands) -> Result:
     """The inputs of all layers: a product that is normalised layer by layer, and the embedding's."""
     out = o.value("layer_inputs", weight=o.weight().astype(np.float64))
@@ -294,4 +308,5 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "unit_norm": unit_norm,
     "layer_inputs": layer_inputs,
     "layer_input": layer_input,
+    "query_scaling": query_scaling,
 }

@@ -75,6 +75,12 @@ def _correction(o: Operands) -> Array | float:
     return o.weight("correction").astype(np.float64) if "correction" in o.weights else 0.0
 
 
+def expert_input(o: Operands) -> Result:
+    """What each of a token's experts reads: the token's row times its weight."""
+    out = o.value("expert_input")
+    return out, floor(o.facts, o.facts.unit * np.abs(out))
+
+
 def choice_weights(o: Operands) -> Result:
     """What is multiplied by what the chosen experts give."""
     out = o.value("choice_weights")
@@ -139,7 +145,8 @@ def expert_matrices(facts: Facts, name: str, wanted: list[int]) -> Mapping[int, 
 def combine(o: Operands) -> Result:
     """The weighted sum of what a token's experts give, and the shared one's."""
     out = o.value("combine")
-    terms = np.einsum("nsh,ns->nh", np.abs(o.inputs["x"]), np.abs(o.inputs["weights"]), optimize=True)
+    x, weights = np.abs(o.inputs["x"]), np.abs(o.inputs.get("weights", np.ones(o.inputs["x"].shape[:2])))
+    terms = np.einsum("nsh,ns->nh", x, weights, optimize=True)
     size = np.abs(out) + terms
     if "shared" in o.inputs:
         size = size + 3 * np.abs(o.inputs["shared"])  # of the sigmoid, the product and the sum

@@ -100,6 +100,7 @@ def _value(
         "angles": at[:, None, None] * frequencies(model, lengths_of(rows)),
         "factor": magnitude(model),
         "before": _nothing(operation, model, given),
+        "position": at[:, None, None],
     }
     return np.asarray(evaluate(formula_of(operation, model), {**more, **given}))
 

@@ -24,6 +24,7 @@ from lockstep.workbench.diagnosis.operations.experts import (
     choice,
     choice_weights,
     combine,
+    expert_input,
     expert_matrices,
     experts,
     hit,
@@ -36,6 +37,7 @@ from lockstep.workbench.diagnosis.recording import Array
 MIXTURE, ROOTS = "mixture", ("mlp.combine.partial", "mlp.combine")
 _OPERATIONS: Mapping[str, Callable[[Operands], Result]] = {
     **ROW_WISE, "choice": choice, "choice_weights": choice_weights, "experts": experts, "combine": combine,
+    "expert_input": expert_input,
 }  # fmt: skip
 _OUTPUT = "mlp.experts.down"
 _ROLES = ("weight", "bias", "correction")
@@ -178,7 +180,8 @@ def _through(o: Operands, one: Operation, role: str, value: Array, noise: Array)
     if one.kind == "linear":
         return spread(np.broadcast_to(noise, x.shape), o.weight())
     if one.kind == "combine" and role == "x":
-        return np.asarray(np.sqrt(np.einsum("nsh,ns->nh", noise**2, o.inputs["weights"] ** 2)))
+        weights = o.inputs.get("weights", np.ones(x.shape[:2]))
+        return np.asarray(np.sqrt(np.einsum("nsh,ns->nh", noise**2, weights**2)))
     if one.kind == "combine" and role == "weights":
         off = np.broadcast_to(noise, x.shape)
         return np.asarray(np.sqrt(np.einsum("nsh,ns->nh", o.inputs["x"] ** 2, off**2)))

@@ -30,9 +30,10 @@ def module_of(tap: str, model: ModelConfig) -> str:
 def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     """The checkpoint's names of what the operation needs, by role; of experts with `{}` for the number of one."""
     module, declared = module_of(tap, facts.model), operation_at(tap)
-    if operation == "head" and facts.model.tie_embeddings:
-        return {"weight": EMBEDDING}
-    if operation in ("embedding", "head"):
+    if operation == "head":
+        weight = {"weight": EMBEDDING if facts.model.tie_embeddings else f"{module}.weight"}
+        return weight | ({"bias": shards.HEAD_BIAS} if facts.model.head_bias else {})
+    if operation == "embedding":
         return {"weight": f"{module}.weight"}
     if operation == "choice":
         corrected = facts.model.experts is not None and facts.model.experts.correction

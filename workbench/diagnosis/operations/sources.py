@@ -17,7 +17,13 @@ from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
 from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
-from lockstep.workbench.diagnosis.operations.expected import Lacking, heads_of, normalised, turned
+from lockstep.workbench.diagnosis.operations.expected import (
+    Lacking,
+    heads_of,
+    normalised,
+    positions_of,
+    turned,
+)
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, ROOTS, read_by
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
@@ -33,8 +39,10 @@ _REMEMBERED = ("k", "v", "written")
 #: Where a layer adds to the stream.
 _STREAM = tuple(block[-1] for block in BLOCKS)
 #: What is made again where it was not recorded, from what went in.
-_MADE_AGAIN = ("cache", "rope")
+_MADE_AGAIN = ("cache", "rope", "query_scaling")
 _NORMED_AGAIN = ("attn.q_norm", "attn.k_norm")
+#: What ends the names of norms behind the rotation.
+_BEHIND_ROTATION = ("_rope_norm", "_unit_norm")
 #: Attention in one kernel, from the operation on which no input of one role was captured.
 _FUSED = {"softmax": "weights", "context": "attention"}
 
@@ -49,7 +57,7 @@ def _instead(tap: str, facts: Facts) -> tuple[str, ...]:
     one's cache, what that one wrote."""
     layer, kind = layer_of(tap), local_name(tap)
     operation = _declared(kind, facts) if layer is None else LAYER[kind]
-    if operation.kind not in _MADE_AGAIN and operation.part != "qk_norm":
+    if operation.kind not in _MADE_AGAIN and operation.part not in ("qk_norm", "unit_qk_norm"):
         return (tap,)
     (read,) = operation.inputs.values()
     return (tap, *_instead(read if layer is None else near(read, layer, 0), facts))
@@ -87,7 +95,7 @@ def _fused(operation: Operation, facts: Facts) -> _Inputs:
 class OperationInput:
     """One input by role: a tap of which each rank's own part goes in, or (`gathered`) all ranks'; of several taps
     their sum. `history`: of all tokens of the sequence so far. What was still to be done: `rotate`, `normalise`,
-    `shorten` (heads to a length of 1)."""
+    `shorten` (heads to a length of 1), `finish` (what comes behind the rotation)."""
 
     taps: tuple[str, ...]
     gathered: bool = False
@@ -95,6 +103,7 @@ class OperationInput:
     rotate: bool = False
     normalise: bool = False
     shorten: bool = False
+    finish: bool = False
 
     @property
     def tap(self) -> str:
@@ -186,7 +195,7 @@ def _inputs(
 
 def _source(operation: str, role: str, kind: str, names: Mapping[str, str], facts: Facts) -> OperationInput:
     turned = operation in ("scores", "weights", "attention") and role in ("q", "k")
-    unturned = kind.endswith(("_proj", "_norm")) and not kind.endswith("_rope_norm") and turned
+    unturned = turned and kind.endswith(("_proj", "_norm")) and not kind.endswith(_BEHIND_ROTATION)
     normalise = (
         facts.model.qk_norm
         and local_name(kind) in ("attn.q_proj", "attn.k_proj")
@@ -195,7 +204,12 @@ def _source(operation: str, role: str, kind: str, names: Mapping[str, str], fact
     remembered = operation not in RECURRENT and role in _REMEMBERED
     history = remembered and LAYER[local_name(kind)].form not in OF_POSITIONS
     shorten = operation in ("state", "delta") and role in ("q", "k") and LAYER[kind].kind != "l2_norm"
-    return OperationInput((names[kind],), operation == "reduce", history, unturned, normalise, shorten)
+    finish = turned and kind.endswith(
+        ("q_proj", "q_b_proj", "k_proj", "q_norm", "k_norm", "q_rope", "k_rope")
+    )
+    return OperationInput(
+        (names[kind],), operation == "reduce", history, unturned, normalise, shorten, finish
+    )
 
 
 def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Facts) -> Array:
@@ -214,13 +228,25 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
     if source.rotate:
         heads = heads_of(x, facts.model.head_dim)
         x = turned(facts.model, heads, angles_of(facts.model, rows), magnitude(facts.model))
+    return _finished(local_name(source.tap), x, rows, facts) if source.finish else x
+
+
+def _finished(tap: str, x: Array, rows: Sequence[Row], facts: Facts) -> Array:
+    """Rotated queries or keys with what the model does behind the rotation."""
+    model = facts.model
+    if model.unit_qk_norm:
+        x = normalised(heads_of(x, model.head_dim), model.rms_eps)
+    if model.query_scaling is not None and tap.startswith("attn.q"):
+        given = {**numbers_of(model), "position": positions_of(rows), "x": heads_of(x, model.head_dim)}
+        x = np.asarray(evaluate(FORMULAS["query_scaling"], given))
     return x
 
 
 def slack_of(source: OperationInput, rows: Sequence[Row], facts: Facts) -> float:
     """The roundings that `made_ready` leaves out, relative."""
     angle = max((row.position for row in rows), default=0) * UNIT["float32"] if source.rotate else 0.0
-    return facts.unit * (2 * source.normalise + 2 * source.rotate) + 4 * angle
+    steps = source.normalise + source.rotate + source.finish
+    return facts.unit * 2 * steps + 4 * angle
 
 
 def _sums(tap: str, model: ModelConfig) -> Iterator[tuple[str, ...]]:

@@ -134,6 +134,7 @@ def test_every_tap_of_experts_but_their_rows(family: str, tmp_path: Path) -> Non
         ("nemotron", r".*\.attn\.[qk]_rope"),  # rotates a part of each head by itself
         ("granitemoe", r".*\.mlp\.experts\..*"),
         ("ernie4_5_moe", r".*\.mlp\.experts\..*"),
+        ("llama4_text", r"layers\.[13]\.attn\.[qk]_rope|.*\.attn\.q_scaled|.*\.mlp\.experts\..*"),
     ],
 )
 def test_every_tap_of_families_that_are_others_but_for_a_few_flags(

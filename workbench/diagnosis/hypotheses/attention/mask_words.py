@@ -71,6 +71,14 @@ _MASKS: Mapping[str, tuple[str, str]] = {
 }
 
 
+#: The same of layers whose attention is in chunks, by the name of the cause.
+_OF_CHUNKS: Mapping[str, tuple[str, str]] = {
+    "window_missing": (
+        "chunks_missing",
+        "attention is not cut into chunks of {window}: a token sees what lies before its own",
+    ),
+    "window_width": ("chunks_sliding", "a sliding window of {0:g} takes the place of chunks of {window}"),
+}
 _PRODUCT = "the mask is multiplied with infinity: 0 times infinity is not a number at each key"
 #: Masks that are numbers: (name, class, sentence).
 _NUMBERS: Mapping[str, tuple[str, str, str]] = {
@@ -110,6 +118,8 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
     if name.startswith("cache"):
         return Told(name, "cache", text, {})
     window = _window(site)
+    if site.facts.model.chunked and window is not None:
+        name, text = _OF_CHUNKS.get(name, (name, text))
     numbers = [int(x) for x in rest if isinstance(x, float | int)]
     fitted = {"width" if name == "window_width" else "size": numbers[0]} if numbers else {}
     if name == "window_width" and window is not None:

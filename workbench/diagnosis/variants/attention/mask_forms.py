@@ -9,6 +9,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, positions
+from lockstep.workbench.diagnosis.operations.attention import cells_seen
 from lockstep.workbench.diagnosis.operations.site import Site
 
 Cells = NDArray[np.bool_]
@@ -54,7 +55,8 @@ class MaskForms:
         self.keys = [key_positions(part)[None, :] for part in site.parts]  # [1, K]
         self.queries = [positions(part)[:, None] for part in site.parts]  # [T, 1]
         self.distances = [q - k for q, k in zip(self.queries, self.keys, strict=True)]  # [T, K]
-        self.right = self.within(self.window)
+        pairs, self.chunked = self._pairs(), site.facts.model.chunked and self.window is not None
+        self.right = [cells_seen(q, k, self.window, self.chunked) for k, q in pairs]
 
     def within(self, window: int | None, ahead: int = 0) -> list[Cells]:
         """The causal mask of a window (None: without), which lets see so many later tokens."""
@@ -73,7 +75,18 @@ class MaskForms:
         causal = self.within(None)
         if any((~causal[one.part][one.rows]).any() for one in self.seen):
             yield Form("mask_missing", "nothing is masked: tokens see later ones", {}, everything)
-        if window is not None:
+        if self.chunked and window is not None:
+            fitted = {"chunk": window}
+            text = f"attention is not cut into chunks of {window}: a token sees what lies before its own"
+            yield Form("chunks_missing", text, fitted, causal)
+            text = (
+                f"the chunk of {window} is taken for a sliding window: a token sees the end of the one before"
+            )
+            yield Form("chunks_sliding", text, fitted, self.within(window))
+            text = f"tokens of the same chunk of {window} see each other, later ones too"
+            same = [k // window == q // window for k, q in self._pairs()]
+            yield Form("chunks_not_causal", text, fitted, same)
+        elif window is not None:
             fitted = {"window": window}
             text = "the window hides what is too old, but nothing hides later tokens"
             yield Form("mask_not_causal", text, fitted, [x < window for x in d])
@@ -128,6 +141,8 @@ class MaskForms:
             return
         if self.window is None:
             text = f"a sliding window of {width} is applied, which this layer does not have"
+        elif self.chunked:
+            text = f"a sliding window of {width} takes the place of chunks of {self.window}"
         else:
             words = {1: "one token too wide", -1: "one token too narrow"}
             other = f"{width} wide instead of {self.window}"
@@ -203,7 +218,13 @@ class MaskForms:
             text = f"tokens of the same block of {n} see each other, later ones too"
             yield Form("mask_blocks", text, {"block": n}, [k // n <= q // n for k, q in pairs])
             text = f"attention is cut into chunks of {n}: a token sees nothing of earlier ones"
-            yield Form("mask_chunks", text, {"chunk": n}, self._less([k // n != q // n for k, q in pairs]))
+            of_chunk = [(k // n == q // n) & (k <= q) for k, q in pairs]
+            yield Form(
+                "mask_chunks",
+                text,
+                {"chunk": n},
+                of_chunk if self.chunked else self._less([~x for x in of_chunk]),
+            )
 
 
 def _edges(one: SeenMask) -> set[int]:
