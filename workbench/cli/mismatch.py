@@ -28,7 +28,10 @@ def mismatch_command(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="The checkpoint: each side is judged by it, and each operation's share of the gap found.", show_default=False
+            "--model",
+            metavar="MODEL",
+            help="The checkpoint: each side is judged by it, and each operation's share of the gap found.",
+            show_default=False,
         ),
     ] = None,
     rollout_logprobs: Annotated[

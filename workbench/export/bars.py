@@ -11,9 +11,7 @@ _NAMES, _BARS, _NUMBERS = 210.0, 360.0, 70.0
 _TOP, _BAR = 44.0, 10.0
 
 
-def bar_chart(
-    title: str, names: Sequence[str], shares: Mapping[str, Sequence[float]], label: str
-) -> Picture:
+def bar_chart(title: str, names: Sequence[str], shares: Mapping[str, Sequence[float]], label: str) -> Picture:
     """`shares` of each contender in the order of `names`; what is not drawn to its length stands as a number."""
     drawn = [min(max(x, -1.0), 1.0) for line in shares.values() for x in line if x == x]
     low = min([0.0, *drawn])
@@ -31,9 +29,7 @@ def bar_chart(
     parts.append(el("path", d=path_of([(across(0.0), _TOP), (across(0.0), bottom)]), class_="grid"))
     for row, name in enumerate(names):
         top = _TOP + row * height
-        parts.append(
-            el("text", name, x=_NAMES - 8.0, y=top + height / 2, text_anchor="end", class_="strong")
-        )
+        parts.append(el("text", name, x=_NAMES - 8.0, y=top + height / 2, text_anchor="end", class_="strong"))
         for i, line in enumerate(shares.values()):
             if (x := line[row]) != x:
                 continue

@@ -32,13 +32,18 @@ def share_lines(found: GapShares) -> list[str]:
         f"share of the gap that goes when one operation's output is the other side's ({plural(found.tokens, 'token')}, "
         f"mean |Δ| {found.whole.gap:.3g}, KL {found.whole.kl:.3g})",
         f"{'':<{width}}  " + "  ".join(f"{one:^{2 * _COLUMN}}" for one in DIRECTIONS),
-        f"{'operation':<{width}}  " + "  ".join(f"{'|Δ log p|':>{_COLUMN}}{'KL':>{_COLUMN}}" for _ in DIRECTIONS),
+        f"{'operation':<{width}}  "
+        + "  ".join(f"{'|Δ log p|':>{_COLUMN}}{'KL':>{_COLUMN}}" for _ in DIRECTIONS),
     ]
     for name, one in zip(names, shown, strict=True):
-        cells = (f"{_percent(x.gap):>{_COLUMN}}{_percent(x.kl):>{_COLUMN}}" for x in (one.rollout, one.trainer))
+        cells = (
+            f"{_percent(x.gap):>{_COLUMN}}{_percent(x.kl):>{_COLUMN}}" for x in (one.rollout, one.trainer)
+        )
         told.append(f"{name:<{width}}  " + "  ".join(cells))
     if rest := len(found.shares) - len(shown):
-        told.append(f"{plural(rest, 'more operation')}: at most {_percent(found.shares[len(shown)].size)} each")
+        told.append(
+            f"{plural(rest, 'more operation')}: at most {_percent(found.shares[len(shown)].size)} each"
+        )
     if found.note:
         told.append(found.note)
     return told

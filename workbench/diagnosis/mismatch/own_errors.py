@@ -109,7 +109,9 @@ class OwnErrors:
     def _gives(self, site: Site) -> Outputs:
         errors = self._errors[site.tap][site.rank]
         if site.operation == "choice":
-            return [np.where(ids < 0, part.expected, ids) for part, ids in zip(site.parts, errors, strict=True)]
+            return [
+                np.where(ids < 0, part.expected, ids) for part, ids in zip(site.parts, errors, strict=True)
+            ]
         return [part.expected + error for part, error in zip(site.parts, errors, strict=True)]
 
     def _added(self, tap: str, taps: RecordedTaps, change: RowChanges) -> RecordedTaps:
@@ -143,9 +145,7 @@ def differences(
     return found
 
 
-def _placed(
-    whole: Array, places: Sequence[Place], change: RowChanges, *, instead: bool
-) -> Array:
+def _placed(whole: Array, places: Sequence[Place], change: RowChanges, *, instead: bool) -> Array:
     """What is to be added to a pass's rows."""
     added = np.zeros_like(whole)
     for i, place in enumerate(places):

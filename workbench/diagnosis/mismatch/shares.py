@@ -160,7 +160,11 @@ class _Measured:
     """Two runs, `tokens` of which by the rollout's place the next token, and what of each operation differs."""
 
     def __init__(
-        self, runs: tuple[_Run, _Run], partners: Mapping[Place, Place], tokens: Mapping[Place, int], time: SearchTime
+        self,
+        runs: tuple[_Run, _Run],
+        partners: Mapping[Place, Place],
+        tokens: Mapping[Place, int],
+        time: SearchTime,
     ) -> None:
         self.runs, self.partners, self.time = runs, partners, time
         self.tokens = {place: token for place, token in tokens.items() if self._is_known(place, token)}
@@ -204,7 +208,9 @@ class _Measured:
 
     def _gone(self, of: int, taps: Sequence[str]) -> Distance:
         """The shares that go where one side's outputs of `taps` are the other's."""
-        logits = self.runs[of].changed({tap: self.changes[of][tap] for tap in taps if tap in self.changes[of]})
+        logits = self.runs[of].changed(
+            {tap: self.changes[of][tap] for tap in taps if tap in self.changes[of]}
+        )
         sides = (logits, self.runs[1].logits) if of == 0 else (self.runs[0].logits, logits)
         return self.whole.gone(self._distance(*sides))
 
@@ -218,7 +224,11 @@ class _Measured:
             gaps.append(abs(float(p[token] - q[token])))
             with np.errstate(all="ignore"):
                 divergences.append(float(np.sum(np.where(np.exp(p) > 0, np.exp(p) * (p - q), 0.0))))
-        return Distance(float(np.mean(gaps)), float(np.mean(divergences))) if gaps else Distance(math.nan, math.nan)
+        return (
+            Distance(float(np.mean(gaps)), float(np.mean(divergences)))
+            if gaps
+            else Distance(math.nan, math.nan)
+        )
 
 
 def _gone(whole: float, left: float) -> float:

@@ -50,7 +50,7 @@ class Side:
             yield from sorted(self.logits_at(line.seq, positions[start : start + _AT_ONCE]).items())
 
     def logits_at(self, seq: int, positions: list[int]) -> dict[int, Values]:
-        """Logits [vocab] by position, those that are known: as recorded, or else what the head makes of `final_norm`."""
+        """Logits [vocab] by position, those that are known: as recorded, else what the head makes of `final_norm`."""
         recorded = self.recorded_logits(seq, positions)
         return recorded | self._of_hidden(seq, [one for one in positions if one not in recorded])
 
@@ -75,5 +75,10 @@ class Side:
             return None
         if any(row.size != weight.shape[1] for row in hidden.values()):
             return None
-        given = {**numbers_of(self.facts.model), "x": np.stack(list(hidden.values())), "weight": weight, "bias": 0.0}
+        given = {
+            **numbers_of(self.facts.model),
+            "x": np.stack(list(hidden.values())),
+            "weight": weight,
+            "bias": 0.0,
+        }
         return np.asarray(evaluate(formula_of(OUTSIDE["logits"], self.facts.model), given))
