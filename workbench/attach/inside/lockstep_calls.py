@@ -82,9 +82,9 @@ def _places(shape: torch.Size, mask: Any, held: int | None) -> Tensor | None:
     return (mask.long().cumsum(1) - 1).clamp_min(0)[:, -new:].cpu()
 
 
-def _packed(positions: Any, starts: Any, real: Tensor) -> tuple[list[str], list[int]] | None:
-    """The text of each token, "" of padding, and how many tokens of it come before, row after row; None where no row
-    has several. `starts` are where texts begin in the batch as one row; else one begins at each position 0."""
+def _packed(positions: Any, starts: Any, real: Tensor) -> tuple[list[str], Tensor] | None:
+    """The text of each token, "" of padding, row after row, and how many tokens of it come before, [batch, T]; None
+    where no row has several. `starts` are where texts begin in the batch as one row; else one begins at each position 0."""
     begins, ends = torch.zeros(real.shape, dtype=torch.bool), [real.shape[1]] * len(real)
     if isinstance(starts, Tensor):
         first = starts.cpu().long()
@@ -102,7 +102,7 @@ def _packed(positions: Any, starts: Any, real: Tensor) -> tuple[list[str], list[
             names.append(f"{row}.{text}" if read else "")
             places.append(place if read else 0)
             place += read
-    return (names, places) if several else None
+    return (names, torch.tensor(places).view(real.shape)) if several else None
 
 
 def _filled_from(begins: list[bool]) -> int:

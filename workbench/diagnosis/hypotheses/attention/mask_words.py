@@ -69,8 +69,8 @@ _MASKS: Mapping[str, tuple[str, str]] = {
     ),
     "other_sequences": (
         "mask_across_sequences",
-        "tokens see those of the sequences before their own: sequences that are packed into one row are not masked from "
-        "each other",
+        "tokens see those of the sequences before their own: sequences that are packed into one row are not masked "
+        "from each other",
     ),
     "every_nth": ("mask_strided", "each query sees every {0:g}th token before it alone"),
 }
