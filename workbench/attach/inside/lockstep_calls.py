@@ -84,7 +84,7 @@ def _places(shape: torch.Size, mask: Any, held: int | None) -> Tensor | None:
 
 def _packed(positions: Any, starts: Any, real: Tensor) -> tuple[list[str], Tensor] | None:
     """The text of each token, "" of padding, row after row, and how many tokens of it come before, [batch, T]; None
-    where no row has several. `starts` are where texts begin in the batch as one row; else one begins at each position 0."""
+    where no row has several. `starts` are where texts begin in the batch as one row; else they do at position 0."""
     begins, ends = torch.zeros(real.shape, dtype=torch.bool), [real.shape[1]] * len(real)
     if isinstance(starts, Tensor):
         first = starts.cpu().long()

@@ -21,6 +21,7 @@ from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, TAKE, functions_of, shown_call
 from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names
+from .lockstep_wrappers import home_of, plain_modules
 
 if TYPE_CHECKING:
     from .lockstep_tap import Tape
@@ -69,7 +70,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     """
     if tape.facts["capture"] == "ids":
         return
-    parts = list(module.named_modules(remove_duplicate=False))
+    parts = list(plain_modules(module))
     paths, times = dict(parts), Counter(id(part) for _, part in parts)
     if names is None:
         names = FUSED if any(hasattr(part, "q_size") for part in paths.values()) else TRANSFORMERS
@@ -97,7 +98,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         layouts |= dict.fromkeys(whole, "replicate")
     for path, part in parts:
         count = times.pop(id(part), 0)  # what layers share comes once, and is of the layer we are in
-        if not count or part is module:
+        if not count or not path:
             continue
         layer, local = places[path]
         if layer is not None and not local:
@@ -302,12 +303,11 @@ def _register(part: nn.Module, see: _See) -> None:
         _hook(tape, part.register_forward_pre_hook(lambda _, args: see(args)))
     elif take.startswith("rotated"):
         if (mine := rotated_calls(part, take, tape.undo)) is not None:
-            _replace(tape, sys.modules[type(part).__module__], "apply_rotary_pos_emb", see, mine)
+            _replace(tape, home_of(part, "apply_rotary_pos_emb"), "apply_rotary_pos_emb", see, mine)
     elif take == "all layers":
         _replace(tape, see.owner, "project_per_layer_inputs", see, lambda args: True)
     elif take.startswith("rotary"):
-        home = sys.modules[type(part).__module__]
-        if hasattr(home, "apply_rotary_pos_emb"):
+        if (home := home_of(part, "apply_rotary_pos_emb")) is not None:
             _replace(tape, home, "apply_rotary_pos_emb", see, lambda args: tape.layer == see.layer)
     elif take == "attended" or take.startswith("rule"):
         for functions, name in functions_of(take, part):
