@@ -66,7 +66,7 @@ def record(
     progress: Listener | None = None,
 ) -> Iterator[ModuleRecording]:
     """Record every call of `module` inside a `with` block: a model of transformers, or one whose parts have the names
-    that transformers, vLLM, SGLang and nano-vllm give them; also inside of FSDP, DDP, PEFT or torch.compile, which runs
+    that transformers, vLLM, SGLang, nano-vllm and Megatron-core give them; also inside of FSDP, DDP, PEFT or torch.compile, which runs
     eagerly meanwhile.
 
     Hooks are set at the beginning and taken away at the end, and the session is written to `output` (None: among the
@@ -100,10 +100,15 @@ def _tape(
     module: nn.Module, dump: Path, opened: OpenedModel | None, only: str | Sequence[str], capture: str
 ) -> Tape:
     from lockstep.workbench.attach.inside.lockstep_tap import Tape  # it imports torch, which only this needs
+    from lockstep.workbench.attach.inside.lockstep_megatron import config_of, parallel_words
     from lockstep.workbench.attach.inside.lockstep_wrappers import unwrapped
 
     module = unwrapped(module)
     config: Any = getattr(module, "config", None)
+    if told := parallel_words(config):
+        raise UsageError(f"record takes a model that is whole in its process; this has {told}")
+    if type(module).__module__.startswith("megatron."):
+        config = config_of(config, getattr(module, "vocab_size", None))
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     name = str(getattr(module, "name_or_path", "")) if opened is None else str(opened.path)
@@ -111,10 +116,13 @@ def _tape(
 
 
 def _tap(module: nn.Module, tape: Tape) -> None:
+    from lockstep.workbench.attach.inside.lockstep_calls import CallInputs, MegatronInputs
+    from lockstep.workbench.attach.inside.lockstep_megatron import is_megatron
     from lockstep.workbench.attach.inside.lockstep_modules import attach, follow
 
     attach(module, tape)
-    follow(module, tape)
+    megatron = is_megatron([path for path, _ in module.named_modules()])
+    follow(module, tape, MegatronInputs() if megatron else CallInputs())
 
 
 @contextmanager
@@ -130,6 +138,7 @@ def _engine(module: nn.Module) -> str:
     """The package that the module's class is of, with its version: "transformers 5.1"."""
     packages = [one.__module__.partition(".")[0] for one in type(module).__mro__]
     package = next((one for one in packages if one != "torch"), "torch")  # FSDP2 makes classes of its own
+    package = {"megatron": "megatron-core"}.get(package, package)
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:

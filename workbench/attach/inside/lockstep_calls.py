@@ -55,6 +55,19 @@ class CallInputs:
         return self._filled.setdefault(past, self.batches)  # else it was made in the call before
 
 
+class MegatronInputs:
+    """Of Megatron-core's models, which take ids [batch, T], positions and a mask; each call reads from the beginning."""
+
+    def __init__(self) -> None:
+        self._calls = CallInputs()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        given = dict(zip(("input_ids", "position_ids"), args, strict=False))
+        told = {name: kwargs[name] for name in ("input_ids", "position_ids") if kwargs.get(name) is not None}
+        packed = getattr(kwargs.get("packed_seq_params"), "cu_seqlens_q", None)
+        return self._calls((), {**given, **told, "cu_seq_lens_q": packed})
+
+
 def _held(cache: Any) -> int | None:
     """How many tokens a cache has seen, by the layer that tells of most: one with a window may count those that it
     keeps. None: this is no cache of layers."""

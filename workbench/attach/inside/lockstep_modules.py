@@ -20,6 +20,7 @@ from .lockstep_calls import CallInputs
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, TAKE, functions_of, shown_call
+from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names
 from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names
 from .lockstep_wrappers import home_of, plain_modules
 
@@ -36,6 +37,7 @@ _KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
     **GEMMA4_TAKE,
+    **MEGATRON_TAKE,
     "in": lambda x, owner: x[0],
     "out": lambda x, owner: _first(x),
     "sum": lambda x, owner: x[1] if isinstance(x, tuple) else None,
@@ -72,6 +74,9 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         return
     parts = list(plain_modules(module))
     paths, times = dict(parts), Counter(id(part) for _, part in parts)
+    megatron = names is None and is_megatron(paths)
+    if names is None and megatron:
+        names = MEGATRON
     if names is None:
         names = FUSED if any(hasattr(part, "q_size") for part in paths.values()) else TRANSFORMERS
     prefix = _decoder(paths)
@@ -107,7 +112,10 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
             continue
         leaf = {} if any(True for _ in part.children()) else {"out": f"{local}[out]"}
         owner = paths[path.rpartition(".")[0]]
-        for take, tap in (names.get(local, leaf) | more_of(local, owner)).items():
+        found = names.get(local, leaf) | more_of(local, owner)
+        if megatron and local in MEGATRON:
+            found = megatron_names(local, part, owner)
+        for take, tap in found.items():
             if gathered and tap == ".attn.o_proj.partial":  # of a part of what is recorded whole
                 continue
             kind = "" if tap.startswith(".layer_input") else tap.rpartition(".")[2]  # these are whole
@@ -115,7 +123,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
             if tap.startswith(".mlp.shared."):
                 take, layout = _of_shared(take, tap, part, tape)
             home = layers if layer is None else layer if count == 1 else None
-            see = _See(tape, take, tap, home, layout, owner)
+            see = _See(tape, take, tap, home, layout, owner, tokens_first=megatron)
             _register(part, see)
 
 
@@ -246,8 +254,10 @@ class _See:
     """What is taken of one part, as a tap of `layer`; None: of the layer that the tape is in."""
 
     def __init__(
-        self, tape: Tape, take: str, tap: str, layer: int | None, layout: str, owner: nn.Module
-    ) -> None:
+        self, tape: Tape, take: str, tap: str, layer: int | None, layout: str, owner: nn.Module,
+        *, tokens_first: bool = False,
+    ) -> None:  # fmt: skip
+        self.tokens_first = tokens_first
         self.tape, self.take, self.tap, self.layer, self.layout, self.owner = (
             tape,
             take,
@@ -268,6 +278,7 @@ class _See:
         name = f"layers.{layer - back}{self.tap[back:]}" if self.tap[back] == "." else self.tap
         try:
             x = _TAKE[self.take](value, self.owner)
+            x = x.transpose(0, 1) if self.tokens_first and isinstance(x, Tensor) and x.ndim > 2 else x
             if isinstance(x, Tensor) and x.numel() and layer >= back:
                 self._tap(name, x)
         except Exception as error:
