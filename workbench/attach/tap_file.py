@@ -47,7 +47,9 @@ def tap_file() -> str:
     for line in (_CAPTURE, _LINEAR, _GEMMA4, _NAMES, _CALLS, _WRAPPERS, _MEGATRON):
         modules = modules.replace(line, "")
     names = names.replace(_LINEAR_NAMES, "")
-    behind = f"{linear}\n\n{gemma4}\n\n{names}\n\n{calls}\n\n{wrappers}\n\n{megatron}\n\n{modules}".replace(_TAPE, "")
+    behind = f"{linear}\n\n{gemma4}\n\n{names}\n\n{calls}\n\n{wrappers}\n\n{megatron}\n\n{modules}".replace(
+        _TAPE, ""
+    )
     return f"{tape.replace(_LIMITS, limits)}\n\n{behind}"
 
 

@@ -117,3 +117,17 @@ def test_a_wrapped_model_is_recorded_as_it_is_without(
     assert found.keys() == plain.keys()
     for tap, rows in plain.items():
         np.testing.assert_array_equal(found[tap], rows, tap)
+
+
+@pytest.mark.filterwarnings("ignore:FSDP is switching")
+@pytest.mark.parametrize("name", ["fsdp2", "fsdp1", "peft"])
+def test_weights_of_a_wrapped_model_are_compared(checkpoint: Path, name: str) -> None:
+    module = loaded(checkpoint)
+    assert lockstep.weights(WRAPPERS[name](module), model=checkpoint)
+    module = loaded(checkpoint)
+    with torch.no_grad():
+        module.model.layers[1].mlp.up_proj.weight.mul_(1.5)
+    (wrong,) = lockstep.weights(WRAPPERS[name](module), model=checkpoint).wrong
+    assert (wrong.parameter, wrong.mistake.text) == (
+        "model.layers.1.mlp.up_proj.weight", "1.5 times the checkpoint's",
+    )  # fmt: skip

@@ -56,7 +56,7 @@ class CallInputs:
 
 
 class MegatronInputs:
-    """Of Megatron-core's models, which take ids [batch, T], positions and a mask; each call reads from the beginning."""
+    """Of Megatron-core's models, which take ids [batch, T], positions and a mask, and read from the beginning."""
 
     def __init__(self) -> None:
         self._calls = CallInputs()
