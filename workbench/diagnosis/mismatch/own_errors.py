@@ -84,7 +84,7 @@ class OwnErrors:
         return {} if held is None else self._rows(tap, held)
 
     def _rows(self, tap: str, taps: RecordedTaps) -> dict[Place, Array]:
-        found = {}
+        found: dict[Place, Array] = {}
         for i, one in enumerate(taps.passes):
             whole = taps.whole(tap, [i])
             if whole is not None and len(whole) == len(one.rows):
