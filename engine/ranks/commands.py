@@ -95,6 +95,8 @@ class Commands:
                 self.runner.remove(command.seq)
             case m.Rewind():
                 self.runner.rewind(command.lengths, command.step)
+            case m.DraftTokens():
+                self.runner.draft(command.seq, list(command.ids))
             case m.PutPatches():
                 self._put_patches(command.count)
             case m.ResumeStep() | m.AbandonStep():

@@ -104,6 +104,13 @@ class Rewind(RankCommand[Done], frozen=True, tag="rewind"):
     step: int
 
 
+class DraftTokens(RankCommand[Done], frozen=True, tag="draft"):
+    """Tokens that a sequence goes on with: its next pass reads all that it has not read yet."""
+
+    seq: int
+    ids: Sequence[int]
+
+
 class StagePatch(RankCommand[None], frozen=True, tag="stage"):
     """One patch of this rank's, in its own coordinates; not answered. It is in force from the next `PutPatches` on.
     Bounds are (start, stop) of each dimension; `after` as in `TapPatch`."""
@@ -178,8 +185,8 @@ class LogitLens(RankCommand[LensReport], frozen=True, tag="lens"):
 
 Command = (
     Ping | Leave | LoadModel | ReplaceRules | RebindRules | WatchTaps | AddSequence | SetSampling | RemoveSequence
-    | Rewind | StagePatch | PutPatches | RunStep | ResumeStep | AbandonStep | ReadTap | ReadWeights | ReadWeight
-    | ReadCache | ChecksumCache | LogitLens
+    | Rewind | DraftTokens | StagePatch | PutPatches | RunStep | ResumeStep | AbandonStep | ReadTap | ReadWeights
+    | ReadWeight | ReadCache | ChecksumCache | LogitLens
 )  # fmt: skip
 
 COMMANDS: Decoder[Command] = Decoder(Command)

@@ -150,6 +150,14 @@ class Runner:
         if seq in self.blocks.tables:
             self.blocks.release(seq)
 
+    def draft(self, seq: int, ids: list[int]) -> None:
+        """Tokens after those that a sequence has: its next pass reads them as well, as speculation does."""
+        sequence = self.sequence(seq)
+        check_ids(ids, self.model.vocab_size)
+        if len(sequence.ids) + len(ids) > self.context:
+            raise RequestError(f"sequence {seq} has no room for {len(ids)} more tokens in {self.context}")
+        sequence.ids += ids
+
     def rewind(self, lengths: Mapping[int, tuple[int, int, int]], step: int) -> None:
         """Go back: keep `lengths[seq] = (ids, computed, kv_len)` of each sequence; the next pass is `step`.
 
@@ -178,14 +186,17 @@ class Runner:
 
     @torch.inference_mode()
     def _restore_states(self, sequence: Sequence) -> None:
-        """The states of linear attention as they were after the sequence's last pass. Where they were let go of, the
-        passes since the last ones that are there are made again, by this sequence alone and unseen."""
+        """The states of linear attention as they were after the tokens that are kept. Where they were let go of, or a
+        pass was kept in part, what came since the last ones that are there is computed again, pass by pass, by this
+        sequence alone and unseen."""
         computed, kv_len = sequence.computed, sequence.kv_len
         start = self.pool.states.rewind(sequence.id, computed)
         if not self.pool.states.fresh or start == computed:
             return
         self.decoder.bind(self.rules, lambda tap: None, self.hub.places)
         sequence.kv_len = sequence.computed = start
+        if computed not in sequence.passes:
+            sequence.passes.append(computed)
         for end in (end for end in sequence.passes if end > start):
             batch = self._batch({sequence.id: sequence.ids[sequence.computed : end]})
             self.decoder.forward(batch, self.pool)

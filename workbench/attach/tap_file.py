@@ -17,6 +17,8 @@ _CALLS = "from .lockstep_calls import CallInputs\n"
 _LINEAR = "from .lockstep_linear import GATED, TAKE, functions_of, shown_call\n"
 _GEMMA4 = "from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls\n"
 _LLAMA4 = "from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other\n"
+_WRAPPERS = "from .lockstep_wrappers import home_of, plain_modules\n"
+_MEGATRON = "from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names\n"
 _LINEAR_NAMES = "from .lockstep_linear import LINEAR\n"
 _NAMES = (
     "from .lockstep_names import "
@@ -25,12 +27,22 @@ _NAMES = (
 
 
 def tap_file() -> str:
-    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear, _gemma4, _llama4, _names, _calls and
-    _modules.py behind it."""
+    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear, _gemma4, _llama4, _names, _calls, _wrappers,
+    _megatron and _modules.py behind it."""
     tape = SOURCE.read_text(encoding="utf-8")
-    limits, linear, gemma4, llama4, names, calls, modules = (
+    limits, linear, gemma4, llama4, names, calls, wrappers, megatron, modules = (
         _body(f"lockstep_{name}.py")
-        for name in ("limits", "linear", "gemma4", "llama4", "names", "calls", "modules")
+        for name in (
+            "limits",
+            "linear",
+            "gemma4",
+            "llama4",
+            "names",
+            "calls",
+            "wrappers",
+            "megatron",
+            "modules",
+        )  # fmt: skip
     )
     assert _TAPE in modules, "what the joined file has already"
     assert _TAPE in linear, "as well"
@@ -40,12 +52,15 @@ def tap_file() -> str:
     assert _NAMES in modules, "as this does"
     assert _LINEAR_NAMES in names, "after that"
     assert _CALLS in modules, "as this does"
+    assert _WRAPPERS in modules, "as this does"
+    assert _MEGATRON in modules, "and this"
     assert _CAPTURE in modules, "which is in the limits"
     assert _LIMITS in tape, "where its limits belong"
-    for line in (_CAPTURE, _LINEAR, _GEMMA4, _LLAMA4, _NAMES, _CALLS):
+    for line in (_CAPTURE, _LINEAR, _GEMMA4, _LLAMA4, _NAMES, _CALLS, _WRAPPERS, _MEGATRON):
         modules = modules.replace(line, "")
     names = names.replace(_LINEAR_NAMES, "")
-    behind = f"{linear}\n\n{gemma4}\n\n{llama4}\n\n{names}\n\n{calls}\n\n{modules}".replace(_TAPE, "")
+    parts = (linear, gemma4, llama4, names, calls, wrappers, megatron, modules)
+    behind = "\n\n".join(parts).replace(_TAPE, "")
     return f"{tape.replace(_LIMITS, limits)}\n\n{behind}"
 
 

@@ -13,7 +13,8 @@ from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.export.lines import Panel, line_charts
-from lockstep.workbench.export.svg import standalone
+from lockstep.workbench.export.svg import Picture, standalone
+from lockstep.workbench.library.gap_table import share_picture
 from lockstep.workbench.library.mismatching import Mismatch, mismatch
 from lockstep.workbench.models.logprobs import read_logprobs
 
@@ -27,7 +28,10 @@ def mismatch_command(
     model: Annotated[
         str | None,
         typer.Option(
-            "--model", metavar="MODEL", help="The checkpoint: each side is judged by it.", show_default=False
+            "--model",
+            metavar="MODEL",
+            help="The checkpoint: each side is judged by it, and each operation's share of the gap found.",
+            show_default=False,
         ),
     ] = None,
     rollout_logprobs: Annotated[
@@ -79,7 +83,11 @@ def mismatch_command(
 
 
 def _drawn(found: Mismatch) -> str:
-    return standalone(line_charts(panels(found), "rollout and trainer"))
+    lines, bars = line_charts(panels(found), "rollout and trainer"), share_picture(found.shares)
+    if bars is None:
+        return standalone(lines)
+    width, height = max(lines.width, bars.width), lines.height + bars.height
+    return standalone(Picture.of(width, height, lines.label, lines.content, bars.at(0.0, lines.height)))
 
 
 def panels(found: Mismatch) -> list[Panel]:

@@ -30,6 +30,11 @@ class SearchTime:
         self._check(self.seconds + JUDGING_SECONDS)
 
     @property
+    def over(self) -> bool:
+        """Whether nothing further is to be tried."""
+        return self.spent > self.seconds
+
+    @property
     def spent(self) -> float:
         """Seconds since it began."""
         return time.monotonic() - self._begun

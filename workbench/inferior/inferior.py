@@ -16,6 +16,7 @@ from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.messages import (
     AbandonStep,
     AddSequence,
+    DraftTokens,
     RankCommand,
     ReadTap,
     RebindRules,
@@ -184,6 +185,11 @@ class Inferior:
             del state.lengths[step:]
         self.client.call(Rewind(lengths, step))
         self.step_number = step
+
+    def draft(self, seq: int, ids: Sequence[int]) -> None:
+        """Tokens behind those of a sequence, as speculation proposes them: its next pass reads them as well."""
+        self.client.call(DraftTokens(seq, ids))
+        self.sequences[seq].ids += ids
 
     def set_rules(self, rules: Mapping[str, str]) -> None:
         """Put other rules in force, from an empty cache: every sequence is back at its prompt."""

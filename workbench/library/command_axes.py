@@ -144,6 +144,6 @@ def _why_not(engine: str, axis: AxisName, ranks: int) -> str:
     """Why an engine has no variant along an axis."""
     if axis == "ep" and ranks == 1:
         return "there is one rank"
-    if axis in ("order", "preempt"):
+    if axis in ("order", "preempt", "speculation"):
         return "which requests come when is the command's own: it cannot be asked of the engine"
     return f"{clean(engine, limit=80) or 'this engine'} cannot be asked for a variant of it: it is the command's own"

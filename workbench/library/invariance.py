@@ -122,7 +122,8 @@ def invariant(
 ) -> Invariance:
     """Run the same requests in ways that must not matter, one `axis` after the other: "all", or some of "batch" (alone
     or together), "order", "preempt" (dropped and read anew), "chunk" (of prompts), "prefix" (from kept rows), "tp" and
-    "ep" (numbers of ranks). What depends on it by rounding alone and what is wrong in one of two runs are told apart.
+    "ep" (numbers of ranks), "speculation" (decoded by drafts). What depends on it by rounding alone and what is wrong
+    in one of two runs are told apart.
 
     A model runs on Lockstep's engine; a single prompt is joined by a longer and a shorter request. A command, a list of
     words, is another engine's own (`engine` as in `attach`): it is run as it is, and again with an argument of the

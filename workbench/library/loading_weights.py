@@ -21,10 +21,13 @@ from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.library import html
 from lockstep.workbench.library.attached import tap_request
 from lockstep.workbench.library.listening import Listener
+from lockstep.workbench.library.module_weights import write_module
 from lockstep.workbench.paths import cache_directory
 from lockstep.workbench.views.plain_text import plural
 
 if TYPE_CHECKING:
+    from torch import nn
+
     from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, WrongWeight
 
 
@@ -124,30 +127,45 @@ def _first(names: Sequence[str], most: int = 6) -> str:
 
 
 def weights(
-    command: Sequence[str], *, model: str | Path, engine: str = "auto", progress: Listener | None = None
+    of: Sequence[str] | nn.Module,
+    *,
+    model: str | Path,
+    engine: str = "auto",
+    progress: Listener | None = None,
 ) -> WeightsVerdict:
-    """Run an engine's own command until its weights are loaded, and hold what each rank has in memory against the
-    checkpoint `model`, by content and before anything is computed; then the command is ended.
+    """Hold what each rank has in memory against the checkpoint `model`, by content. `of` is an engine's own command,
+    which runs until its weights are loaded, before anything is computed, and is then ended; or a module of this
+    process: call it on every rank, of which each holds its own against the checkpoint. `engine` as in `attach`.
 
-    `engine` as in `attach`. The weights are written to a folder of the machine for that while: as many bytes as they
-    have.
+    The weights are written to a folder of the machine for that while: as many bytes as they have.
 
-    AttachError where it cannot be started or no rank wrote anything; CheckpointError for the checkpoint.
+    AttachError where a command cannot be started or no rank wrote anything; CheckpointError for the checkpoint.
     """
     extras.need("engine", "comparing weights")
+    from torch import nn
+
     from lockstep.workbench.diagnosis.loaded.compare import compare_weights  # needs torch
 
-    if threading.current_thread() is not threading.main_thread():
+    command = None if isinstance(of, nn.Module) else of
+    if command is not None and threading.current_thread() is not threading.main_thread():
         raise UsageError("weights hands signals on to the command: call it from the main thread")
-    heard = progress or Listener()
+    heard, failures = progress or Listener(), tuple[str, ...]()
     path = demo_path(str(model)) or resolve(str(model))
     with LoadedFrom.open(path) as checkpoint, ScratchFolder.make("weights", cache_directory()) as scratch:
-        asked = replace(tap_request(engine, None, None, "full"), capture="weights")
-        attached = attach(command, scratch.path / "dump", asked, scratch.path)
-        heard.note("the command was ended once its ranks had written their weights")
-        ranks = read_ranks(scratch.path / "dump")
+        dump = scratch.path / "dump"
+        if isinstance(of, nn.Module):
+            write_module(of, dump)
+        else:
+            asked = replace(tap_request(engine, None, None, "full"), capture="weights")
+            failures = attach(of, dump, asked, scratch.path).failures
+            heard.note("the command was ended once its ranks had written their weights")
+        ranks = read_ranks(dump)
         found = compare_weights(ranks, checkpoint, heard.say)
         heard.clear()
     size = ranks[0].size
-    missing = [] if len(ranks) == size else [f"{len(ranks)} of {size} ranks have written their weights"]
-    return WeightsVerdict(found, (*missing, *attached.failures))
+    missing = (
+        []
+        if len(ranks) == size or command is None
+        else [f"{len(ranks)} of {size} ranks have written their weights"]
+    )
+    return WeightsVerdict(found, (*missing, *failures))

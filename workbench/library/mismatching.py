@@ -16,9 +16,11 @@ from lockstep.workbench.diagnosis.mismatch.gaps import GapStatistics, TokenGap
 from lockstep.workbench.diagnosis.mismatch.level import Level
 from lockstep.workbench.diagnosis.mismatch.logprobs import Reported
 from lockstep.workbench.diagnosis.mismatch.report import MismatchReport, compare_runs
+from lockstep.workbench.diagnosis.mismatch.shares import GapShares
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.library import html
 from lockstep.workbench.library.comparing import Recorded, opened
+from lockstep.workbench.library.gap_table import share_lines, share_picture
 from lockstep.workbench.models.opening import open_model
 from lockstep.workbench.views.golden_event import plain
 from lockstep.workbench.views.plain_text import plural
@@ -56,6 +58,12 @@ class Mismatch:
         return self.report.statistics
 
     @property
+    def shares(self) -> GapShares:
+        """What of the gap goes where one operation of the rollout gives what the trainer's does, and the other way
+        round. Only with a checkpoint."""
+        return self.report.shares
+
+    @property
     def summary(self) -> str:
         """The verdict in one line."""
         if self.answer is not None:
@@ -72,6 +80,7 @@ class Mismatch:
             "levels": [msgspec.to_builtins(level) for level in self.levels],
             "statistics": plain(self.statistics),
             "tokens": [plain(one) | {"gap": one.gap} for one in self.gaps],
+            "shares": plain(self.shares),
             "taps": [] if rows is None else difference_rows(rows).to_json()["rows"],
         }
 
@@ -81,7 +90,8 @@ class Mismatch:
         for level in self.levels:
             told.append(f"{_MARKS[level.result]} {level.name:<{width}}  {clean(level.text)}")
             told += [f"  {'':<{width}}  {clean(one)}" for one in level.details]
-        return "\n".join([*told, "", statistics_line(self.statistics), f"verdict  {clean(self.summary)}"])
+        told += ["", statistics_line(self.statistics), *share_lines(self.shares), ""]
+        return "\n".join([*told, f"verdict  {clean(self.summary)}"])
 
     def __repr__(self) -> str:
         return f"<Mismatch {clean(self.summary)}>"
@@ -91,7 +101,10 @@ class Mismatch:
             [_MARKS[level.result], level.name, level.text, "\n".join(level.details)] for level in self.levels
         ]
         table = html.table(["", "level", "found", "more"], rows)
-        return html.block(html.heading(self.summary), table, html.paragraph(statistics_line(self.statistics)))
+        picture = share_picture(self.shares)
+        more = [] if picture is None else [html.image(picture)]
+        figures = html.paragraph(statistics_line(self.statistics))
+        return html.block(html.heading(self.summary), table, figures, *more)
 
 
 def statistics_line(found: GapStatistics) -> str:

@@ -66,7 +66,8 @@ def record(
     progress: Listener | None = None,
 ) -> Iterator[ModuleRecording]:
     """Record every call of `module` inside a `with` block: a model of transformers, or one whose parts have the names
-    that transformers, vLLM, SGLang and nano-vllm give them.
+    that transformers, vLLM, SGLang, nano-vllm and Megatron-core give them; also inside of FSDP, DDP, PEFT or
+    torch.compile, which runs eagerly meanwhile.
 
     Hooks are set at the beginning and taken away at the end, and the session is written to `output` (None: among the
     user's sessions). `model` is the checkpoint, for the texts of tokens and the verdict later. `only` are globs of the
@@ -83,7 +84,7 @@ def record(
     with ScratchFolder.make("record", target.absolute().parent) as scratch:
         tape = _tape(module, scratch.path / "dump", opened, only, capture)
         try:
-            with closing(tape):
+            with closing(tape), _eager():
                 _tap(module, tape)
                 yield recording
         except BaseException as error:
@@ -98,25 +99,46 @@ def record(
 def _tape(
     module: nn.Module, dump: Path, opened: OpenedModel | None, only: str | Sequence[str], capture: str
 ) -> Tape:
+    from lockstep.workbench.attach.inside.lockstep_megatron import config_of, is_megatron, parallel_words
     from lockstep.workbench.attach.inside.lockstep_tap import Tape  # it imports torch, which only this needs
+    from lockstep.workbench.attach.inside.lockstep_wrappers import unwrapped
 
+    module = unwrapped(module)
     config: Any = getattr(module, "config", None)
+    if told := parallel_words(config):
+        raise UsageError(f"record takes a model that is whole in its process; this has {told}")
+    if is_megatron([path for path, _ in module.named_modules()]):
+        config = config_of(config, getattr(module, "vocab_size", None))
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     name = str(getattr(module, "name_or_path", "")) if opened is None else str(opened.path)
-    return Tape(dump, engine=_engine(module), model=name, config=config, only=only, capture=capture)
+    return Tape(dump, engine=engine_of(module), model=name, config=config, only=only, capture=capture)
 
 
 def _tap(module: nn.Module, tape: Tape) -> None:
+    from lockstep.workbench.attach.inside.lockstep_calls import CallInputs, MegatronInputs
+    from lockstep.workbench.attach.inside.lockstep_megatron import is_megatron
     from lockstep.workbench.attach.inside.lockstep_modules import attach, follow
 
     attach(module, tape)
-    follow(module, tape)
+    megatron = is_megatron([path for path, _ in module.named_modules()])
+    follow(module, tape, MegatronInputs() if megatron else CallInputs())
 
 
-def _engine(module: nn.Module) -> str:
+@contextmanager
+def _eager() -> Iterator[None]:
+    """What torch.compile has compiled runs as it is written: hooks are not called in it."""
+    from torch.compiler import set_stance
+
+    with set_stance("force_eager"):
+        yield
+
+
+def engine_of(module: nn.Module) -> str:
     """The package that the module's class is of, with its version: "transformers 5.1"."""
-    package = type(module).__module__.partition(".")[0]
+    packages = [one.__module__.partition(".")[0] for one in type(module).__mro__]
+    package = next((one for one in packages if one != "torch"), "torch")  # FSDP2 makes classes of its own
+    package = {"megatron": "megatron-core"}.get(package, package)
     try:
         return f"{package} {version(package)}"
     except PackageNotFoundError:

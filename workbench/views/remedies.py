@@ -59,8 +59,8 @@ _OF_CLASS: Mapping[str, Remedy] = {
         ("mlc-ai/mlc-llm#3426",),
     ),
     "mask": Remedy(
-        "a query at position p sees keys 0 … p (within the window: p - W + 1 … p), aligned to the bottom right when a "
-        "cache precedes it; fill with -inf, do not multiply by it",
+        "a query at position p sees keys 0 … p of its own sequence (within the window: p - W + 1 … p), aligned to the "
+        "bottom right when a cache precedes it; fill with -inf, do not multiply by it",
         ("pytorch/pytorch#108108", "huggingface/transformers#39408"),
     ),
     "heads": Remedy(

@@ -60,6 +60,24 @@ def test_figures_of_another_temperature(
     assert ">trainer</text>" in plot.read_text()
 
 
+def test_shares_of_operations_are_printed_drawn_and_told(
+    files: tuple[str, str], case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    trainer, plot = tmp_path / "other.session", tmp_path / "gaps.svg"
+    with keeping(synthetic(trainer, case.floor, spoil={"logits": lambda x, at: 1.5 * x})):
+        model = ["--model", str(case.model_dir)]
+        assert run(["mismatch", files[0], str(trainer), *model, "--plot", str(plot)]) == Exit.DIVERGED
+        printed = capsys.readouterr().out
+        assert run(["mismatch", files[0], str(trainer), *model, "--json"]) == Exit.DIVERGED
+    (line,) = [line for line in printed.splitlines() if line.startswith("logits")]
+    assert line.count("100.0 %") == 4
+    assert ">logits</text>" in plot.read_text()
+    shares = json.loads(capsys.readouterr().out)["shares"]
+    assert shares["shares"] == [
+        {"tap": "logits", "rollout": {"gap": 1.0, "kl": 1.0}, "trainer": {"gap": 1.0, "kl": 1.0}}
+    ]
+
+
 @pytest.mark.parametrize("content", ["{", '{"a": [1]}', "[[1, true]]", '[["x"]]', "[" * 100_000, "3"])
 def test_a_file_of_something_else_is_one_line(
     files: tuple[str, str], tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]

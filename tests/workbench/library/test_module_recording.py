@@ -6,11 +6,15 @@ import os
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
-from transformers import AutoModelForCausalLM
+from transformers import AutoModelForCausalLM, DataCollatorWithFlattening
 
 import lockstep
+from lockstep.sessions import Session
+from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.operations.facts import Facts
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.library.safe_html import Shown
 
@@ -114,3 +118,46 @@ def test_globs_and_statistics_keep_less(module: Any, tmp_path: Path) -> None:
         assert run.captured == ()
         assert not [tap for tap in run.taps if tap.startswith("layers.1")]
         assert run.statistics("layers.0.attn.q_proj")["absmax"][0] > 0
+
+
+#: Texts of which one is another's beginning and two are equal, as of one prompt that was sampled from several times.
+TEXTS = ((5, 6, 7, 8, 9), (11, 12, 13), (5, 6, 7), (11, 12, 13))
+
+
+def packed() -> dict[str, torch.Tensor]:
+    """All of them in one row, as trainers give it to a model."""
+    collator = DataCollatorWithFlattening(return_flash_attn_kwargs=True)
+    return dict(collator([{"input_ids": list(text), "labels": list(text)} for text in TEXTS]))
+
+
+@pytest.mark.parametrize("filled", [0, 2])
+def test_packed_texts_are_sequences_of_their_own(module: Any, tmp_path: Path, filled: int) -> None:
+    """By the lengths that go in with them, or where a row is filled up by their positions alone."""
+    row = packed()
+    inputs = {name: row[name] for name in ("input_ids", "position_ids", "cu_seq_lens_q")}
+    if filled:
+        del inputs["cu_seq_lens_q"]
+        inputs = {name: torch.nn.functional.pad(x, (0, filled)) for name, x in inputs.items()}
+    with lockstep.record(module, tmp_path / "a.session") as recording:
+        module(**inputs, use_cache=False)
+    with lockstep.open(recording.session) as run:
+        sequences = run.session.step(0).sequences
+        assert [tuple(one.ids) for one in sequences] == list(TEXTS)
+        assert [tuple(one.positions) for one in sequences] == [tuple(range(len(text))) for text in TEXTS]
+        for seq, text in enumerate(TEXTS):
+            alone = module(torch.tensor([text])).logits[0, -1].detach().numpy()
+            np.testing.assert_allclose(run.tensor("logits", seq=seq)[-1], alone, atol=1e-5)
+
+
+def test_packed_texts_that_see_each_other_are_named_as_such(
+    module: Any, checkpoint: Path, tmp_path: Path
+) -> None:
+    """With a mask of ones transformers takes a row for one text, whatever its positions."""
+    row = packed()
+    ids, positions = row["input_ids"], row["position_ids"]
+    with lockstep.record(module, tmp_path / "a.session") as recording:
+        module(ids, position_ids=positions, attention_mask=torch.ones_like(ids), use_cache=False)
+    assert recording.session is not None
+    with Session.open(recording.session) as session:
+        (cause,) = diagnose(session, Facts.of(checkpoint, "float32")).causes
+    assert "sequences that are packed into one row are not masked from each other" in cause.in_words()

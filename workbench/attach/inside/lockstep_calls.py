@@ -13,7 +13,7 @@ class CallInputs:
     """What `tape.step` takes of a call: ids, positions, requests and places.
 
     A request of transformers is a row of a batch, new with an empty cache; a cache that was seen before goes on with
-    the batch that filled it.
+    the batch that filled it. In a row that several texts are packed into each is a request.
     """
 
     def __init__(self) -> None:
@@ -35,8 +35,13 @@ class CallInputs:
         real = torch.ones(ids.shape, dtype=torch.long)
         if isinstance(mask, Tensor) and mask.ndim == 2:  # a static cache gives a dict of whole masks
             real = mask[:, -ids.shape[1] :].cpu()
-        requests = [f"{batch}.{b}" if one else "" for b, row in enumerate(real.tolist()) for one in row]
         positions = given[0] if given else start
+        if not (start if held is None else held):
+            packed = _packed(positions, kwargs.get("cu_seq_lens_q"), real)
+            if packed is not None:
+                requests = [f"{batch}.{name}" if name else "" for name in packed[0]]
+                return ids, positions, requests, packed[1]
+        requests = [f"{batch}.{b}" if one else "" for b, row in enumerate(real.tolist()) for one in row]
         known = held is not None and _ascending(positions, real)
         return ids, positions, requests, _places(ids.shape, mask, held) if known else None
 
@@ -48,6 +53,19 @@ class CallInputs:
         if held == 0:
             self._filled[past] = self.batches
         return self._filled.setdefault(past, self.batches)  # else it was made in the call before
+
+
+class MegatronInputs:
+    """Of Megatron-core's models, which take ids [batch, T], positions and a mask, and read from the beginning."""
+
+    def __init__(self) -> None:
+        self._calls = CallInputs()
+
+    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+        given = dict(zip(("input_ids", "position_ids"), args, strict=False))
+        told = {name: kwargs[name] for name in ("input_ids", "position_ids") if kwargs.get(name) is not None}
+        packed = getattr(kwargs.get("packed_seq_params"), "cu_seqlens_q", None)
+        return self._calls((), {**given, **told, "cu_seq_lens_q": packed})
 
 
 def _held(cache: Any) -> int | None:
@@ -75,6 +93,35 @@ def _places(shape: torch.Size, mask: Any, held: int | None) -> Tensor | None:
     if not isinstance(mask, Tensor) or mask.ndim != 2 or mask.shape[1] != (held or 0) + new:
         return None
     return (mask.long().cumsum(1) - 1).clamp_min(0)[:, -new:].cpu()
+
+
+def _packed(positions: Any, starts: Any, real: Tensor) -> tuple[list[str], Tensor] | None:
+    """The text of each token, "" of padding, row after row, and how many tokens of it come before, [batch, T]; None
+    where no row has several. `starts` are where texts begin in the batch as one row; else they do at position 0."""
+    begins, ends = torch.zeros(real.shape, dtype=torch.bool), [real.shape[1]] * len(real)
+    if isinstance(starts, Tensor):
+        first = starts.cpu().long()
+        begins.view(-1)[first[first < real.numel()]] = True
+    elif isinstance(positions, Tensor) and positions.ndim <= real.ndim:
+        begins = positions.cpu().expand(real.shape) == 0
+        ends = [_filled_from(row) for row in begins.tolist()]
+    names, places, several = list[str](), list[int](), False
+    for row, (firsts, kept) in enumerate(zip(begins.tolist(), real.tolist(), strict=True)):
+        text = place = 0
+        for column, first in enumerate(firsts):
+            read = bool(kept[column]) and column < ends[row]
+            if read and first and place:
+                text, place, several = text + 1, 0, True
+            names.append(f"{row}.{text}" if read else "")
+            places.append(place if read else 0)
+            place += read
+    return (names, torch.tensor(places).view(real.shape)) if several else None
+
+
+def _filled_from(begins: list[bool]) -> int:
+    """Where the tokens begin that fill a row up: two or more at its end, each at position 0."""
+    count = next((n for n, first in enumerate(reversed(begins)) if not first), len(begins))
+    return len(begins) - (count if count > 1 else 0)
 
 
 def _ascending(positions: Any, real: Tensor) -> bool:

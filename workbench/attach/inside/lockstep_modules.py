@@ -21,7 +21,9 @@ from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, TAKE, functions_of, shown_call
 from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other
+from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names
 from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names
+from .lockstep_wrappers import home_of, plain_modules
 
 if TYPE_CHECKING:
     from .lockstep_tap import Tape
@@ -51,6 +53,7 @@ _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out,
     **TAKE,
     **GEMMA4_TAKE,
     **LLAMA4_TAKE,
+    **MEGATRON_TAKE,
     "in": lambda x, owner: x[0],
     "out": lambda x, owner: _first(x),
     "sum": lambda x, owner: x[1] if isinstance(x, tuple) else None,
@@ -85,8 +88,11 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     """
     if tape.facts["capture"] == "ids":
         return
-    parts = list(module.named_modules(remove_duplicate=False))
+    parts = list(plain_modules(module))
     paths, times = dict(parts), Counter(id(part) for _, part in parts)
+    megatron = names is None and is_megatron(paths)
+    if names is None and megatron:
+        names = MEGATRON
     if names is None:
         names = FUSED if any(hasattr(part, "q_size") for part in paths.values()) else TRANSFORMERS
     prefix = _decoder(paths)
@@ -117,7 +123,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         layouts |= dict.fromkeys(whole, "replicate")
     for path, part in parts:
         count = times.pop(id(part), 0)  # what layers share comes once, and is of the layer we are in
-        if not count or part is module:
+        if not count or not path:
             continue
         layer, local = places[path]
         if layer is not None and not local:
@@ -126,7 +132,10 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
             continue
         leaf = {} if any(True for _ in part.children()) else {"out": f"{local}[out]"}
         owner = paths[path.rpartition(".")[0]]
-        for take, tap in (names.get(local, leaf) | more_of(local, owner)).items():
+        found = names.get(local, leaf) | more_of(local, owner)
+        if megatron and local in MEGATRON:
+            found = megatron_names(local, part, owner)
+        for take, tap in found.items():
             if gathered and tap == ".attn.o_proj.partial":  # of a part of what is recorded whole
                 continue
             kind = "" if tap.startswith(".layer_input") else tap.rpartition(".")[2]  # these are whole
@@ -134,7 +143,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
             if tap.startswith(".mlp.shared."):
                 take, layout = _of_shared(take, tap, part, tape)
             home = layers if layer is None else layer if count == 1 else None
-            see = _See(tape, take, tap, home, layout, owner)
+            see = _See(tape, take, tap, home, layout, owner, tokens_first=megatron)
             _register(part, see)
 
 
@@ -265,8 +274,10 @@ class _See:
     """What is taken of one part, as a tap of `layer`; None: of the layer that the tape is in."""
 
     def __init__(
-        self, tape: Tape, take: str, tap: str, layer: int | None, layout: str, owner: nn.Module
-    ) -> None:
+        self, tape: Tape, take: str, tap: str, layer: int | None, layout: str, owner: nn.Module,
+        *, tokens_first: bool = False,
+    ) -> None:  # fmt: skip
+        self.tokens_first = tokens_first
         self.tape, self.take, self.tap, self.layer, self.layout, self.owner = (
             tape,
             take,
@@ -287,6 +298,7 @@ class _See:
         name = f"layers.{layer - back}{self.tap[back:]}" if self.tap[back] == "." else self.tap
         try:
             x = _TAKE[self.take](value, self.owner)
+            x = x.transpose(0, 1) if self.tokens_first and isinstance(x, Tensor) and x.ndim > 2 else x
             if isinstance(x, Tensor) and x.numel() and layer >= back:
                 self._tap(name, x)
         except Exception as error:
@@ -322,13 +334,12 @@ def _register(part: nn.Module, see: _See) -> None:
         _hook(tape, part.register_forward_pre_hook(lambda _, args: see(args)))
     elif take.startswith("rotated"):
         if (mine := rotated_calls(part, take, tape.undo)) is not None:
-            _replace(tape, sys.modules[type(part).__module__], "apply_rotary_pos_emb", see, mine)
+            _replace(tape, home_of(part, "apply_rotary_pos_emb"), "apply_rotary_pos_emb", see, mine)
     elif take == "all layers":
         _replace(tape, see.owner, "project_per_layer_inputs", see, lambda args: True)
     elif take.startswith("rotary"):
-        home = sys.modules[type(part).__module__]
         name = "apply_rotary_emb" if "rows" in take else "apply_rotary_pos_emb"
-        if hasattr(home, name):
+        if (home := home_of(part, name)) is not None:
             _replace(tape, home, name, see, lambda args: tape.layer == see.layer)
     elif take == "attended" or take.startswith("rule"):
         for functions, name in functions_of(take, part):

@@ -26,18 +26,28 @@ def keep_weights(module: nn.Module, engine: str, rank: int, size: int, model: st
 
 def _keep(module: nn.Module, engine: str, rank: int, size: int, model: str) -> None:
     folder = Path(os.environ["LOCKSTEP_TAP"]) / f"rank{rank}"
-    if (folder / "weights.json").exists():  # of another model in the same process, as a draft's
-        return
+    if not (folder / "weights.json").exists():  # else of another model in the same process, as a draft's
+        write_weights(module, folder, f"{engine} {version(engine)}".strip(), rank, size, model)
+
+
+def write_weights(
+    module: nn.Module,
+    folder: Path,
+    engine: str,
+    rank: int,
+    size: int,
+    model: str = "",
+    *,
+    whole: bool = False,
+) -> None:
+    """Into a rank's folder. `whole`: of what FSDP has cut the whole tensors, for which every rank has to come here."""
     folder.mkdir(parents=True, exist_ok=True)
     kept: dict[str, Tensor] = {}
-    facts: dict[str, Any] = {"engine": f"{engine} {version(engine)}".strip(), "rank": rank, "size": size}
+    facts: dict[str, Any] = {"engine": engine, "rank": rank, "size": size}
     facts |= {"model": str(model), "buffers": [], "same": {}, "skipped": {}, "dtypes": {}}
     seen: dict[tuple[Any, ...], str] = {}
     for name, held, is_buffer in _tensors(module):
-        x, dtype = (
-            held.to_local() if hasattr(held, "to_local") else held,
-            str(held.dtype).removeprefix("torch."),
-        )
+        x, dtype = _of_rank(held, whole=whole), str(held.dtype).removeprefix("torch.")
         if x.is_meta or (dtype not in CODES and not dtype.startswith("float8")):
             facts["skipped"][name] = "meta" if x.is_meta else dtype
             continue
@@ -59,6 +69,14 @@ def _keep(module: nn.Module, engine: str, rank: int, size: int, model: str) -> N
     new = folder / "weights.json.new"
     new.write_text(json.dumps(facts), encoding="utf-8")
     os.replace(new, folder / "weights.json")
+
+
+def _of_rank(held: Any, *, whole: bool) -> Tensor:
+    """A tensor, or of one that is cut over ranks this one's part."""
+    found: Tensor = held
+    if hasattr(held, "to_local"):
+        found = held.full_tensor() if whole else held.to_local()
+    return found
 
 
 def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:

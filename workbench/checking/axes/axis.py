@@ -12,7 +12,7 @@ from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.plain_text import plural
 
-AxisName = Literal["batch", "order", "preempt", "chunk", "prefix", "tp", "ep"]
+AxisName = Literal["batch", "order", "preempt", "chunk", "prefix", "tp", "ep", "speculation"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)
 #: `equal`: the same bits. `rounding`: other bits, and no operation is wrong. `bug`: one is, in one run more than in the
 #: other. `inconclusive`: what was recorded does not tell. `not tried`: there is no such variant of this run.

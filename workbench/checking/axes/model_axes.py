@@ -28,6 +28,7 @@ from lockstep.workbench.checking.axes.schedules import (
     preempted,
     reversed_order,
     rewound,
+    speculated,
     together,
 )
 from lockstep.workbench.checking.invariants.runs import changes_with_passes, crowd
@@ -230,6 +231,16 @@ class ModelAxes:
             return "no request decodes: give --steps 2"
         return self._scheduled("dropped and read anew = undisturbed", preempted)
 
+    def _speculation(self) -> list[_Pair] | str:
+        if why := changes_with_passes(self.opened.config):
+            return why
+        if self.steps < 3:
+            return "too few tokens to draft some and go on: give --steps 4"
+        config = replace(self.config, chunk_tokens=None)
+        return [
+            _Pair("from verified drafts = token by token", _Run(config, together), _Run(config, speculated))
+        ]
+
     def _tp(self) -> list[_Pair] | str:
         asked = self.config.tp
         others = [tp for tp in _RANKS if tp != asked and self._fits(tp, 1)]
@@ -270,6 +281,7 @@ _PAIRS: Mapping[AxisName, Callable[[ModelAxes], list[_Pair] | str]] = {
     "preempt": ModelAxes._preempt,
     "tp": ModelAxes._tp,
     "ep": ModelAxes._ep,
+    "speculation": ModelAxes._speculation,
 }
 
 

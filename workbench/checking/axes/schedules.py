@@ -1,4 +1,5 @@
-"""The orders in which one engine can run the same requests: together, alone, reversed, preempted, from a kept prefix.
+"""The orders in which one engine can run the same requests: together, alone, reversed, preempted, speculated, from a
+kept prefix.
 
 Requests are forced onto the same tokens, so that every run computes the same rows. Each schedule leaves a session whose
 sequences have the requests' numbers.
@@ -74,6 +75,9 @@ class RequestRun:
         return {request: tuple(told) for request, told in self.emitted.items()}
 
 
+#: Drafts of one pass that are right, and that are wrong, at most.
+_RIGHT, _WRONG = 1, 2
+
 Schedule = Callable[[Inferior, Requests], Emitted]
 
 
@@ -112,6 +116,34 @@ def preempted(inferior: Inferior, requests: Requests) -> Emitted:
     if len(requests.prompts) > 1:
         run.step()
     run.begin(0, seq=len(requests.prompts))
+    run.finish()
+    return run.tokens
+
+
+def speculated(inferior: Inferior, requests: Requests) -> Emitted:
+    """All in one batch, decoded by drafts: a pass verifies right ones with wrong ones behind them, all of which are
+    then taken back out of the cache, and another verifies the right ones alone. Of the two the second is recorded."""
+    run, recorder, vocabulary = RequestRun(inferior, requests), inferior.recorder, inferior.model.vocab_size
+    for request in range(len(requests.prompts)):
+        run.begin(request)
+    run.step()
+    while not any(map(run.done, run.emitted)):
+        at = len(run.emitted[0])
+        right = {
+            request: told[at : min(at + _RIGHT, requests.steps)] for request, told in requests.forced.items()
+        }
+        recorder.branch, here = None, inferior.step_number
+        for request, drafts in right.items():
+            room = requests.steps - at - len(drafts)
+            wrong = [(requests.forced[request][at] + 1 + i) % vocabulary for i in range(min(_WRONG, room))]
+            inferior.draft(request, [*drafts, *wrong])
+        inferior.step()
+        inferior.rewind(here)
+        recorder.branch = 0
+        for request, drafts in right.items():
+            inferior.draft(request, drafts)
+            run.emitted[request] += drafts
+        run.step()
     run.finish()
     return run.tokens
 

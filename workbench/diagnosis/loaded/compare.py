@@ -76,7 +76,8 @@ class _Comparison:
 
     def __init__(self, checkpoint: LoadedFrom, size: int) -> None:
         self.checkpoint, self.source, self.size = checkpoint, checkpoint.source, size
-        self.parameters = Parameters(checkpoint.source, checkpoint.tied)
+        head_dim = 0 if checkpoint.model is None else checkpoint.model.head_dim
+        self.parameters = Parameters(checkpoint.source, checkpoint.tied, head_dim)
         self.found: dict[tuple[str, Mistake], set[tuple[int, int | None, str]]] = defaultdict(set)
         self.held: dict[str, list[Span]] = defaultdict(list)
         self.dtypes: dict[tuple[str, str], int] = defaultdict(int)
@@ -185,6 +186,10 @@ class _Comparison:
         if (order := in_another_order(runs, wanted)) is not None:
             return order
         rows, scope = wrong[:_LOOKED_AT], in_rows(wrong, len(x))
+        if place.among:
+            scope = in_rows(
+                [place.taken.start + row for row in wrong], self.parameters.shapes[place.parameter][0]
+            )
         a, b = (x, y) if not scope else (x[rows], y[rows])
         found = None
         if bool(a.any()):

@@ -16,6 +16,7 @@ from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.graph.checkpoint_names import STACKS
 from lockstep.engine.parallel.shards import Span
+from lockstep.workbench.diagnosis.loaded.megatron import GROUPED, grouped_rows, plain_name
 
 Shape = tuple[int, ...]
 
@@ -40,21 +41,22 @@ EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 @dataclass(frozen=True, slots=True)
 class HeldPart:
     """`rows` of an engine's tensor (of matrix `matrix` of a stack) are `taken` of the checkpoint's `parameter`, in its
-    `columns` (None: all, or it is a vector)."""
+    `columns` (None: all, or it is a vector). `among`: it is one of several parts that a rank has of the parameter."""
 
     parameter: str
     rows: Span
     taken: Span
     columns: Span | None = None
     matrix: int | None = None
+    among: bool = False
 
 
 def key_of(name: str) -> str:
     """What a name of a parameter has in common with those of other libraries: "layers.3.mlp.up_proj.weight", outside
     the layers the last two words."""
-    words = [word for word in name.split(".") if word not in _WRAPPERS]
-    if (match := _LAYER.search(".".join(words))) is None:
-        return ".".join(words[-2:])
+    name = plain_name(".".join(word for word in name.split(".") if word not in _WRAPPERS))
+    if (match := _LAYER.search(name)) is None:
+        return ".".join(name.split(".")[-2:])
     parts = match[2].split(".")
     inside = "experts" in parts or "block_sparse_moe" in parts
     parts = [_OTHER_NAMES.get(part, part) if inside else part for part in parts]
@@ -63,9 +65,10 @@ def key_of(name: str) -> str:
 
 class Parameters:
     """The parameters of a checkpoint by what their names have in common with others'. `tied`: the head is the
-    embedding."""
+    embedding; `head_dim` 0: not known."""
 
-    def __init__(self, source: Source, tied: bool) -> None:
+    def __init__(self, source: Source, tied: bool, head_dim: int = 0) -> None:
+        self.head_dim = head_dim
         self.shapes: dict[str, Shape] = {
             name: source.info(name).shape for name in source.names() if not other_part(name)
         }
@@ -85,6 +88,8 @@ class Parameters:
             return list(self._single(self._names[key], shape, rank, size))
         if (match := _STACKED_EXPERTS.fullmatch(key)) and len(shape) == 3:
             return list(self._of_experts(match[1], _OF_EXPERTS[match[2]], shape, rank, size))
+        if f".{GROUPED}." in key:
+            return list(self._grouped(key, shape, rank, size))
         owner, _, leaf = key.rpartition(".")
         above, _, module = owner.rpartition(".")
         parts = STACKS.get(f"{above.rpartition('.')[2]}.{module}", ()) or STACKS.get(f"mlp.{module}", ())
@@ -120,6 +125,16 @@ class Parameters:
                 name, Span(start, start + count), taken, Span(0, shape[1]) if len(shape) > 1 else None
             )
             start += count
+
+    def _grouped(self, key: str, shape: Shape, rank: int, size: int) -> Iterator[HeldPart]:
+        """Queries, keys and values group by group."""
+        names = [self._names.get(key.replace(GROUPED, f"self_attn.{one}_proj"), "") for one in "qkv"]
+        if not all(names) or not self.head_dim:
+            return
+        q, k, v = (self.shapes[name][0] for name in names)
+        columns = Span(0, shape[1]) if len(shape) > 1 else None
+        for which, rows, taken in grouped_rows((q, k, v), shape[0], self.head_dim, rank, size):
+            yield HeldPart(names[which], rows, taken, columns, among=True)
 
     def _of_experts(
         self, layer: str, modules: Sequence[str], shape: Shape, rank: int, size: int

@@ -12,6 +12,7 @@ from lockstep.workbench.diagnosis.mismatch.level import ROLLOUT, TRAINER, Level
 from lockstep.workbench.diagnosis.mismatch.logprobs import Reported, compare_definitions, raw_logprobs
 from lockstep.workbench.diagnosis.mismatch.operations import compare_operations
 from lockstep.workbench.diagnosis.mismatch.routing import compare_routing
+from lockstep.workbench.diagnosis.mismatch.shares import GapShares, gap_shares
 from lockstep.workbench.diagnosis.mismatch.side import Side
 from lockstep.workbench.diagnosis.mismatch.tokens import compare_tokens
 from lockstep.workbench.diagnosis.mismatch.weights import compare_weights
@@ -21,21 +22,26 @@ from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.rounding_order import rounding_orders
 from lockstep.workbench.diagnosis.row_comparison import RowComparison, compare_rows
 from lockstep.workbench.diagnosis.row_sides import RowSide
+from lockstep.workbench.diagnosis.search_time import SearchTime
 from lockstep.workbench.views.token_texts import TokenTexts
 
 #: Seconds after which no further cause of a side's own errors is looked for.
 _SEARCH_SECONDS = 30.0
+#: Seconds after which no further operation's share of the gap is asked for.
+_SHARES_SECONDS = 30.0
 
 
 @dataclass(frozen=True, slots=True)
 class MismatchReport:
     """`levels` in their order; `gaps` of the response's tokens, `statistics` of them; `rows` is the comparison of every
-    tap, None where no row of the two is of the same tokens."""
+    tap, None where no row of the two is of the same tokens; `shares` are the operations' of the gap, where there is a
+    checkpoint."""
 
     levels: tuple[Level, ...]
     gaps: tuple[TokenGap, ...]
     statistics: GapStatistics
     rows: RowComparison | None = field(repr=False)
+    shares: GapShares = field(default_factory=GapShares, repr=False)
 
     @property
     def answer(self) -> Level | None:
@@ -78,7 +84,8 @@ def compare_runs(
         operation, shape = compare_operations(a, b, rows, explained, roundings)
     found = gaps(pairs, mine, others)
     levels = (tokens, weights, definition, routing, operation, shape)
-    return MismatchReport(levels, tuple(found), GapStatistics.of(found), rows if rows.rows else None)
+    shares = gap_shares(ours, theirs, found, SearchTime(_SHARES_SECONDS))
+    return MismatchReport(levels, tuple(found), GapStatistics.of(found), rows if rows.rows else None, shares)
 
 
 def _explained(side: Side) -> Explanation:

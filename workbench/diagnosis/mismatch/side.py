@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,7 +19,8 @@ from lockstep.workbench.diagnosis.row_sides import RowSide
 Values = NDArray[np.float64]
 #: Rows of logits that are held at once.
 _AT_ONCE = 64
-_HIDDEN = "final_norm"
+#: What the head reads.
+HIDDEN = "final_norm"
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,22 +47,38 @@ class Side:
         """Position and logits [vocab] of the rows that have a next token; those that are known."""
         positions = sorted(self.targets(line))
         for start in range(0, len(positions), _AT_ONCE):
-            wanted = positions[start : start + _AT_ONCE]
-            found: dict[int, Values] = {}
-            if "tensor" in self.rows.kinds("logits"):
-                recorded = self.rows.rows("logits", "tensor", line.seq, wanted)
-                found = {position: row.astype(np.float64).reshape(-1) for position, row in recorded.items()}
-            found |= self._of_hidden(line, [position for position in wanted if position not in found])
-            yield from sorted(found.items())
+            yield from sorted(self.logits_at(line.seq, positions[start : start + _AT_ONCE]).items())
 
-    def _of_hidden(self, line: Line, positions: list[int]) -> dict[int, Values]:
+    def logits_at(self, seq: int, positions: list[int]) -> dict[int, Values]:
+        """Logits [vocab] by position, those that are known: as recorded, else what the head makes of `final_norm`."""
+        recorded = self.recorded_logits(seq, positions)
+        return recorded | self._of_hidden(seq, [one for one in positions if one not in recorded])
+
+    def recorded_logits(self, seq: int, positions: list[int]) -> dict[int, Values]:
+        """By position; of most passes the last row alone is recorded."""
+        if "tensor" not in self.rows.kinds("logits"):
+            return {}
+        recorded = self.rows.rows("logits", "tensor", seq, positions)
+        return {position: row.astype(np.float64).reshape(-1) for position, row in recorded.items()}
+
+    def _of_hidden(self, seq: int, positions: list[int]) -> dict[int, Values]:
+        if not positions or "tensor" not in self.rows.kinds(HIDDEN):
+            return {}
+        rows = self.rows.rows(HIDDEN, "tensor", seq, positions)
+        values = self.head({position: row.astype(np.float64).reshape(-1) for position, row in rows.items()})
+        return {} if values is None else dict(zip(rows, values, strict=True))
+
+    def head(self, hidden: Mapping[Any, Values]) -> Values | None:
+        """[rows, vocab] that the checkpoint's head gives of rows of HIDDEN; None where it cannot."""
         weight = None if self.facts is None else self.facts.weight(HEAD)
-        if self.facts is None or weight is None or not positions or "tensor" not in self.rows.kinds(_HIDDEN):
-            return {}
-        rows = self.rows.rows(_HIDDEN, "tensor", line.seq, positions)
-        if not rows or any(row.size != weight.shape[1] for row in rows.values()):
-            return {}
-        given = {"x": np.stack([row.astype(np.float64).reshape(-1) for row in rows.values()])}
-        formula = formula_of(OUTSIDE["logits"], self.facts.model)
-        values = evaluate(formula, {**numbers_of(self.facts.model), **given, "weight": weight, "bias": 0.0})
-        return dict(zip(rows, values, strict=True))
+        if self.facts is None or weight is None or not hidden:
+            return None
+        if any(row.size != weight.shape[1] for row in hidden.values()):
+            return None
+        given = {
+            **numbers_of(self.facts.model),
+            "x": np.stack(list(hidden.values())),
+            "weight": weight,
+            "bias": 0.0,
+        }
+        return np.asarray(evaluate(formula_of(OUTSIDE["logits"], self.facts.model), given))

@@ -67,6 +67,7 @@ class RecordedTaps:
         self._kept = RecentlyUsed[_Decoded](KEPT_BYTES)
         self._replaced: dict[str, _Decoded] = {}
         self._captured = recording.session.captured_taps(recording.branch)
+        self._hidden: frozenset[str] = frozenset()
 
     @property
     def ranks(self) -> range:
@@ -74,7 +75,11 @@ class RecordedTaps:
 
     def has(self, tap: str) -> bool:
         """Whether the session knows the tap and has not given a reason why it cannot."""
-        return self.recording.has_tap(tap) and tap not in self.recording.session.meta.absent
+        return (
+            self.recording.has_tap(tap)
+            and tap not in self._hidden
+            and tap not in self.recording.session.meta.absent
+        )
 
     def captured(self, tap: str) -> bool:
         """Whether any tensor of it was recorded."""
@@ -134,6 +139,12 @@ class RecordedTaps:
             **self._replaced,
             tap: _Decoded(lead, {r: tuple(tensors[r]) for r in set(lead)}, 0),
         }
+        return other
+
+    def without(self, hidden: Collection[str]) -> RecordedTaps:
+        """The same recording as if it did not have some taps."""
+        other = copy(self)
+        other._hidden = self._hidden | frozenset(hidden)
         return other
 
     def forgetting(self, replaced: Collection[str]) -> RecordedTaps:

@@ -105,15 +105,37 @@ def test_what_was_taken_back_is_no_longer_before() -> None:
 @pytest.mark.parametrize(
     "given",
     [
-        {"position_ids": torch.tensor([[0, 1, 0, 1]])},  # two texts in a row
         {"position_ids": torch.arange(4).expand(3, 1, 4)},  # axes of M-RoPE
         {"attention_mask": torch.ones(1, 1, 4, 4)},  # a tree of drafts, or any other form
         {"attention_mask": torch.ones(1, 9, dtype=torch.long)},  # of tokens that the cache has not seen
     ],
-    ids=["packed", "axes", "form", "length"],
+    ids=["axes", "form", "length"],
 )
 def test_places_are_not_told_where_they_are_not_known(given: dict[str, Any]) -> None:
     assert told(CallInputs(), [[5, 6, 7, 8]], None, **given)[1] is None
+
+
+@pytest.mark.parametrize(
+    ("given", "texts", "places"),
+    [
+        ({"position_ids": torch.tensor([[0, 1, 0, 1, 2]])}, "00111", [0, 1, 0, 1, 2]),
+        ({"position_ids": torch.tensor([[0, 1, 0, 0, 0]])}, "00   ", None),  # filled up: one text
+        ({"position_ids": torch.tensor([[0, 0, 1, 0, 0]])}, "011  ", [0, 0, 1, 0, 0]),
+        ({"cu_seq_lens_q": torch.tensor([0, 1, 2, 5])}, "01222", [0, 0, 0, 1, 2]),  # of whatever positions
+        ({"position_ids": torch.tensor([[0, 0, 1, 0, 1]]), "attention_mask": torch.tensor([[0, 1, 1, 2, 2]])},
+         " 0011", [0, 0, 1, 0, 1]),
+        ({"position_ids": torch.zeros(1, 5, dtype=torch.long)}, "00000", None),
+    ],
+)  # fmt: skip
+def test_texts_packed_into_a_row_are_requests_of_their_own(
+    given: dict[str, Any], texts: str, places: list[int] | None
+) -> None:
+    names, found = told(CallInputs(), [[5, 6, 7, 8, 9]], None, **given)
+    if places is None:
+        assert set(names) == {"1.0"}
+    else:
+        assert names == [f"1.0.{text}" if text != " " else "" for text in texts]
+    assert found == places
 
 
 def test_a_cache_of_others_tells_no_place() -> None:

@@ -47,6 +47,8 @@ PLANTED: list[tuple[str, dict[str, str], int, AxisName, str]] = [
     ("qwen2", {"cache_reuse": "false"}, 1, "chunk", "layers.0.attn.k_cache"),
     ("qwen2", {"cache_reuse": "first_lost"}, 1, "preempt", "layers.0.attn.k_cache"),
     ("qwen2", {"cache_layer": "shared"}, 1, "chunk", "layers.0.attn.k_cache"),
+    ("qwen2", {"positions": "stuck"}, 1, "speculation", "layers.0.attn.q_rope"),
+    ("qwen3_next", {"state_before": "restarted"}, 1, "speculation", "layers.0.attn.state"),
     ("qwen2", {"reduce": "missing"}, 2, "tp", "layers.0.attn.o_proj"),
 ]  # fmt: skip
 
@@ -69,4 +71,4 @@ def test_a_right_model_rounds_at_most(family: str, tmp_path: Path) -> None:
     assert bugs(found) == {}
     assert {one.verdict for one in found} <= {"equal", "rounding", "not tried"}
     tried = {one.axis for one in found if one.verdict != "not tried"}
-    assert tried >= {"batch", "order", "preempt", "chunk", "prefix", "tp"}
+    assert tried >= {"batch", "order", "preempt", "chunk", "prefix", "tp", "speculation"}

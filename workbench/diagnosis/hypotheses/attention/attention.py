@@ -18,11 +18,14 @@ from lockstep.workbench.diagnosis.hypotheses.attention.choices import Choice, he
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks, masks_as_numbers
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     exchanged_roles,
+    in_front,
     in_place,
     other_queries,
     other_rows,
+    packed_before,
     queries_of,
     rotations_inside,
+    seen_before,
 )
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, paper_slopes
 from lockstep.workbench.diagnosis.hypotheses.attention.sinks import Form, sink_forms
@@ -146,6 +149,7 @@ def _likely(tree: AttentionTree) -> Iterator[Trial]:
         yield _one("hidden", "number", detail, changes)
     for detail, change in masks(max(len(one.key_at) for one in tree.given)):
         yield _one("allowed", "map", detail, {"allowed": change})
+    yield from _packed_together(tree)
     for detail, form in sink_forms(site) if site.operation != "scores" else ():
         yield _one("sinks", "function", detail, {"softmax": partial(_of_form, form)})
     for detail, change in softmaxes() if tree.site.operation != "scores" else ():
@@ -272,6 +276,17 @@ def _other_sequences(tree: AttentionTree) -> Iterator[Trial]:
     if tree.context:
         for seq in sorted({one.seq for one in passes}):
             yield _one("context", "map", ("other_sequence", float(seq)), {"context": of(seq)})
+
+
+def _packed_together(tree: AttentionTree) -> Iterator[Trial]:
+    """The keys and values of the sequences of the step before one's own, as in a row that has no mask between them."""
+    if not tree.context or len({one.seq for one in tree.site.taps.passes}) < 2:
+        return
+    before = {role: packed_before(tree.site, role) for role in ("k", "v")}
+    if any(x is not None and np.isfinite(x).all() for x in before["k"]):
+        changes = {role: in_front(tensors) for role, tensors in before.items()}
+        changes["allowed"] = seen_before(before["k"])
+        yield _one("allowed", "map", ("other_sequences",), changes)
 
 
 def _biases(tree: AttentionTree) -> Iterator[Trial]:

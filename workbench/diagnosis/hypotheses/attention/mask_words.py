@@ -67,6 +67,11 @@ _MASKS: Mapping[str, tuple[str, str]] = {
         "mask_blocks",
         "each query sees its block of {0:g} tokens to the end: the mask is causal by blocks",
     ),
+    "other_sequences": (
+        "mask_across_sequences",
+        "tokens see those of the sequences before their own: sequences that are packed into one row are not masked "
+        "from each other",
+    ),
     "every_nth": ("mask_strided", "each query sees every {0:g}th token before it alone"),
 }
 

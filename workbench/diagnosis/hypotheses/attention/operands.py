@@ -51,6 +51,43 @@ def _of_sequence(site: Site, which: str, seq: int, i: int, *, so_far: bool = Fal
     return np.concatenate([found, right[len(found) :]]) if len(found) else None
 
 
+def packed_before(site: Site, which: str) -> Tensors:
+    """Of each part the keys ("k") or values ("v") of the sequences before its own, as far as the step has come, in
+    front of its own; None where there are none."""
+    tensors = site.taps.tensors(site.near(WRITTEN[which]), site.rank)
+    found: list[Array | None] = []
+    for i, part in zip(site.passes, site.parts, strict=True):
+        mine, own = site.taps.passes[i], part.inputs[which]
+        others = [
+            x.reshape(-1, *own.shape[1:])
+            for one, x in zip(site.taps.passes, tensors, strict=True)
+            if one.seq < mine.seq and one.step <= mine.step and x is not None
+        ]
+        found.append(np.concatenate([*others, own]) if others else None)
+    return found
+
+
+def seen_before(tensors: Tensors) -> Change:
+    """The mask with all keys that stand in front of a part's own."""
+
+    def change(allowed: Array, given: Given) -> Array:
+        whole = tensors[given.part]
+        more = 0 if whole is None else len(whole) - allowed.shape[2]
+        return np.concatenate([np.ones((*allowed.shape[:2], more)), allowed], axis=2)
+
+    return change
+
+
+def in_front(tensors: Tensors) -> Change:
+    """A part's own rows with what stands in front of them."""
+
+    def change(x: Array, given: Given) -> Array:
+        whole = tensors[given.part]
+        return x if whole is None else whole
+
+    return change
+
+
 def in_place(tensors: Tensors) -> Change:
     """The tensor of each pass where it has as many numbers; ValueError elsewhere."""
 
