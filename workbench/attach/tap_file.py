@@ -16,6 +16,7 @@ _CAPTURE = "from .lockstep_limits import refuse_capture\n"
 _CALLS = "from .lockstep_calls import CallInputs\n"
 _LINEAR = "from .lockstep_linear import GATED, TAKE, functions_of, shown_call\n"
 _GEMMA4 = "from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls\n"
+_LATENT = "from .lockstep_latent import LATENT, LATENT_TAKE, OF_CACHED, new_rows\n"
 _LINEAR_NAMES = "from .lockstep_linear import LINEAR\n"
 _NAMES = (
     "from .lockstep_names import "
@@ -24,25 +25,27 @@ _NAMES = (
 
 
 def tap_file() -> str:
-    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear, _gemma4, _names, _calls and _modules.py behind
-    it."""
+    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear, _gemma4, _latent, _names, _calls and _modules.py
+    behind it."""
     tape = SOURCE.read_text(encoding="utf-8")
-    limits, linear, gemma4, names, calls, modules = (
-        _body(f"lockstep_{name}.py") for name in ("limits", "linear", "gemma4", "names", "calls", "modules")
+    limits, linear, gemma4, latent, names, calls, modules = (
+        _body(f"lockstep_{name}.py")
+        for name in ("limits", "linear", "gemma4", "latent", "names", "calls", "modules")
     )
     assert _TAPE in modules, "what the joined file has already"
     assert _TAPE in linear, "as well"
     assert _LINEAR in modules, "which stands before it there"
     assert _GEMMA4 in modules, "as this does"
+    assert _LATENT in modules, "as this does"
     assert _NAMES in modules, "as this does"
     assert _LINEAR_NAMES in names, "after that"
     assert _CALLS in modules, "as this does"
     assert _CAPTURE in modules, "which is in the limits"
     assert _LIMITS in tape, "where its limits belong"
-    for line in (_CAPTURE, _LINEAR, _GEMMA4, _NAMES, _CALLS):
+    for line in (_CAPTURE, _LINEAR, _GEMMA4, _LATENT, _NAMES, _CALLS):
         modules = modules.replace(line, "")
     names = names.replace(_LINEAR_NAMES, "")
-    behind = f"{linear}\n\n{gemma4}\n\n{names}\n\n{calls}\n\n{modules}".replace(_TAPE, "")
+    behind = f"{linear}\n\n{gemma4}\n\n{latent}\n\n{names}\n\n{calls}\n\n{modules}".replace(_TAPE, "")
     return f"{tape.replace(_LIMITS, limits)}\n\n{behind}"
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .lockstep_calls import CallInputs
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
+from .lockstep_latent import LATENT, LATENT_TAKE, OF_CACHED, new_rows
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, TAKE, functions_of, shown_call
 from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names
@@ -30,11 +31,14 @@ _SHARED = ("shared_expert", "shared_experts", "shared_mlp")
 _OF_MLP = {f".mlp.{one}" for one in ("gate_proj", "up_proj", "gate_up_proj", "act_fn", "down_proj")}
 #: Mixtral's and MiniMax' name of the block, and that of others.
 _MIXTRAL = (".block_sparse_moe", ".mlp")
-_SHARDED = ("q_proj", "q_b_proj", "q_norm", "q_rope", "q_rope_norm", "context", "gated", "gate", "up", "act")
+_SHARDED = (
+    "q_proj", "q_b_proj", "kv_b_proj", "q_norm", "q_rope", "q_rope_norm", "context", "gated", "gate", "up", "act",
+)  # fmt: skip
 _KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
     **GEMMA4_TAKE,
+    **LATENT_TAKE,
     "in": lambda x, owner: x[0],
     "out": lambda x, owner: _first(x),
     "sum": lambda x, owner: x[1] if isinstance(x, tuple) else None,
@@ -90,7 +94,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
     if _attention_is_whole(tape, paths):
-        layouts |= dict.fromkeys(("q_proj", "q_b_proj", "context"), "replicate")
+        layouts |= dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj", "q_rope", "context"), "replicate")
     gathered = tape.facts["size"] > 1 and _attention_is_gathered(module)
     if gathered:
         whole = ("q_proj", "q_norm", "q_rope", "context", *_KV)
@@ -130,7 +134,7 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     }
     names = names | {f".mlp.{one}{path[4:]}": taps for path, taps in shared.items() for one in _SHARED}
     if ".self_attn.kv_b_proj" in parts and ".self_attn" in names:  # which rotates a part of each head alone
-        names = names | {".self_attn": {}}
+        names = names | LATENT
     if ".linear_attn" in parts and "in" in names[".post_attention_layernorm"]:
         names = names | GATED
     if ".post_feedforward_layernorm" not in parts:
@@ -230,6 +234,7 @@ def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
             tape.skip()
         else:
             tape.step(*found)
+            tape.held = getattr(told, "held", None)
 
     def returned(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         error = sys.exc_info()[1]
@@ -281,6 +286,12 @@ class _See:
         if self.take == "rule state":  # one of each sequence, after its last token
             self.tape.tap(name, x, self.layout, range(n // len(x) - 1, n, n // len(x)))
             return
+        if self.take in OF_CACHED:
+            found = new_rows(x, self.tape.held, shape[-1])
+            if found is None:
+                self.tape.skip()
+                return
+            x = found
         if own and x.shape[: len(shape)] != shape and len(x) != n:
             self.tape.skip()
             return
@@ -309,11 +320,11 @@ def _register(part: nn.Module, see: _See) -> None:
         home = sys.modules[type(part).__module__]
         if hasattr(home, "apply_rotary_pos_emb"):
             _replace(tape, home, "apply_rotary_pos_emb", see, lambda args: tape.layer == see.layer)
-    elif take == "attended" or take.startswith("rule"):
+    elif take.startswith(("attended", "rule")):
         for functions, name in functions_of(take, part):
             mine = (
                 (lambda args: args[0] is part)
-                if take == "attended"
+                if take.startswith("attended")
                 else (lambda args: tape.layer == see.layer)
             )
             shown_call(tape, functions, name, see, mine)
