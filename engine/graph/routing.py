@@ -16,9 +16,11 @@ def sigmoid(x: Array) -> Array:
     return np.asarray(1 / (1 + np.exp(-np.clip(x, -700, 700))))
 
 
-def candidates(scores: Array, groups: float = 1, top_groups: float = 1, group_best: float = 2) -> Array:
-    """Scores [N, E], -inf outside of each token's best groups: those whose so many best experts have the highest sum
-    (DeepSeek-V3, arXiv:2412.19437: two; DeepSeek-V2, arXiv:2405.04434: one)."""
+def candidates(
+    scores: Array, groups: float = 1, top_groups: float = 1, group_best: float = 2, outside: float = -np.inf
+) -> Array:
+    """Scores [N, E], `outside` of each token's best groups another number: of those whose so many best experts have the
+    highest sum (DeepSeek-V3, arXiv:2412.19437: two; DeepSeek-V2, arXiv:2405.04434: one)."""
     if groups == 1:
         return scores
     by_group = scores.reshape(len(scores), int(groups), -1)
@@ -26,7 +28,7 @@ def candidates(scores: Array, groups: float = 1, top_groups: float = 1, group_be
     best = np.argsort(-sums, -1, kind="stable")[:, : int(top_groups)]
     kept = np.zeros_like(sums, dtype=bool)
     np.put_along_axis(kept, best, True, -1)
-    return np.where(kept[..., None], by_group, -np.inf).reshape(scores.shape)
+    return np.where(kept[..., None], by_group, outside).reshape(scores.shape)
 
 
 def chosen(

@@ -12,56 +12,26 @@ SOURCE = INSIDE / NAME
 _FUTURE = "from __future__ import annotations\n"
 _TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"
 _LIMITS = "from .lockstep_limits import TapeLimits, alone, refuse_capture\n"
-_CAPTURE = "from .lockstep_limits import refuse_capture\n"
-_CALLS = "from .lockstep_calls import CallInputs\n"
-_LINEAR = "from .lockstep_linear import GATED, TAKE, functions_of, shown_call\n"
-_GEMMA4 = "from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls\n"
-_LLAMA4 = "from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other\n"
-_WRAPPERS = "from .lockstep_wrappers import home_of, plain_modules\n"
-_MEGATRON = "from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names\n"
-_LINEAR_NAMES = "from .lockstep_linear import LINEAR\n"
-_NAMES = (
-    "from .lockstep_names import "
-    "BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names\n"
-)
+#: What stands behind the tape, each behind all that it imports.
+_BEHIND = ("linear", "gemma4", "latent", "llama4", "names", "calls", "wrappers", "megatron", "modules")
+_IMPORT = re.compile(r"^from \.lockstep_(\w+) import [^(\n]+\n", re.ASCII | re.MULTILINE)
 
 
 def tap_file() -> str:
-    """lockstep_tap.py with lockstep_limits.py in it, lockstep_linear, _gemma4, _llama4, _names, _calls, _wrappers,
-    _megatron and _modules.py behind it."""
+    """lockstep_tap.py with lockstep_limits.py in it, and what hooks modules behind it: what one of them imports of
+    another is there already."""
     tape = SOURCE.read_text(encoding="utf-8")
-    limits, linear, gemma4, llama4, names, calls, wrappers, megatron, modules = (
-        _body(f"lockstep_{name}.py")
-        for name in (
-            "limits",
-            "linear",
-            "gemma4",
-            "llama4",
-            "names",
-            "calls",
-            "wrappers",
-            "megatron",
-            "modules",
-        )  # fmt: skip
-    )
-    assert _TAPE in modules, "what the joined file has already"
-    assert _TAPE in linear, "as well"
-    assert _LINEAR in modules, "which stands before it there"
-    assert _GEMMA4 in modules, "as this does"
-    assert _LLAMA4 in modules, "as this does"
-    assert _NAMES in modules, "as this does"
-    assert _LINEAR_NAMES in names, "after that"
-    assert _CALLS in modules, "as this does"
-    assert _WRAPPERS in modules, "as this does"
-    assert _MEGATRON in modules, "and this"
-    assert _CAPTURE in modules, "which is in the limits"
     assert _LIMITS in tape, "where its limits belong"
-    for line in (_CAPTURE, _LINEAR, _GEMMA4, _LLAMA4, _NAMES, _CALLS, _WRAPPERS, _MEGATRON):
-        modules = modules.replace(line, "")
-    names = names.replace(_LINEAR_NAMES, "")
-    parts = (linear, gemma4, llama4, names, calls, wrappers, megatron, modules)
-    behind = "\n\n".join(parts).replace(_TAPE, "")
-    return f"{tape.replace(_LIMITS, limits)}\n\n{behind}"
+    there, parts = ["limits"], [tape.replace(_LIMITS, _body("lockstep_limits.py"))]
+    for name in _BEHIND:
+        body = _body(f"lockstep_{name}.py").replace(_TAPE, "")
+        missing = set(_IMPORT.findall(body)) - set(there)
+        assert not missing, f"what {name} imports stands behind it: {missing}"
+        parts.append(_IMPORT.sub("", body))
+        there.append(name)
+    whole = "\n\n".join(parts)
+    assert ".lockstep_" not in whole, "an import that is no line of its own"
+    return whole
 
 
 def _body(name: str) -> str:

@@ -11,6 +11,7 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     other_experts,
     other_matrix,
 )
+from lockstep.workbench.diagnosis.hypotheses.masked_groups import masked_groups
 from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
 from lockstep.workbench.diagnosis.hypotheses.mixture_ranks import terms_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_within
@@ -97,7 +98,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "residual": (row_edits,),
     "activation": (row_edits,),
     "head": (product_maps, product_edits, processed),
-    "choice": (routing_edits,),
+    "choice": (routing_edits, masked_groups),
     "choice_weights": (routing_edits,),
     "combine": (routing_edits,),
     MIXTURE: (terms_of_ranks, mixture_edits, other_experts_within),

@@ -24,7 +24,7 @@ from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.operations.sources import sources_of
 from lockstep.workbench.diagnosis.recording import Array, Recording
-from lockstep.workbench.views.causes import UNNAMED, Cause
+from lockstep.workbench.views.causes import NO_CAUSE, UNNAMED, Cause
 from lockstep.workbench.views.golden_event import Divergence
 from lockstep.workbench.views.moved import ROUNDING
 
@@ -39,11 +39,31 @@ def named(
     facts: Facts,
     branch: int = 0,
 ) -> list[Cause]:
-    """The causes in the order in which they show. `first` is where the run leaves the golden reference."""
-    if first is None or first.tap not in {one.tap for one in found.unjudged}:
+    """The causes in the order in which they show. `first` is where the run leaves the golden reference: that much is
+    told where nothing is named."""
+    if first is None:
         return list(found.causes)
-    taps = RecordedTaps(Recording(engine, branch), Recording(golden))
-    return [*_on_golden_inputs(first.tap, taps, facts), *found.causes]
+    lent: list[Cause] = []
+    if first.tap in {one.tap for one in found.unjudged}:
+        taps = RecordedTaps(Recording(engine, branch), Recording(golden))
+        lent = _on_golden_inputs(first.tap, taps, facts)
+    return [*lent, *found.causes] or [_unexplained(first, found)]
+
+
+def _unexplained(first: Divergence, found: Explanation) -> Cause:
+    """Where the run leaves the reference, and why nothing more is known."""
+    reason = next((one.reason for one in found.unjudged if one.tap == first.tap), "")
+    why = f"it could not be judged by itself, as {reason}" if reason else "it is right on its own inputs"
+    return Cause(
+        name="unnamed",
+        text=f"differs from the reference ({first.reason}), and {NO_CAUSE}: {why}",
+        kind=UNNAMED,
+        tap=first.tap,
+        place=first.tap,
+        layers=() if first.layer is None else (first.layer,),
+        ranks=first.ranks,
+        steps=(first.step,),
+    )
 
 
 def _on_golden_inputs(tap: str, taps: RecordedTaps, facts: Facts) -> list[Cause]:

@@ -82,6 +82,9 @@ def shaped(tap: str, array: NDArray[Any], model: ModelMeta) -> NDArray[Any]:
         return array
     if local not in HEADS:
         return array.reshape(rows, -1)
+    operation = operation_at(tap)
+    if operation is not None and operation.width == "rope_key":  # which all heads share
+        return array.reshape(rows, 1, -1)
     size = head_dim(model)
     if array.ndim == 3 or size is None or (array.size // max(rows, 1)) % size:
         return array

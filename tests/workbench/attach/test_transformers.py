@@ -188,13 +188,14 @@ def test_a_bug_of_divided_experts_is_named(
         ("granite", "no_residual_multiplier", "layers.1.attn_residual"),
         ("granite", "a_rank_s_term_is_lost", "layers.1.mlp.down.partial"),
         ("deepseek-v3", "no_norm_of_latents", "layers.1.attn.kv_a_norm"),
-        ("deepseek-v3", "no_mscale", "layers.1.attn.context"),
+        ("deepseek-v3", "no_mscale", "layers.1.attn.context"),  # its keys are made of the latents
     ],
 )
 def test_a_bug_in_a_sharded_model_is_placed(name: str, bug: str, tap: str, tmp_path: Path) -> None:
     told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, bug)
     assert told["verdict"] == "diverged"
     assert told["first_divergence"]["tap"] == tap
+    assert told["causes"][0]["tap"] == tap
 
 
 @pytest.mark.gpu

@@ -222,7 +222,9 @@ def test_damage_to_an_operation_without_its_inputs_is_not_blamed_on_anything(
 ) -> None:
     rng = np.random.default_rng(1)
     spoil = {Q: lambda x, at: x + rng.normal(0, 1, x.shape)}
-    assert on_golden_inputs(case, tmp_path, ("attn_norm",), spoil, 1) == []
+    (cause,) = on_golden_inputs(case, tmp_path, ("attn_norm",), spoil, 1)
+    assert (cause.kind, cause.layers) == (UNNAMED, (1,))
+    assert "as neither it nor its inputs (layers.1.attn_norm) were captured" in cause.text
 
 
 def test_large_legitimate_biases_are_not_accused(tmp_path: Path) -> None:

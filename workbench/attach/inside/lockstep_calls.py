@@ -18,6 +18,7 @@ class CallInputs:
 
     def __init__(self) -> None:
         self.batches = 0
+        self.held: int | None = None  # how many columns the cache of the call has before its own
         self._filled: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
     def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
@@ -30,7 +31,7 @@ class CallInputs:
         mask = kwargs.get("attention_mask")
         given = [kwargs[name] for name in ("position_ids", "cache_position") if kwargs.get(name) is not None]
         start = 0 if past is None else int(past.get_seq_length())
-        held = start if past is None else _held(past)
+        held = self.held = start if past is None else _held(past)
         batch = self._batch(past, start if held is None else held)
         real = torch.ones(ids.shape, dtype=torch.long)
         if isinstance(mask, Tensor) and mask.ndim == 2:  # a static cache gives a dict of whole masks

@@ -78,7 +78,7 @@ TAKE: dict[str, Callable[[Any, Any], Any]] = {
 def functions_of(take: str, part: Any) -> Iterator[tuple[Any, str]]:
     """The functions that a module's code calls by their names: the mapping in which they stand, and the name."""
     home = sys.modules[type(part).__module__]
-    if take == "attended":
+    if take.startswith("attended"):
         name = part.config._attn_implementation
         known = getattr(home, "ALL_ATTENTION_FUNCTIONS", {})
         if name in known:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .lockstep_calls import CallInputs
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
+from .lockstep_latent import LATENT, LATENT_TAKE, OF_CACHED, new_rows
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import GATED, TAKE, functions_of, shown_call
 from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other
@@ -36,22 +37,14 @@ _OF_MLP = {
 #: Mixtral's and MiniMax' name of the block and Llama 4's, which others call `mlp`.
 _BLOCKS = re.compile(r"^\.(block_sparse_moe|feed_forward)(?=\.|$)", re.ASCII)
 _SHARDED = (
-    "q_proj",
-    "q_b_proj",
-    "q_norm",
-    "q_rope",
-    "q_rope_norm",
-    "q_unit_norm",
-    "context",
-    "gated",
-    "gate",
-    "up",
-    "act",
-)
+    "q_proj", "q_b_proj", "kv_b_proj", "q_norm", "q_rope", "q_rope_norm", "q_unit_norm", "context", "gated", "gate",
+    "up", "act",
+)  # fmt: skip
 _KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "k_unit_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
     **GEMMA4_TAKE,
+    **LATENT_TAKE,
     **LLAMA4_TAKE,
     **MEGATRON_TAKE,
     "in": lambda x, owner: x[0],
@@ -116,7 +109,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
     if _attention_is_whole(tape, paths):
-        layouts |= dict.fromkeys(("q_proj", "q_b_proj", "context"), "replicate")
+        layouts |= dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj", "q_rope", "context"), "replicate")
     gathered = tape.facts["size"] > 1 and _attention_is_gathered(module)
     if gathered:
         whole = ("q_proj", "q_norm", "q_rope", "context", *_KV)
@@ -159,7 +152,7 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     }
     names = names | {f".mlp.{one}{path[4:]}": taps for path, taps in shared.items() for one in _SHARED}
     if ".self_attn.kv_b_proj" in parts and ".self_attn" in names:  # which rotates a part of each head alone
-        names = names | {".self_attn": {}}
+        names = names | LATENT
     if ".linear_attn" in parts and "in" in names[".post_attention_layernorm"]:
         names = names | GATED
     if ".post_feedforward_layernorm" not in parts:
@@ -259,6 +252,7 @@ def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
             tape.skip()
         else:
             tape.step(*found)
+            tape.held = getattr(told, "held", None)
 
     def returned(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         error = sys.exc_info()[1]
@@ -313,6 +307,12 @@ class _See:
         if self.take == "rule state":  # one of each sequence, after its last token
             self.tape.tap(name, x, self.layout, range(n // len(x) - 1, n, n // len(x)))
             return
+        if self.take in OF_CACHED:
+            found = new_rows(x, self.tape.held, shape[-1])
+            if found is None:
+                self.tape.skip()
+                return
+            x = found
         if own and x.shape[: len(shape)] != shape and len(x) != n:
             self.tape.skip()
             return
@@ -341,11 +341,11 @@ def _register(part: nn.Module, see: _See) -> None:
         name = "apply_rotary_emb" if "rows" in take else "apply_rotary_pos_emb"
         if (home := home_of(part, name)) is not None:
             _replace(tape, home, name, see, lambda args: tape.layer == see.layer)
-    elif take == "attended" or take.startswith("rule"):
+    elif take.startswith(("attended", "rule")):
         for functions, name in functions_of(take, part):
             mine = (
                 (lambda args: args[0] is part)
-                if take == "attended"
+                if take.startswith("attended")
                 else (lambda args: tape.layer == see.layer)
             )
             shown_call(tape, functions, name, see, mine)

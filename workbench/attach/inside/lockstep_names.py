@@ -11,7 +11,7 @@ from .lockstep_linear import LINEAR
 #: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
 #: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
 #: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_gemma4,
-#: lockstep_llama4.
+#: lockstep_llama4, lockstep_latent.
 Names = dict[str, dict[str, str]]
 BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
@@ -49,7 +49,6 @@ TRANSFORMERS: Names = BOTH | {
     ".self_attn.q_b_proj": {"out": ".attn.q_b_proj"},
     ".self_attn.kv_a_proj_with_mqa": {"out": ".attn.kv_a_proj"},
     ".self_attn.kv_a_layernorm": {"out": ".attn.kv_a_norm"},
-    ".self_attn.kv_b_proj": {},  # of all that is cached: no row of the pass
     ".self_attn.o_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
     ".post_attention_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".pre_feedforward_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},

@@ -79,6 +79,7 @@ class Tape:
         self.index = self.layer = 0  # the next pass; the decoder layer that runs
         self.line: dict[str, Any] | None = None  # the pass that is open
         self.shape: tuple[int, ...] = ()  # of its ids
+        self.held: int | None = None  # columns of a cache before those, where that is known
         self.undo: list[Callable[[], None]] = []  # takes hooks away again
         self._tensors: dict[str, Tensor] = {}
         self._waiting: dict[tuple[int, torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}

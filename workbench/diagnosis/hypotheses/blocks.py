@@ -38,7 +38,7 @@ def key_positions(part: Part) -> NDArray[np.int64]:
 def by_head(site: Site, x: NDArray[Scalar]) -> NDArray[Scalar]:
     """Any tensor of an attention site with its heads first: of a context [T, heads * D] -> [heads, T, D]."""
     if site.operation in CONTEXTS:
-        return x.reshape(len(x), -1, site.facts.model.head_dim).swapaxes(0, 1)
+        return x.reshape(len(x), -1, site.facts.model.value_dim).swapaxes(0, 1)
     return x.swapaxes(0, 1) if site.operation == "cache" else x
 
 

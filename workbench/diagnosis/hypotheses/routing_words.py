@@ -19,6 +19,11 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     },
     ("choice", "groups", "number", 1.0):
         ("choice_ungrouped", "experts are chosen from all groups, not from the best ones alone"),
+    ("choice", "chosen", "applied", "masked_by_zero"): (
+        "groups_masked_by_zero",
+        "experts of groups that are out have the score 0, not minus infinity: they come before those whose scores are "
+        "negative",
+    ),
     ("choice", "sigmoid", "function", "softmax"):
         ("choice_by_softmax", "experts are chosen by a softmax of the logits, not by sigmoids"),
     ("choice", "softmax", "function", "sigmoid"):

@@ -56,6 +56,7 @@ class Facts:
         misread: Callable[[str], Any] = lambda name: (),
     ) -> None:
         self.model, self.dtype, self._read, self.misread = model, dtype, read, misread
+        self.whole = model  # whatever layer `model` is of
         self._kept: OrderedDict[str, NDArray[Any] | None] = OrderedDict()
 
     @classmethod
@@ -84,6 +85,7 @@ class Facts:
     def at(self, dtype: str) -> Facts:
         """The same in an engine of another dtype."""
         found = Facts(self.model, dtype, self._read, self.misread)
+        found.whole = self.whole
         found.model_free = self.model_free
         return found
 

@@ -7,7 +7,9 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from lockstep.engine.graph import Operation, operation_of
+from lockstep.engine.graph import LAYER, Operation, operation_of
+from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
+from lockstep.engine.graph.operation import Kind
 from lockstep.engine.parallel.shards import is_first_of_group
 from lockstep.engine.taps.flow import is_known, near
 from lockstep.engine.taps.names import layer_of, local_name
@@ -340,7 +342,26 @@ class _RankOperation:
 
     def _history(self, source: OperationInput) -> dict[int, Array]:
         """For each pass before which all were captured the rows [K, kv_heads, D] of its sequence so far."""
-        tensors, found = self.taps.tensors(source.tap, self.rank), dict[int, Array]()
+        if source.made is None:
+            return self._rows_so_far(source.tap, source)
+        held = [self._rows_so_far(tap, source) for tap in source.taps]
+        roles = LAYER[f"attn.{source.made}"].inputs
+        whole = (i for i in held[0] if all(i in rows for rows in held))
+        return {
+            i: self._made(source.made, {role: rows[i] for role, rows in zip(roles, held, strict=True)})
+            for i in whole
+        }
+
+    def _made(self, kind: Kind, given: Mapping[str, Array]) -> Array:
+        """Keys or values [K, heads, D] of what latents gave [K, 1, heads * D], and of the rotated part of keys."""
+        latent = self.facts.model.latent
+        assert latent is not None, "keys and values that are made of latents"
+        expanded = given["expanded"].reshape(len(given["expanded"]), -1, latent.expanded_dim)
+        numbers = numbers_of(self.facts.model)
+        return np.asarray(evaluate(FORMULAS[kind], {**numbers, **given, "expanded": expanded}))
+
+    def _rows_so_far(self, tap: str, source: OperationInput) -> dict[int, Array]:
+        tensors, found = self.taps.tensors(tap, self.rank), dict[int, Array]()
         for seq in {one.seq for one in self.taps.passes}:
             mine = [i for i, one in enumerate(self.taps.passes) if one.seq == seq]
             mine = mine[: next((n for n, i in enumerate(mine) if tensors[i] is None), len(mine))]

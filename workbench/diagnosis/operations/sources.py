@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import BLOCKS, LAYER, MULTIPLIED, Operation, instead_of, operation_of
 from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
-from lockstep.engine.graph.operation import OF_POSITIONS
+from lockstep.engine.graph.operation import OF_POSITIONS, Kind
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.operations.expected import (
@@ -72,6 +72,8 @@ def _with_lengths(tap: str) -> tuple[str, ...]:
 def _taken(operation: Operation, facts: Facts) -> _Inputs:
     """Inputs by role: taps of the same layer, of which the first that was captured counts. Of a model that is not
     known, those that stand in for what it may lack."""
+    if operation.form == "cached_rows":  # of the new tokens what was written of them
+        return {role: _instead(tap, facts) for role, tap in operation.inputs.items()}
     if operation.kind in ("state", "delta"):
         return {role: _with_lengths(tap) for role, tap in operation.inputs.items()}
     if operation.form == "cells" or operation.kind == "context":
@@ -95,7 +97,8 @@ def _fused(operation: Operation, facts: Facts) -> _Inputs:
 class OperationInput:
     """One input by role: a tap of which each rank's own part goes in, or (`gathered`) all ranks'; of several taps
     their sum. `history`: of all tokens of the sequence so far. What was still to be done: `rotate`, `normalise`,
-    `shorten` (heads to a length of 1), `finish` (what comes behind the rotation)."""
+    `shorten` (heads to a length of 1), `finish` (what comes behind the rotation); `made`: the taps are the inputs of an
+    operation of this kind, in its order."""
 
     taps: tuple[str, ...]
     gathered: bool = False
@@ -104,6 +107,7 @@ class OperationInput:
     normalise: bool = False
     shorten: bool = False
     finish: bool = False
+    made: Kind | None = None
 
     @property
     def tap(self) -> str:
@@ -184,13 +188,29 @@ def _inputs(
             if best
             else next((s for s in _sums(names[kinds[-1]], facts.model) if all(map(taps.captured, s))), None)
         )
+        made = None if best else _made_of_latents(kinds[0], layer, taps, facts)
         if summed:
             sources[role] = OperationInput(summed)
+        elif made:
+            sources[role] = made
         elif best or there:
             sources[role] = _source(operation, role, best or there[0], names, facts)
         else:
             missing = f"{names[kinds[-1]]} was not recorded"
     return sources, missing
+
+
+def _made_of_latents(kind: str, layer: int | None, taps: RecordedTaps, facts: Facts) -> OperationInput | None:
+    """Keys or values of all that is cached, by what each token's latent gave when it was new and by the rotated part of
+    its key; None of other taps, and where these were not recorded."""
+    operation = LAYER.get(kind)
+    if operation is None or operation.kind not in ("keys", "values"):
+        return None
+    read = [LAYER[tap] for tap in operation.inputs.values()]
+    written = (one.inputs["written"] if one.kind == "cache" else one.tap for one in read)
+    names = tuple(near(tap, layer, facts.model.num_layers) for tap in written)
+    recorded = all(map(taps.captured, names))
+    return OperationInput(names, history=True, made=operation.kind) if recorded else None
 
 
 def _source(operation: str, role: str, kind: str, names: Mapping[str, str], facts: Facts) -> OperationInput:

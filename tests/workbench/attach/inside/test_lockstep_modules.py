@@ -152,6 +152,31 @@ def test_every_tap_of_families_that_are_others_but_for_a_few_flags(
         np.testing.assert_array_equal(found[tap].reshape(seen[tap].shape), seen[tap], err_msg=tap)
 
 
+@pytest.mark.parametrize(
+    ("family", "cache"), [("deepseek_v2", "dynamic"), ("deepseek_v3", "dynamic"), ("deepseek_v3", "static")]
+)
+def test_every_tap_of_attention_of_latents_but_its_caches(family: str, cache: str, tmp_path: Path) -> None:
+    """Of the product of all cached latents the rows of the new tokens, wherever a cache puts them."""
+    model = load_golden(tiny_checkpoint(tmp_path, family), "float32", "cpu")
+    tape = Tape(tmp_path / "dump", config=model.config)
+    attach(model, tape)
+    follow(model, tape)
+    given = {"cache_implementation": cache, "max_new_tokens": 2, "do_sample": False}
+    seen: dict[str, np.ndarray] = {}
+    with torch.no_grad():
+        ids = model.generate(torch.tensor([IDS]), **given)[:, :-1]
+        tape.close()
+        with tapped(model, lambda tap, x: seen.update({tap: x.detach().clone().numpy()})):
+            model(ids)
+    cached = re.compile(rf"{UNSEEN.pattern}|.*\.(latent_cache|rope_cache|keys|values)")
+    wanted = {tap for tap in seen if ".attn." in tap and not cached.fullmatch(tap)}
+    prefill, decode = taps(tmp_path / "dump"), taps(tmp_path / "dump", 1)
+    assert {tap for tap in prefill if ".attn." in tap} == wanted
+    for tap in wanted:
+        rows = np.concatenate([one[tap].reshape(-1, *seen[tap].shape[1:]) for one in (prefill, decode)])
+        np.testing.assert_allclose(rows, seen[tap], atol=1e-5, err_msg=tap)
+
+
 def test_a_batch_names_a_request_a_row_and_its_padding(model: Any, tmp_path: Path) -> None:
     tape = Tape(tmp_path, only=["embed", "logits"])
     attach(model, tape)

@@ -8,9 +8,10 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.graph import GATE_UP, MULTIPLIED, QKV
+from lockstep.engine.graph import MULTIPLIED, QKV
 from lockstep.engine.graph.formula import product
 from lockstep.workbench.diagnosis.hypotheses.maps import Mapped
+from lockstep.workbench.diagnosis.hypotheses.products.stacks import stack_of, wrongly_cut
 from lockstep.workbench.diagnosis.hypotheses.products.wrong import Wrong, mapped
 from lockstep.workbench.diagnosis.nearest import nearest_columns
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -27,7 +28,7 @@ def columns_moved(site: Site) -> Iterator[Mapped]:
     wrong = Wrong.of(site)
     if wrong is None or len(wrong.rows) < _TOKENS or site.columns is not None:
         return
-    for kinds in dict.fromkeys(((site.kind,), _pack(site.kind))):
+    for kinds in dict.fromkeys(((site.kind,), stack_of(site))):
         pack = _Pack.of(site, kinds)
         if pack is None:
             continue
@@ -43,10 +44,6 @@ def columns_moved(site: Site) -> Iterator[Mapped]:
             bias = pack.bias[nearest] if with_bias else wrong.rest[wrong.columns]
             found = wrong.put(made[:, nearest] + bias)
             yield from ((edit, found, cost) for edit, cost in _named(wrong, pack, nearest, own))
-
-
-def _pack(kind: str) -> tuple[str, ...]:
-    return QKV if kind in QKV else GATE_UP if kind in GATE_UP else (kind,)
 
 
 class _Pack:
@@ -116,6 +113,10 @@ def _of_the_pack(wrong: Wrong, pack: _Pack, nearest: Indices, at: tuple[str | fl
     if pack.kinds == QKV and np.array_equal(nearest, _by_kv_heads(site, wrong.columns)):
         yield mapped("pack_by_kv_heads"), 0
         known = True
+    for words, held in wrongly_cut(site, pack.kinds, wrong.columns) if len(site.taps.ranks) > 1 else ():
+        if np.array_equal(nearest, held):
+            yield mapped("stack_cut", words), 0
+            known = True
     if not known:
         yield mapped("columns_moved", at=at), 0
 

@@ -176,6 +176,7 @@ _PHRASES: Mapping[str, tuple[str, str, str]] = {
         "q, k and v are cut out of the rank's pack where they begin in the pack of all ranks"),
     "pack_by_kv_heads": ("pack_by_kv_heads", "heads",
         "q, k and v, which lie one after the other, are cut out as if the pack held each KV head's together"),
+    "stack_cut": ("stack_cut", "sharding", "{0}"),
     "columns_moved": ("columns_moved", "sharding",
         "{0:g} columns hold other columns of the pack: column {1:g} is {2}'s column {3:g}"),
     "columns_exchanged": ("columns_exchanged", "reduce", _SLICES),

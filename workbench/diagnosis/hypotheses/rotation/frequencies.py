@@ -17,6 +17,7 @@ from lockstep.engine.config.rope_scaling import RopeScaling
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, magnitude
 from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.views.causes import numbers_in_words
 
 #: Bases that models really have.
 KNOWN_BASES = (
@@ -57,6 +58,37 @@ def frequency_rules(model: ModelConfig, rows: Sequence[Row], lengths: Lengths) -
     own = frequencies(model, lengths)
     text = "the frequencies are applied in reverse order: the first pair turns slowest"
     yield FrequencyRule("rope_frequencies_reversed", text, own[..., ::-1], magnitude(model), {})
+
+
+def rules_of_other_layers(
+    whole: ModelConfig, model: ModelConfig, lengths: Lengths
+) -> Iterator[FrequencyRule]:
+    """The base and the scaling of layers of another type in the place of the layer's own, both of them or one. `whole`
+    is the model, `model` that of the layer, with heads of the channels that rotate."""
+    own, others = (model.rope_theta, model.rope_scaling), dict[tuple[float, RopeScaling], list[int]]()
+    for layer in range(whole.num_layers):
+        other = whole.of_layer(layer)
+        if other.rotary_dim and (rope := (other.rope_theta, other.rope_scaling)) != own:
+            others.setdefault(rope, []).append(layer)
+    for (theta, scaling), layers in others.items():
+        whose = f"layer{'s' * (len(layers) > 1)} {numbers_in_words(layers)}"
+        ways = {
+            (theta, scaling): "the rotation is that of {}: ",
+            (theta, own[1]): "theta is that of {}: ",
+            (own[0], scaling): "the scaling of the frequencies is that of {}: ",
+        }
+        for rope, words in ways.items():
+            if rope == own:
+                continue
+            text = f"{words.format(whose)}{_in_words(*rope)} instead of {_in_words(*own)}"
+            values = frequencies(model, lengths, *rope)
+            fitted = {"theta": rope[0], "scaling": rope[1].kind, "factor": rope[1].factor, "layers": layers}
+            yield FrequencyRule("rope_of_other_layers", text, values, magnitude(model, rope[1]), fitted)
+
+
+def _in_words(theta: float, scaling: RopeScaling) -> str:
+    stretched = "" if scaling.kind == "none" else f" and {scaling.kind} scaling by {scaling.factor:g}"
+    return f"theta {theta:g}{stretched}"
 
 
 def with_base(

@@ -22,7 +22,11 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import (
     in_place,
     in_words,
 )
-from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import FrequencyRule, frequency_rules
+from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import (
+    FrequencyRule,
+    frequency_rules,
+    rules_of_other_layers,
+)
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import NEAR, Rotated
@@ -201,7 +205,8 @@ def _heads(r: Rotated) -> Iterator[Variant]:
 
 def _frequencies(r: Rotated) -> Iterator[Variant]:
     phases = {by: r.phases(RIGHT, by) for by in r.factors}
-    for rule in frequency_rules(r.model, r.site.rows, r.lengths):
+    of_others = rules_of_other_layers(r.site.facts.whole, r.model, r.lengths)
+    for rule in (*of_others, *frequency_rules(r.model, r.site.rows, r.lengths)):
         yield from with_frequencies(r, rule, phases)
 
 

@@ -25,7 +25,7 @@ def merged_heads(site: Site) -> Iterator[Variant]:
     """Variants of how one rank's heads are put together."""
     if not all(part.fits for part in site.parts):
         return
-    half = site.facts.model.head_dim // 2
+    half = site.facts.model.value_dim // 2
     for name, text, form in _LAYOUTS:
         guesses = [form(by_head(site, part.expected), part.inputs["v"].shape[1]) for part in site.parts]
         yield Variant(name, "context", text, {}, in_place(site, list(guesses)), noise=usual_noise(site))
