@@ -13,7 +13,7 @@ _FUTURE = "from __future__ import annotations\n"
 _TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"
 _LIMITS = "from .lockstep_limits import TapeLimits, alone, refuse_capture\n"
 #: What stands behind the tape, each behind all that it imports.
-_BEHIND = ("linear", "gemma4", "latent", "llama4", "names", "calls", "wrappers", "megatron", "modules")
+BEHIND = ("linear", "gemma4", "latent", "llama4", "names", "calls", "wrappers", "megatron", "modules")
 _IMPORT = re.compile(r"^from \.lockstep_(\w+) import [^(\n]+\n", re.ASCII | re.MULTILINE)
 
 
@@ -23,7 +23,7 @@ def tap_file() -> str:
     tape = SOURCE.read_text(encoding="utf-8")
     assert _LIMITS in tape, "where its limits belong"
     there, parts = ["limits"], [tape.replace(_LIMITS, _body("lockstep_limits.py"))]
-    for name in _BEHIND:
+    for name in BEHIND:
         body = _body(f"lockstep_{name}.py").replace(_TAPE, "")
         missing = set(_IMPORT.findall(body)) - set(there)
         assert not missing, f"what {name} imports stands behind it: {missing}"

@@ -21,6 +21,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from lockstep.engine.taps import measure, parts
 from lockstep.workbench.attach.inside import lockstep_tap
 from lockstep.workbench.attach.inside.lockstep_tap import Tape, hashes, statistics
+from lockstep.workbench.attach.tap_file import BEHIND
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 
 INSIDE = Path(lockstep_tap.__file__).parent
@@ -336,7 +337,7 @@ def test_compiled_code_is_left_alone(tmp_path: Path) -> None:
 
 def test_the_files_stand_alone() -> None:
     """They are copied into engines that have no other file of ours, and maybe no numpy."""
-    own = {f"lockstep_{name}" for name in ("tap", "modules", "names", "limits", "linear", "gemma4", "llama4", "calls")}
+    own = {f"lockstep_{name}" for name in ("tap", "limits", *BEHIND)}
     for path in (INSIDE / f"{name}.py" for name in sorted(own)):
         text = path.read_text(encoding="utf-8")
         for node in ast.walk(ast.parse(text, feature_version=(3, 10))):
