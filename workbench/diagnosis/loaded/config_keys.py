@@ -60,7 +60,7 @@ def _objects(config: Mapping[str, object]) -> Iterator[tuple[str, Mapping[str, o
         yield "", config
 
 
-def _defaults(config: Mapping[str, object]) -> dict[str, Any]:
+def _defaults(config: Mapping[str, object]) -> dict[str, object]:
     """What transformers' class of a `model_type` has by itself; nothing where there is none."""
     transformers: Any = importlib.import_module("transformers")
     try:
