@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 from lockstep.engine.errors import ConfigError
@@ -13,6 +15,41 @@ from lockstep.engine.text import printable
 LARGEST = 2**31 - 1
 
 _REQUIRED: Any = object()
+
+
+#: Of each object (`where`) the keys that were asked for; None: nobody wants to know.
+_ASKED: ContextVar[set[tuple[str, str]] | None] = ContextVar("asked", default=None)
+
+
+class _Noted(dict[str, object]):
+    """An object that notes which of its keys are asked for, not those of which it is copied."""
+
+    def __init__(self, data: Mapping[str, object], where: str, asked: set[tuple[str, str]]) -> None:
+        super().__init__(data)
+        self._where, self._asked = where, asked
+
+    def __getitem__(self, key: str) -> object:
+        self._asked.add((self._where, key))
+        return super().__getitem__(key)
+
+    def __contains__(self, key: object) -> bool:
+        self._asked.add((self._where, str(key)))
+        return super().__contains__(key)
+
+    def get(self, key: str, default: Any = None) -> Any:
+        self._asked.add((self._where, key))
+        return super().get(key, default)
+
+
+@contextmanager
+def noting_keys() -> Iterator[set[tuple[str, str]]]:
+    """Inside, (where, key) of all that is asked of a configuration's objects."""
+    asked = set[tuple[str, str]]()
+    token = _ASKED.set(asked)
+    try:
+        yield asked
+    finally:
+        _ASKED.reset(token)
 
 
 class Fields:
@@ -25,7 +62,8 @@ class Fields:
     def __init__(self, data: Mapping[str, object], where: str) -> None:
         if not isinstance(data, Mapping):
             raise ConfigError(f"{where}: expected a JSON object, found {_kind(data)}")
-        self.data = data
+        asked = _ASKED.get()
+        self.data = data if asked is None else _Noted(data, where, asked)
         self.where = where
 
     def __contains__(self, key: str) -> bool:

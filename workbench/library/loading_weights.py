@@ -145,6 +145,7 @@ def weights(
     from torch import nn
 
     from lockstep.workbench.diagnosis.loaded.compare import compare_weights  # needs torch
+    from lockstep.workbench.diagnosis.loaded.config_keys import unread_words  # needs transformers
 
     command = None if isinstance(of, nn.Module) else of
     if command is not None and threading.current_thread() is not threading.main_thread():
@@ -168,4 +169,4 @@ def weights(
         if len(ranks) == size or command is None
         else [f"{len(ranks)} of {size} ranks have written their weights"]
     )
-    return WeightsVerdict(found, (*missing, *failures))
+    return WeightsVerdict(found, (*missing, *failures, *unread_words(path)))

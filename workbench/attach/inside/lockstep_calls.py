@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -62,7 +63,7 @@ class MegatronInputs:
     def __init__(self) -> None:
         self._calls = CallInputs()
 
-    def __call__(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[Any, ...] | None:
+    def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         given = dict(zip(("input_ids", "position_ids"), args, strict=False))
         told = {name: kwargs[name] for name in ("input_ids", "position_ids") if kwargs.get(name) is not None}
         packed = getattr(kwargs.get("packed_seq_params"), "cu_seqlens_q", None)

@@ -75,7 +75,7 @@ def parallel_words(config: Any) -> str:
     return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
 
 
-def config_of(config: Any, vocab_size: int | None) -> dict[str, Any]:
+def config_of(config: Any, vocab_size: int | None) -> dict[str, object]:
     """Its numbers by transformers' names."""
     found = {
         "num_hidden_layers": config.num_layers,

@@ -79,7 +79,7 @@ class GapShares:
 
 
 @dataclass(slots=True)
-class _Run:
+class _SideRun:
     """One side with what the reference says to it. `logits` and `hidden` are of the tokens that are looked at."""
 
     side: Side
@@ -141,10 +141,10 @@ def gap_shares(ours: Side, theirs: Side, gaps: Sequence[TokenGap], time: SearchT
     places = [(one.seq, one.position) for one in chosen]
     runs[0].read(places)
     runs[1].read([partners[place] for place in places])
-    return _Measured(runs, partners, {(one.seq, one.position): one.token for one in chosen}, time).shares()
+    return _ShareSearch(runs, partners, {(one.seq, one.position): one.token for one in chosen}, time).shares()
 
 
-def _runs(ours: Side, theirs: Side, facts: Facts) -> tuple[_Run, _Run]:
+def _runs(ours: Side, theirs: Side, facts: Facts) -> tuple[_SideRun, _SideRun]:
     """Both sides with the operations that can be computed of what either recorded."""
     a, b = (RecordedTaps(Recording(side.rows.session, side.rows.branch)) for side in (ours, theirs))
     names = comparable_taps(a, b)
@@ -152,16 +152,16 @@ def _runs(ours: Side, theirs: Side, facts: Facts) -> tuple[_Run, _Run]:
         first, second = OwnErrors(a, facts, names), OwnErrors(b, facts, names)
         both = [tap for tap in first.names if tap in second.names]
         if both == names:
-            return _Run(ours, first), _Run(theirs, second)
+            return _SideRun(ours, first), _SideRun(theirs, second)
         names = both
 
 
-class _Measured:
+class _ShareSearch:
     """Two runs, `tokens` of which by the rollout's place the next token, and what of each operation differs."""
 
     def __init__(
         self,
-        runs: tuple[_Run, _Run],
+        runs: tuple[_SideRun, _SideRun],
         partners: Mapping[Place, Place],
         tokens: Mapping[Place, int],
         time: SearchTime,
