@@ -14,11 +14,12 @@ from lockstep.engine.graph import operation_of
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, fit, preference
 from lockstep.workbench.diagnosis.operations.deviation import Part
-from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
+from lockstep.workbench.diagnosis.operations.expected import Operands
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.operations.sites import ROW_WISE
 from lockstep.workbench.diagnosis.search import Search
 
 Array = NDArray[np.float64]

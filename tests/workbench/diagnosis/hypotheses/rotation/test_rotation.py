@@ -12,7 +12,7 @@ import torch
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.config.rope_scaling import RopeScaling
+from lockstep.engine.config.rope_scaling import Rope, RopeScaling
 from lockstep.engine.rules.rope import frequencies
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from tests.workbench.diagnosis.variants.made import (
@@ -226,6 +226,25 @@ def test_stretched_contexts_are_told(case: str) -> None:
     assert "rope_scaling" in {one.variant.name for one in found}
     assert any(words in one.variant.text for one in found), [one.variant.text for one in found]
     assert {one.variant.kind for one in found} <= {"rope"} | ({"positions"} if "linear" in case else set())
+
+
+OTHER = RopeScaling("linear", 8.0)
+
+
+@pytest.mark.parametrize(
+    ("used", "words"),
+    [
+        (of_model(rope_theta=3.3e5, rope_scaling=OTHER), "the rotation is that of layers 0, 2"),
+        (of_model(rope_theta=3.3e5), "theta is that of layers 0, 2"),
+        (of_model(rope_scaling=OTHER), "the scaling of the frequencies is that of layers 0, 2"),
+    ],
+    ids=["both", "theta", "scaling"],
+)
+def test_the_rotation_of_layers_of_another_type(used: ModelConfig, words: str) -> None:
+    """Of a window's layer in the middle of others."""
+    others, own = Rope(3.3e5, OTHER), Rope(MODEL.rope_theta, MODEL.rope_scaling)
+    found = best(site(turned(POSITIONS, used), of_model(layer_ropes=(others, own, others))))
+    assert any(one.variant.text.startswith(words) for one in found)
 
 
 @pytest.mark.parametrize(
