@@ -36,6 +36,7 @@ _FAMILIES: tuple[tuple[str, ...], ...] = (
     ("attn.latent_cache", "attn.rope_cache"),
     ("attn.q_a_norm", "attn.kv_a_norm"),
     (*(one.tap for one in LAYER.values() if one.kind == "norm" and one.width == "hidden"), "final_norm"),
+    ("attn.in_proj_b", "attn.in_proj_a"),
     ("mlp.gate", "mlp.up"),
     ("attn.o_proj.partial", "mlp.down.partial"),
     ("attn.o_proj", "mlp.down"),
