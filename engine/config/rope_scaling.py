@@ -236,16 +236,16 @@ def _with_magnitude(
     """Phi-3.5-MoE's: the factor on what is rotated is stated."""
     magnitude = fields.number("short_mscale")
     if fields.number("long_mscale") != magnitude:
-        raise fields.error("long_mscale", f"another number than short_mscale = {magnitude:g} is not supported")
+        raise fields.error(
+            "long_mscale", f"another number than short_mscale = {magnitude:g} is not supported"
+        )
     factor = fields.number("factor", max_position / original, above=0.0)
     return RopeScaling(
         "longrope", factor, original, attention_factor=magnitude, factors=factors, long_factors=factors
     )
 
 
-def _longrope(
-    config: Fields, fields: Fields, original: int, max_position: int, head_dim: int
-) -> RopeScaling:
+def _longrope(config: Fields, fields: Fields, original: int, max_position: int, head_dim: int) -> RopeScaling:
     short, long = (fields.numbers(name, head_dim // 2, above=0.0) for name in ("short_factor", "long_factor"))
     if config.data.get("model_type") == "phimoe":  # whose class never comes to the long factors
         return _with_magnitude(fields, short, original, max_position)

@@ -164,7 +164,9 @@ OUTSIDE: Mapping[str, Operation] = {
         Operation("embed", "embedding", module="model.embed_tokens", gguf="token_embd"),
         *OF_ALL_LAYERS,
         _norm("final_norm", STREAM, "model.norm", "output_norm"),
-        Operation("logits", "head", {"x": "final_norm"}, "vocab", module="lm_head", gguf="output", bias="head_bias"),
+        Operation(
+            "logits", "head", {"x": "final_norm"}, "vocab", module="lm_head", gguf="output", bias="head_bias"
+        ),
     )
 }
 #: Products of the same input, which engines may make in one.
