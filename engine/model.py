@@ -31,6 +31,7 @@ from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNor
 from lockstep.engine.layers.step_inputs import StepInputs
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
+from lockstep.engine.layers.xielu import XIELUMLP
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import Rules
@@ -183,7 +184,7 @@ class Decoder:
             attention = GatedDeltaNet(i, m, m.linear, modules, out_proj, store)
         else:
             attention = self._attention(i, m, modules, rules)
-        mlp = self._mlp(m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
+        mlp = self._mlp(name, m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
             for one in operations_of(m)
@@ -217,11 +218,13 @@ class Decoder:
             rotated = QKNorm(*(Norm(modules[tap], m.head_dim, m, store) for tap in (q, k)), taps=(q, k))
         return Attention(i, whole, qkv, o_proj, self._qk_norm(name), sinks, page, gate, rotated)
 
-    def _mlp(self, m: ModelConfig, modules: Mapping[str, str]) -> MLP:
+    def _mlp(self, layer: str, m: ModelConfig, modules: Mapping[str, str]) -> MLP:
         rows, store = shards.intermediate(m, self.comm.size, self.comm.rank), self._store
         read = [modules[tap] for tap in GATE_UP if tap in modules]
         gate_up = MergedColumnParallelLinear(read, [rows] * len(read), m.hidden_size, m.mlp_bias, store)
         down = RowParallelLinear(modules["mlp.down"], rows, m.hidden_size, m.mlp_bias, self.comm, store)
+        if m.activation == "xielu":
+            return XIELUMLP(gate_up, down, layer, store)
         return (MLP if m.gated else UngatedMLP)(gate_up, down, m.activation)
 
     def _experts(

@@ -15,6 +15,8 @@ from typing import Any
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import (
+    ApertusConfig,
+    ApertusForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
     Cohere2Config,
@@ -165,6 +167,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "helium": (HeliumConfig, HeliumForCausalLM),
     "dots1": (Dots1Config, Dots1ForCausalLM),
     "phimoe": (PhimoeConfig, PhimoeForCausalLM),
+    "apertus": (ApertusConfig, ApertusForCausalLM),
     "mistral4": (Mistral4Config, Mistral4ForCausalLM),
     "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
     "exaone_moe": (ExaoneMoeConfig, ExaoneMoeForCausalLM),
@@ -333,9 +336,10 @@ OWN: dict[str, dict[str, Any]] = {
                    "layer_types": ["sliding_attention", "full_attention"]},
     "phimoe": {"num_hidden_layers": 2, "num_key_value_heads": 4, "num_local_experts": 8, "intermediate_size": 32,
                "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.3, "rope_parameters": {
-                   "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.5],
+                   "rope_type": "longrope", "factor": 4.0, "rope_theta": 1e4, "short_factor": [1.0, 1.1, 1.3, 1.5],
                    "long_factor": [1.0, 2.0, 5.0, 9.0], "short_mscale": 1.2, "long_mscale": 1.2,
                    "original_max_position_embeddings": 8}},
+    "apertus": {"num_hidden_layers": 2, "num_key_value_heads": 4},
     "mistral4": {**LATENT, "num_hidden_layers": 2, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
                  "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "rope_parameters": {
                      **LATENT_YARN, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}},
@@ -461,6 +465,7 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "youtu": ("youtu", {}),
     "llama4": ("llama4_text", {}),
     "mistral4": ("mistral4", {}),
+    "apertus": ("apertus", {}),
     "phimoe": ("phimoe", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
@@ -471,7 +476,7 @@ ALIKE = (
     "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu",
 )  # fmt: skip
 ALIKE_WITH_EXPERTS = (
-    "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo", "mistral4", "phimoe",
+    "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo", "mistral4",
 )  # fmt: skip
 EVERY_VARIANT = VARIANTS | FAMILY_VARIANTS
 

@@ -50,8 +50,8 @@ FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm,
 #: that with 1 added to the weight, and that without a bias.
 NormForm = Literal["rms", "wide", "plus_one", "layer", "layer_plus_one", "centred"]
-#: The activation of the MLP's gate; GELU exact, or by a tanh; the square of ReLU.
-Activation = Literal["silu", "gelu", "gelu_tanh", "relu2"]
+#: The activation of the MLP's gate; GELU exact, or by a tanh; the square of ReLU; xIELU, which has numbers of its own.
+Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "xielu"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,4 +9,5 @@ FurtherFamily = Literal[
     "cohere", "cohere2", "arcee", "stablelm", "nemotron", "vaultgemma", "granitemoe", "ernie4_5_moe",
     "hunyuan_v1_moe", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "solar_open",
     "flex_olmo", "youtu", "llama4_text", "mistral4", "phimoe",
+    "apertus",
 ]  # fmt: skip

@@ -268,6 +268,11 @@ def _youtu(fields: Fields) -> Own:
     }
 
 
+def _apertus(fields: Fields) -> Own:
+    """Qwen3 with an MLP without a gate, whose activation is trained (arXiv:2509.14233)."""
+    return {**_as("qwen3", fields), "gated": False}
+
+
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
     "gemma": FamilyRules(
@@ -318,4 +323,9 @@ RULES: Mapping[Family, FamilyRules] = {
     "llama4_text": LLAMA4,
     "mistral4": MISTRAL4,
     "phimoe": PHIMOE,
+    "apertus": FamilyRules(
+        _apertus, 65_536, eps=1e-5, theta=12e6, activation=("hidden_act", "xielu"),
+        rope={"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0,
+              "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    ),
 }  # fmt: skip

@@ -21,7 +21,10 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
     "relu2": "relu2",
+    "xielu": "xielu",
 }
+#: Those that have no weights, which any family may have.
+_OF_ALL = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
 
 
 def refuse_unsupported(fields: Fields) -> None:
@@ -47,8 +50,9 @@ def activation(fields: Fields, rules: FamilyRules) -> Activation:
     """The MLP's, as `ModelConfig` calls it."""
     key, default = rules.activation
     found = fields.word(key, default)
-    if found not in ACTIVATIONS:
-        raise fields.error(key, f"not a supported activation; supported are {', '.join(ACTIVATIONS)}")
+    supported = [name for name in ACTIVATIONS if name in (default, *_OF_ALL)]
+    if found not in supported:
+        raise fields.error(key, f"not a supported activation; supported are {', '.join(supported)}")
     return ACTIVATIONS[found]
 
 

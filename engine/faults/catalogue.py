@@ -29,6 +29,7 @@ from lockstep.engine.faults import (
     sharding,
     sinks,
     stream,
+    xielu,
 )
 from lockstep.engine.faults.fault import Fault
 
@@ -48,6 +49,7 @@ FAULTS: tuple[Fault, ...] = (
     *sharding.FAULTS,
     *norm.FAULTS,
     *mlp.FAULTS,
+    *xielu.FAULTS,
     *experts.FAULTS,
     *lm_head.FAULTS,
     *names.FAULTS,

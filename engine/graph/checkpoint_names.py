@@ -46,6 +46,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "mistral4": _SHARED_EXPERTS,
     "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+    "apertus": {"attn_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
     "llama4_text": {
         **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},
         **{f"mlp.experts.{one}": f"feed_forward.experts.{{}}.{one}_proj" for one in ("gate", "up", "down")},

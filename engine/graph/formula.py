@@ -128,6 +128,11 @@ def swish(x: Array, slope: float = 1.0) -> Array:
     return np.asarray(x * routing.sigmoid(slope * x))
 
 
+def curve_below_zero(x: Array, eps: float) -> Array:
+    """exp(x) - 1 - x where x is negative, else 0; exp(x) - 1 is at most that of `eps`."""
+    return np.asarray(np.where(x > 0, 0.0, np.expm1(np.minimum(x, eps)) - x))
+
+
 def clamped_within(x: Array, limit: float) -> Array:
     """x within ±limit."""
     return np.clip(x, -abs(limit), abs(limit))
@@ -188,6 +193,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "exp": np.exp,
     "log1p": np.log1p,
     "floor": np.floor,
+    "above_zero": lambda x: np.maximum(x, 0.0),
+    "curve_below_zero": curve_below_zero,
     "negative": np.negative,
     "softplus": recurrence.softplus,
     "convolved": recurrence.convolved,
@@ -227,6 +234,20 @@ CLAMPED_SWIGLU = _of(
     "multiply",
     _of("swish", _of("clamped_above", Node("gate"), Node("limit")), Node("slope")),
     _of("add", _of("clamped_within", Node("up"), Node("limit")), Node("1")),
+)
+#: xIELU (arXiv:2411.13010).
+XIELU = _of(
+    "add",
+    _of("multiply", Node("xielu_beta"), Node("up")),
+    _of(
+        "add",
+        _of("multiply", _of("softplus", Node("alpha_p")), _of("square", _of("above_zero", Node("up")))),
+        _of(
+            "multiply",
+            _of("add", Node("xielu_beta"), _of("softplus", Node("alpha_n"))),
+            _of("curve_below_zero", Node("up"), Node("xielu_eps")),
+        ),
+    ),
 )
 _LINEAR = _of("add", _of("product", _X, _WEIGHT), _BIAS)
 #: Scores before the mask.
@@ -345,6 +366,8 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
         case "activation":
             if model.clamp is not None:
                 return CLAMPED_SWIGLU
+            if model.activation == "xielu":
+                return XIELU
             if not model.gated:
                 return _of(model.activation, Node("up"))
             return _of("multiply", _of(model.activation, Node("gate")), Node("up"))

@@ -216,6 +216,10 @@ class Store:
         """Room for a norm's weight."""
         return torch.empty(size, dtype=self.dtype, device=self.device)
 
+    def number(self) -> Tensor:
+        """Room for a tensor without an axis."""
+        return torch.empty((), dtype=self.dtype, device=self.device)
+
     def bias(self, size: int) -> Tensor:
         """Room for a bias. One that is never written must read as "no bias", not as stale memory."""
         return torch.zeros(size, dtype=self.dtype, device=self.device)

@@ -186,6 +186,11 @@ DECAY = {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
 CORRECTION = "e_score_correction_bias"
 #: What each head's softmax has in its sum beside the keys.
 SINKS = "self_attn.sinks"
+#: The numbers of xIELU, by role: [1] both alphas, the others without an axis.
+XIELU = {
+    "alpha_p": "mlp.act_fn.alpha_p", "alpha_n": "mlp.act_fn.alpha_n", "xielu_beta": "mlp.act_fn.beta",
+    "xielu_eps": "mlp.act_fn.eps",
+}  # fmt: skip
 #: What a layer's output is multiplied by.
 LAYER_SCALAR = "layer_scalar"
 HEAD_BIAS = "lm_head.bias"
@@ -305,6 +310,10 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
             found[correction_name(model)] = _Parameter((model.experts.count,))
         if one.scaled:
             found[LAYER_SCALAR] = _Parameter((1,))
+        if one.kind == "activation" and model.activation == "xielu":
+            found |= {
+                name: _Parameter(() if role.startswith("xielu_") else (1,)) for role, name in XIELU.items()
+            }
         if one.kind == "softmax" and model.sinks:
             found[SINKS] = _Parameter((model.num_heads,), 0, "head")
         if one.kind in ("linear", "experts"):
@@ -425,7 +434,7 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shar
 
 
 def _whole(shape: tuple[int, ...], tp: int) -> Shard:
-    return Shard(shape, None, Span(0, shape[0]), tp)
+    return Shard(shape, None, Span(0, shape[0] if shape else 1), tp)
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,7 +25,7 @@ from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import defaults, latent, per_layer, recurrence, routing
+from lockstep.engine.rules import activation, defaults, latent, per_layer, recurrence, routing
 from lockstep.engine.rules.norm import layer_norm, rms_norm
 from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
 
@@ -107,6 +107,7 @@ class Rules:
     layer_input: Callable[[Tensor, LayerInputs], Tensor] = per_layer.own_part
     act: Callable[[Tensor, Tensor, Gating], Tensor] = defaults.act_and_mul
     act_alone: Callable[[Tensor, Activation], Tensor] = defaults.activated
+    xielu: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor], Tensor] = activation.xielu
     router_scores: Callable[[Tensor, ExpertsConfig], Tensor] = routing.scores
     choice: Callable[[Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.best
     choice_weights: Callable[[Tensor, Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.weights

@@ -62,6 +62,7 @@ _HEADS_FIRST: Collection[Family] = (
     "exaone_moe",
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
+    "apertus",
 )
 
 See = Callable[[str, Seen], None]

@@ -116,6 +116,7 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "weights_by_sigmoids": "router_scores=sigmoid",
     "weights_not_renormalised": "choice_weights=as_they_are",
     "weights_renormalised": "choice_weights=as_shares",
+    "xielu_raw_alpha": "xielu=raw_slope",
     "weights_by_plain_softmax": "choice_weights=softmax",
     "weights_corrected": "choice_weights=corrected",
     "weights_unscaled": "choice_weights=unscaled",

@@ -54,6 +54,8 @@ MODELS = {
     "states": ("qwen3_5_text", {"linear_num_key_heads": 4}),
     "inputs-by-layer": ("gemma4_text", {}),
     "chunked": ("llama4_text", {}),
+    "mixer": ("phimoe", {}),
+    "trained-activation": ("apertus", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

@@ -30,12 +30,12 @@ PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 
 STEPS = 3
 FAMILIES = (
     "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
-    "gemma4", "cohere2", "hunyuan", "nemotron",
+    "gemma4", "cohere2", "hunyuan", "nemotron", "apertus",
 )  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
-    "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe", "llama4",
+    "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe", "llama4", "phimoe",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {
@@ -65,6 +65,7 @@ PLANTED = {
     ("cohere2", "layer_rope=same"): "layers.1.attn.q_rope",
     ("hunyuan", "norm=unweighted"): "layers.0.attn_norm",
     ("nemotron", "load_bias=false"): "layers.0.attn.q_proj",
+    ("apertus", "xielu=raw_slope"): "layers.0.mlp.act",
 }
 
 
@@ -123,6 +124,7 @@ PLANTED_IN_EXPERTS = {
     ("minimax-m2", "sum_squares=own"): ("layers.0.attn.q_norm", ""),
     ("minimax-m2", "choice=uncorrected"): ("layers.0.mlp.topk_ids", "without the correction bias"),
     ("minimax-m2", "layer_rope=whole"): ("layers.0.attn.q_rope", ""),
+    ("phimoe", "choice_weights=softmax"): ("layers.0.mlp.topk_weights", "not SparseMixer's"),
     ("llama4", "chunk=ignored"): ("layers.0.attn.scores", "not cut into chunks of 8"),
     ("llama4", "chunk=sliding"): ("layers.0.attn.scores", "taken for a sliding window"),
     ("llama4", "unit_qk_norm=missing"): ("layers.0.attn.q_unit_norm", "not normalised"),

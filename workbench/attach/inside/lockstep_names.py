@@ -51,6 +51,8 @@ TRANSFORMERS: Names = BOTH | {
     ".self_attn.kv_a_layernorm": {"out": ".attn.kv_a_norm"},
     ".self_attn.o_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
     ".post_attention_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
+    ".attention_layernorm": {"out": ".attn_norm"},
+    ".feedforward_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".pre_feedforward_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".mlp.gate_proj": {"out": ".mlp.gate"},
     ".mlp.up_proj": {"out": ".mlp.up"},
@@ -99,7 +101,7 @@ BEHIND: Names = {
     ".post_feedforward_layernorm": {"out": ".post_mlp_norm"},
 }
 #: Beside Gemma-3 the models of transformers that norm heads as [B, heads, T, D].
-HEADS_FIRST = ("exaone4", "exaone_moe")
+HEADS_FIRST = ("exaone4", "exaone_moe", "apertus")
 #: Those that give the rotation only the part of each head that is rotated.
 IN_PART = ("stablelm", "nemotron")
 TURNED: Names = {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}

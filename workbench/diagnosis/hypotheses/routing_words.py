@@ -1,4 +1,4 @@
-"""Names and plain words for edits of the formulas of routing, whose places differ from model to model."""
+"""Names and plain words for edits of formulas whose places differ from model to model: those of routing, and others."""
 
 from __future__ import annotations
 
@@ -54,6 +54,8 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "weights_scaled_twice",
         "routed_scaling_factor is applied twice: to the weights, and where the experts' outputs are added up",
     ),
+    ("activation", "softplus", "left_out", 0.0):
+        ("xielu_raw_alpha", "an alpha of xIELU is not passed through softplus"),
     ("choice_weights", "mixed", "function", "softmax_taken"):
         ("weights_by_plain_softmax", "weights are a softmax over all experts, not SparseMixer's"),
     ("choice_weights", "jitter", "number", 0.0):

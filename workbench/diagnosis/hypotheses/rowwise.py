@@ -110,7 +110,7 @@ def row_maps(site: Site) -> Iterator[Variant]:
         return
     if site.operation == "residual":
         yield from (_mapped(site, one) for one in rows_of_terms(site, site.inputs))
-    if site.operation == "activation":
+    if site.operation == "activation" and "gate" in site.inputs:
         gate, up, right = site.inputs["gate"], site.inputs["up"], site.expected
         pools = ((np.ones_like(right), right, "the result"), (silu(gate), up, "up"), (up, silu(gate), "gate"))
         for kept, pool, what in pools:
@@ -279,7 +279,12 @@ def _reader_of(site: Site) -> str:
 
 
 def _of_activation(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
-    """The numbers of a clamped one: without the clamp, and with a plain sigmoid."""
+    """The numbers of a clamped one: without the clamp, and with a plain sigmoid; those of xIELU."""
+    if site.facts.model.activation == "xielu":
+        trained: dict[str, Load] = {
+            role: partial(site.facts.vector, name) for role, name in site.weights.items()
+        }
+        return trained, Choices(numbers={"xielu_beta": (0.0, 1.0), "xielu_eps": ()}, orders=False)
     if site.facts.model.clamp is None:
         return {}, Choices()
     numbers = numbers_of(site.facts.model)

@@ -256,7 +256,10 @@ def _sentence(at: Setting, edit: Edit) -> str:
     first = edit.detail[0] if edit.detail else None
     if edit.kind == "map":
         return _map_in_words(at, str(first), edit.detail[1:], fields)
-    plain = _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
+    trained = (
+        at.operation == "activation" and at.model.activation == "xielu"
+    )  # whose formula has other places
+    plain = None if trained else _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
     if plain is not None:
         return plain.format(**fields)
     if (routing := _routing_words(at, edit)) is not None:

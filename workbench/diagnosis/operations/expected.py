@@ -26,6 +26,8 @@ from lockstep.engine.graph.formula import (
     rotation_of,
     swish,
 )
+from lockstep.engine.graph.recurrence import softplus
+from lockstep.engine.parallel import shards
 from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, spread
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
@@ -275,6 +277,8 @@ def layer_input(o: Operands) -> Result:
 
 
 def activation(o: Operands) -> Result:
+    if o.facts.model.activation == "xielu":
+        return _xielu(o)
     up, clamp = o.inputs["up"], o.facts.model.clamp
     gate, up = (o.inputs["gate"], up) if o.facts.model.gated else (up, np.ones(1))
     out = o.value("activation")
@@ -283,6 +287,16 @@ def activation(o: Operands) -> Result:
         return out, floor(o.facts, 4 * o.facts.unit * np.abs(swish(gate, clamp.slope) * up))
     lost = SMALLEST[o.facts.dtype] * (1 + np.abs(gate)) * np.abs(up)  # of a sigmoid that is nearly zero
     return out, floor(o.facts, 3 * o.facts.unit * np.abs(out) + lost + _of_tanh(o.facts, gate, up))
+
+
+def _xielu(o: Operands) -> Result:
+    """Its terms may be far larger than their sum."""
+    numbers = {role: o.weight(role).astype(np.float64) for role in shards.XIELU}
+    out, x = o.value("activation", **numbers), o.inputs["up"]
+    line, below = numbers["xielu_beta"] * x, np.minimum(x, 0.0)
+    slope = numbers["xielu_beta"] + softplus(numbers["alpha_n"])
+    size = np.abs(out - line) + np.abs(line) + slope * (np.abs(np.expm1(below)) + np.abs(below))
+    return out, floor(o.facts, 4 * o.facts.unit * size)
 
 
 def _of_tanh(facts: Facts, gate: Array, up: Array) -> Array | float:

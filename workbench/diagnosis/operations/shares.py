@@ -43,6 +43,8 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
         return {"sinks": f"model.layers.{layer_of(tap)}.{shards.SINKS}"} if facts.model.sinks else {}
     if operation == "decay":
         return {role: f"model.layers.{layer_of(tap)}.{name}" for role, name in shards.DECAY.items()}
+    if operation == "activation" and facts.model.activation == "xielu":
+        return {role: f"model.layers.{layer_of(tap)}.{name}" for role, name in shards.XIELU.items()}
     if operation in ("conv", "gated_norm"):
         return {"weight": f"{module}.weight"}
     if operation == MIXTURE:
