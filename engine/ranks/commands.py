@@ -120,6 +120,7 @@ class Commands:
             weight_bytes=sum(parameter.nbytes for parameter in parameters.values()),
             context=self._runner.context,
             unpaged=self._runner.decoder.unpaged,
+            unrepeatable=self._runner.decoder.unrepeatable,
         )
 
     def _replace_rules(self, command: m.ReplaceRules) -> None:

@@ -56,6 +56,7 @@ class LoadReport(Struct, frozen=True, tag="loaded"):
     weight_bytes: int
     context: int  # tokens that a sequence may have
     unpaged: str | None  # why attention does not read the paged cache directly
+    unrepeatable: str | None = None  # why decode steps are not replayed as CUDA graphs
 
 
 class CapturedTensor(Struct, frozen=True, tag="captured"):

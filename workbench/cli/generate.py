@@ -194,14 +194,16 @@ def _say_speed(sequences: Sequence[Generated], speed: Speed) -> None:
 
 
 def _say_where(inferior: Inferior) -> None:
-    """On a GPU: what carries the ranks' sums and which attention serves, for both change speed and last bits."""
+    """On a GPU: what carries the ranks' sums, which attention serves, and how decode steps run: all change speed, and
+    the first two last bits."""
     if not inferior.config.device.startswith("cuda"):
         return
     shared = inferior.client.backend == "gloo"
-    unpaged = inferior.loaded[0].unpaged
+    unpaged, unrepeatable = inferior.loaded[0].unpaged, inferior.loaded[0].unrepeatable
     said = "ranks share GPUs, sums pass through the host (gloo); " if shared else ""
     said += "paged FlashAttention where no tap looks" if unpaged is None else f"attention by SDPA: {unpaged}"
-    tell(said)
+    how = "as CUDA graphs" if unrepeatable is None else f"kernel by kernel: {unrepeatable}"
+    tell(f"{said}; decode steps {how}")
 
 
 def _warn(message: str) -> None:
