@@ -1,5 +1,5 @@
-"""Phi-3.5-MoE (`models/phimoe` of transformers 5): LayerNorm, biases, experts weighed by SparseMixer (arXiv:2409.12136).
-Torch-free."""
+"""Phi-3.5-MoE (`models/phimoe` of transformers 5): LayerNorm, biases, experts weighed by SparseMixer
+(arXiv:2409.12136). Torch-free."""
 
 from __future__ import annotations
 

@@ -46,7 +46,7 @@ def taken(scores: Array, ids: Array) -> Array:
 
 def mixed(logits: Array, ids: Array, jitter: float) -> Array:
     """The weights [N, S] of those experts by SparseMixer (arXiv:2409.12136): of each, the highest first, its share in a
-    softmax of the logits [N, E] without higher chosen ones' and those that are lower by more than 2 jitter, relative."""
+    softmax of the logits [N, E] without higher chosen ones' and those that are more than 2 jitter lower, relative."""
     left, weights = logits.copy(), np.zeros(ids.shape)
     rows, slots = np.arange(len(ids)), np.argsort(-taken(logits, ids), -1, kind="stable")
     for slot in slots.T:

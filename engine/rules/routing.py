@@ -54,7 +54,7 @@ def weights(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: Exp
 
 def mixed(logits: Tensor, ids: Tensor, jitter: float) -> Tensor:
     """SparseMixer's weights [T, S] of those experts (arXiv:2409.12136): of each, the highest first, its share in a
-    softmax of the logits [T, E] without higher chosen ones' and those that are lower by more than 2 jitter, relative."""
+    softmax of the logits [T, E] without higher chosen ones' and those that are more than 2 jitter lower, relative."""
     own, weights, left = logits.gather(-1, ids), torch.empty_like(logits[:, : ids.shape[1]]), logits
     for slot in own.argsort(-1, descending=True).unbind(-1):
         slot = slot.unsqueeze(-1)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lockstep.engine.parallel.shards import XIELU
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.banks import EVERYWHERE, OF_OWN_FORM, stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
@@ -21,7 +22,7 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
 
 #: The leaves that edits are tried with.
-_AT_HAND = frozenset({"x", "y", "gate", "up", "weight", "eps", "whole", *CLAMP_NUMBERS})
+_AT_HAND = frozenset({"x", "y", "gate", "up", "weight", "eps", "whole", *CLAMP_NUMBERS, *XIELU})
 #: Operations whose banks know every form that models have of them.
 _ANY_FORM = (*ROUTED, MIXTURE, "rope", "softmax", "weights")
 

@@ -45,7 +45,7 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     )
 
 
-_ACTIVATIONS = {"silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
+_ACTIVATIONS = {"xielu": "xielu", "silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
 _USUAL = {
     field.name: field.default
     for field in dataclasses.fields(ModelConfig)
@@ -201,6 +201,10 @@ def _llama4(config: Any) -> dict[str, Any]:
     }
 
 
+_OWN |= {
+    "phimoe": lambda config: {"norm": "layer", "head_bias": config.lm_head_bias},
+    "apertus": lambda config: {"gated": False},
+}
 _OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 
@@ -243,6 +247,10 @@ def _experts(config: Any) -> dict[str, Any] | None:
             "count": config.num_local_experts,
         }
         return _USUAL_EXPERTS | one | {"top_k": config.num_experts_per_tok}
+    if kind == "phimoe":
+        one = {"scores": "logits", "jitter": config.router_jitter_noise, "renormalised": False, "top_k": 2}
+        one |= {"width": width, "count": config.num_local_experts, "layers": (True,) * len(layers)}
+        return _USUAL_EXPERTS | one
     return {
         "count": getattr(config, "num_local_experts", None) or config.num_experts,
         "top_k": top_k[0] if isinstance(top_k := config.num_experts_per_tok, list) else top_k,
@@ -259,6 +267,7 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "shared_gated": kind in ("qwen2_moe", "qwen3_next", "qwen3_5_moe_text"),
         "biased": kind == "gpt_oss",
         "weighed_inputs": False,
+        "jitter": None,
         "wide": (sigmoid and kind != "minimax_m2")
         or kind in ("deepseek_v2", "ernie4_5_moe", "hunyuan_v1_moe"),
         "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral", "hunyuan_v1_moe"),
@@ -282,7 +291,7 @@ def _latent(config: Any) -> dict[str, Any] | None:
 
 _QK_NORM = (
     "qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "qwen3_next",
-    "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "exaone4", "dots1", "exaone_moe", "flex_olmo",
+    "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "exaone4", "dots1", "exaone_moe", "flex_olmo", "apertus",
 )  # fmt: skip
 #: In the order in which a family's own key hides the one that the tests write of all.
 _EPS = ("norm_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
@@ -527,7 +536,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
         {"model_type": "exaone4", "sliding_window_pattern": "LLLG"},
         r"sliding_window_pattern is 'LLLG': expected a whole number",
     ),
-    ({"model_type": "apertus", "hidden_act": "xielu"}, r"model_type is 'apertus': .*another activation"),
+    ({"model_type": "llama", "hidden_act": "xielu"}, r"hidden_act is 'xielu': not a supported activation"),
     ({"hidden_act": "\x1b[31mred"}, r"hidden_act is '\\x1b\[31mred'"),
 ]
 

@@ -18,7 +18,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "glm_moe_dsa": ("sparse attention by an indexer",),
     "olmo": ("norms without weights",),
     "nemotron_h": ("a recurrent state",),
-    "phimoe": (_MOE,),
     "jamba": (_MOE, "a recurrent state"),
     "mamba2": ("a recurrent state",),
     "rwkv": ("a recurrent state",),

@@ -15,7 +15,7 @@ from lockstep.engine.config.rope_frequencies import frequencies
 from lockstep.engine.graph import OUTSIDE, Operation, operations_of, outside_of, parts_of
 from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of, numbers_of
 from lockstep.engine.graph.layer_inputs import NORM
-from lockstep.engine.parallel.shards import DECAY, LAYER_SCALAR, SINKS, correction_name
+from lockstep.engine.parallel.shards import DECAY, LAYER_SCALAR, SINKS, XIELU, correction_name
 from lockstep.engine.taps.flow import near
 from tests.engine.harness import Engine, Pass
 
@@ -74,6 +74,7 @@ class Told:
             "weight": self.weight(module, model),
             "correction": 0.0 if operation.kind != "choice" or model.experts is None or not model.experts.correction
             else self.weights[f"model.layers.{layer}.{correction_name(model)}"],
+            **{role: self.weights.get(f"model.layers.{layer}.{name}") for role, name in XIELU.items()},
             "layer_scalar": self.weights.get(f"model.layers.{layer}.{LAYER_SCALAR}"),
             "sinks": self.weights.get(f"model.layers.{layer}.{SINKS}"),
             "bias": self.weight(module, model, "bias") if operation.bias else 0.0,
@@ -84,7 +85,7 @@ class Told:
 NAMES = (
     "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
     "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
-    "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4", "llama4",
+    "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4", "llama4", "phimoe", "apertus",
 )  # fmt: skip
 
 
