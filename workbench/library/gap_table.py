@@ -31,7 +31,7 @@ def share_lines(found: GapShares) -> list[str]:
         "",
         f"share of the gap that goes when one operation's output is the other side's ({plural(found.tokens, 'token')}, "
         f"mean |Δ| {found.whole.gap:.3g}, KL {found.whole.kl:.3g})",
-        f"{'':<{width}}  " + "  ".join(f"{one:^{2 * _COLUMN}}" for one in DIRECTIONS),
+        f"{'':<{width}}  " + "  ".join(f"{one:>{2 * _COLUMN}}" for one in DIRECTIONS),
         f"{'operation':<{width}}  "
         + "  ".join(f"{'|Δ log p|':>{_COLUMN}}{'KL':>{_COLUMN}}" for _ in DIRECTIONS),
     ]
