@@ -13,8 +13,6 @@ of a product's sums depends on the number of rows. On a GPU neither is promised.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -31,10 +29,11 @@ from lockstep.engine.layers.linear import (
     RowParallelLinear,
 )
 from lockstep.engine.layers.norm import QKNorm
+from lockstep.engine.layers.seen_tiles import AttendedSequence, seen_tiles
 from lockstep.engine.layers.step_inputs import StepInputs
-from lockstep.engine.layers.tiles import Tile, Tiling
+from lockstep.engine.layers.tiles import Tile
 from lockstep.engine.layers.weight import KeptTensor
-from lockstep.engine.layers.wiring import GrowingTap, TapCallback, Wiring
+from lockstep.engine.layers.wiring import GrowingTap, Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.rules import CORRECT
 from lockstep.engine.rules.rope import in_heads_of
@@ -42,6 +41,8 @@ from lockstep.engine.taps.one_pass import Growing
 
 #: Queries that `scaled_dot_product_attention` is given at a time where it needs a mask.
 FUSED_ROWS = 256
+#: The seams that say which keys count.
+_MASKING = {"window", "mask"}
 #: Far from float32's largest number.
 _LARGEST = 1e30
 
@@ -101,9 +102,14 @@ class Attention:
         self.scale, self.cap = wiring.rules.scale(self.model), self.model.score_cap
         self.rotate = in_heads_of(wiring.rules.layer_rope(self.model, self.layer), wiring.rules.rope)
         self._by_lengths: bool | None = None
-        self._replaced = any(
-            getattr(wiring.rules, seam) is not getattr(CORRECT, seam) for seam in paged_attention.SEAMS
-        )
+        replaced = {
+            seam
+            for seam in paged_attention.SEAMS
+            if getattr(wiring.rules, seam) is not getattr(CORRECT, seam)
+        }
+        #: Whether a fault decides which keys count, and whether one acts where kernels are correct always.
+        self._masked_otherwise = bool(replaced & _MASKING)
+        self._replaced = bool(replaced - _MASKING)
         self.cache = wiring.rules.cache_layer(self.layer)  # the layer of the pool that is this one's
         self.o_proj.bind(wiring, "attn.o_proj")
         self._bind_projections(wiring)
@@ -163,7 +169,7 @@ class Attention:
     def _attended(self, x: Tensor, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
         """From queries [T, heads, D] to what attention adds to the stream [T, H]."""
         if batch.lengths is not None and self.by_lengths:
-            context = self._decoded(q, batch, batch.lengths, pool)
+            context = self._decoded(q, batch, batch.lengths, inputs, pool)
         elif self.unpaged is None:
             context = self._paged(q, inputs, pool)
         else:
@@ -209,13 +215,15 @@ class Attention:
             )
         return self._by_lengths
 
-    def _decoded(self, q: Tensor, batch: Batch, lengths: DecodeInputs, pool: KVPool) -> Tensor:
-        """A token of each sequence: q [S, heads, D] -> [S, heads * D]. Where a tap must have the tensors themselves,
-        sequence by sequence."""
+    def _decoded(
+        self, q: Tensor, batch: Batch, lengths: DecodeInputs, inputs: StepInputs, pool: KVPool
+    ) -> Tensor:
+        """A token of each sequence: q [S, heads, D] -> [S, heads * D]. Where a tap must have the tensors themselves, or
+        a fault masks them, sequence by sequence."""
         taps = (self.tap_k_cache, self.tap_v_cache, self.tap_scores, self.tap_probs)
-        if not all(tap is None or isinstance(tap, GrowingTap) for tap in taps):
+        if self._masked_otherwise or not all(tap is None or isinstance(tap, GrowingTap) for tap in taps):
             each = enumerate(batch.spans)
-            return torch.cat([self._decoded_alone(i, span, q[i : i + 1], pool) for i, span in each])
+            return torch.cat([self._decoded_alone(i, span, q[i : i + 1], inputs, pool) for i, span in each])
         keys, values = pool.of(self.cache)
         own, width = lengths.kv_lens.split(1), self.kv_heads * self.head_dim
         rows = list(zip(own, lengths.tables, strict=True))
@@ -230,17 +238,25 @@ class Attention:
                 tap.growing([Growing(row, n, self.heads, lengths.most) for row, n in cells])
         return decode_attention.context(probs, values, lengths, self.heads, window=self.window).flatten(1)
 
-    def _decoded_alone(self, index: int, span: SequenceSpan, q: Tensor, pool: KVPool) -> Tensor:
+    def _decoded_alone(
+        self, index: int, span: SequenceSpan, q: Tensor, inputs: StepInputs, pool: KVPool
+    ) -> Tensor:
         """One sequence: q [1, heads, D] over its cached rows -> [1, heads * D]."""
         k, v = self._read(index, span.rows, pool)
         lengths = DecodeInputs.of_rows(len(k), self.page_size, k.device)
-        scores = decode_attention.scores(q, k, lengths, scale=self.scale, window=self.window)
+        window = None if self._masked_otherwise else self.window
+        scores = decode_attention.scores(q, k, lengths, scale=self.scale, window=window)
+        if self._masked_otherwise:
+            tiling = inputs.tiling(index, self.kv_heads, self.heads // self.kv_heads, self.window)
+            whole = Tile(slice(0, self.kv_heads), slice(0, 1), slice(0, len(k)))
+            if (bias := inputs.bias(index, tiling, whole)) is not None:
+                scores.view(self.heads, -1).add_(bias)
         if self.tap_scores:
             self.tap_scores(scores.view(self.heads, 1, -1), index)
         probs = decode_attention.probs(scores, lengths, self.heads)
         if self.tap_probs:
             self.tap_probs(probs.view(self.heads, 1, -1), index)
-        return decode_attention.context(probs, v, lengths, self.heads, window=self.window).flatten(1)
+        return decode_attention.context(probs, v, lengths, self.heads, window=window).flatten(1)
 
     def _each(self, q: Tensor, batch: Batch, inputs: StepInputs, pool: KVPool) -> Tensor:
         """Sequence by sequence: q [T, heads, D] -> [T, heads * D]."""
@@ -298,9 +314,9 @@ class Attention:
         v = self.rules.kv_expand(v, self.kv_heads, group)
         tiling = inputs.tiling(index, self.kv_heads, group, self.window, self.chunked)
         attend = self._explicit if self.explicit else self._fused
-        return self.rules.merge(attend(_Sequence(index, q, k, v, tiling, inputs)).flatten(0, 1))
+        return self.rules.merge(attend(AttendedSequence(index, q, k, v, tiling, inputs)).flatten(0, 1))
 
-    def _fused(self, one: _Sequence) -> Tensor:
+    def _fused(self, one: AttendedSequence) -> Tensor:
         """[kv_heads, group, T, D]."""
         q, k, v, tiling = one.q, one.k, one.v, one.tiling
         expanded = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
@@ -324,10 +340,10 @@ class Attention:
             parts.append(F.scaled_dot_product_attention(queries, *seen, attn_mask=bias, scale=self.scale))
         return parts[0] if len(parts) == 1 else torch.cat(parts, 2)
 
-    def _explicit(self, one: _Sequence) -> Tensor:
+    def _explicit(self, one: AttendedSequence) -> Tensor:
         """[kv_heads, group, T, D]."""
-        scores, tiling = _seen(self.tap_scores, one, one.tiling, -math.inf, partial(self._scores, one))
-        probs, tiling = _seen(
+        scores, tiling = seen_tiles(self.tap_scores, one, one.tiling, -math.inf, partial(self._scores, one))
+        probs, tiling = seen_tiles(
             self.tap_probs, one, tiling, 0.0, lambda tile: self._softmax(scores(tile), tile, one.q.dtype)
         )
         out = one.q.new_empty(*one.q.shape[:-1], one.v.shape[-1])
@@ -344,7 +360,7 @@ class Attention:
         sinks = self.sinks.view(self.kv_heads, -1, 1, 1)[tile.heads]
         return self.rules.sinks(scores, sinks, dtype)
 
-    def _scores(self, one: _Sequence, tile: Tile) -> Tensor:
+    def _scores(self, one: AttendedSequence, tile: Tile) -> Tensor:
         """Scaled and masked, [h, group, t, k]. Query heads that share a KV head are rows of one product, so that the
         shared rows are read once and never copied."""
         q, k = one.q[tile.heads, :, tile.rows], one.k[tile.heads, :, tile.keys]
@@ -364,49 +380,3 @@ def _moderate(q: Tensor, k: Tensor, v: Tensor) -> bool:
         return False
     norms = [float(torch.linalg.vector_norm(x, dtype=torch.float32)) for x in (q, k, v)]
     return norms[0] * norms[1] < _LARGEST and norms[2] < _LARGEST
-
-
-@dataclass(frozen=True, slots=True)
-class _Sequence:
-    """What one sequence of the batch attends with: q [kv_heads, group, T, D], k and v [kv_heads, 1 or group, K, D]; the
-    D of v may be another."""
-
-    index: int
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    tiling: Tiling
-    inputs: StepInputs
-
-
-_Compute = Callable[[Tile], Tensor]
-
-
-def _seen(
-    tap: TapCallback | None, one: _Sequence, tiling: Tiling, outside: float, compute: _Compute
-) -> tuple[_Compute, Tiling]:
-    """What gives a tile once `tap` has seen the tensor [heads, T, K], and the tiles to ask it for. The tap takes it
-    tile by tile while they are computed, or whole and before them, when it may change any cell: the mask no longer
-    tells then which keys count. Cells that lie in no tile are `outside`."""
-    if not tap:
-        return compute, tiling
-    if (only := tiling.only) is not None:
-        x = compute(only).contiguous()
-        tap(x.flatten(0, 1), one.index)
-        return lambda tile: x, tiling.over_all_keys() if tap.changes else tiling
-    sink = tap.tiles(one.index, tiling.shape, outside, one.q)
-    if sink is None:
-        whole = one.q.new_full((*one.q.shape[:3], tiling.keys), outside)
-        for tile in tiling:
-            whole[tile.heads, :, tile.rows, tile.keys] = compute(tile)
-        tap(whole.flatten(0, 1), one.index)
-        return lambda tile: whole[tile.heads, :, tile.rows, tile.keys], (
-            tiling.over_all_keys() if tap.changes else tiling
-        )
-
-    def watched(tile: Tile) -> Tensor:
-        x = compute(tile)
-        sink.add(x.flatten(0, 1), tile.heads.start * tiling.group, tile.rows.start, tile.keys.start)
-        return x
-
-    return watched, tiling

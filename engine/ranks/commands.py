@@ -113,6 +113,7 @@ class Commands:
         self.loader = Loader(Path(command.path), engine, self.comm)
         self._runner = Runner(self.loader.model, engine, self.comm, self.resolve(command.rules), self.loader)
         parameters = self._runner.decoder.parameters()
+        unrepeatable = self._runner.decoder.unrepeatable  # tries kernels, which takes memory
         return r.LoadReport(
             bytes_read=self._runner.loaded.bytes_read,
             peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
@@ -120,7 +121,7 @@ class Commands:
             weight_bytes=sum(parameter.nbytes for parameter in parameters.values()),
             context=self._runner.context,
             unpaged=self._runner.decoder.unpaged,
-            unrepeatable=self._runner.decoder.unrepeatable,
+            unrepeatable=unrepeatable,
         )
 
     def _replace_rules(self, command: m.ReplaceRules) -> None:
