@@ -137,6 +137,7 @@ PROMPT = "3,130,17,99,4,64,5,12,77,120,31,8"
         "glm4",
         "starcoder2",
         "llama4",
+        "apertus",
     ],
 )
 def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> None:
@@ -145,7 +146,7 @@ def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> 
     assert told["causes"] == []
 
 
-EXPERTS = ["qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2"]
+EXPERTS = ["qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2", "phimoe"]
 
 
 @pytest.mark.slow
