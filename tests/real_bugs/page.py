@@ -53,7 +53,7 @@ below.
     "second": (
         "The second fresh set",
         """Written as the fresh set was, once that had been read, by somebody who had read neither the diagnosis nor its
-tests; that each changes the engine's output was seen without Lockstep.
+tests. That each changes the engine's output was seen without Lockstep, but for two on two ranks.
 
 """,
     ),
