@@ -190,11 +190,16 @@ def _without(one: Bug, results: Results) -> str:
 
 
 def noted(one: Bug | Control, found: Found, results: Results) -> list[str]:
-    """Of a run that matches the notes that the run without the bug lacks."""
+    """Of a run that matches the notes that the run without the bug lacks, whatever their percentages."""
     clean = results.clean.get(clean_key(one))
     if found.verdict != "match" or clean is None or getattr(one, "released", False):
         return []
-    return [note for note in found.notes if note.startswith("within what") and note not in clean.notes]
+    known = {note.split(" (its order")[0] for note in clean.notes}
+    return [
+        note
+        for note in found.notes
+        if note.startswith("within what") and note.split(" (its order")[0] not in known
+    ]
 
 
 def _told(one: Bug | Control, found: Found, results: Results) -> str:
