@@ -22,7 +22,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     `dtype` and `options` are those of the program, with the bug and without. `reported` and `fixed` are the days of the
     report (or of the change that names it) and of the change that mends it. `released`: the engine as it is has the
     bug, so that there is no run without it. `set`: those of the fresh set were written together, after all others had
-    been read and what they showed was mended.
+    been read and what they showed was mended; those of the second likewise, after the fresh ones.
     """
 
     name: str
@@ -40,7 +40,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     emulated: str = ""
     ranks: int = 1
     dtype: str = "float32"
-    set: Literal["first", "fresh"] = "first"
+    set: Literal["first", "fresh", "second"] = "first"
     released: bool = False
     options: dict[str, Any] = {}
 
@@ -51,13 +51,14 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Control(msgspec.Struct, frozen=True, kw_only=True):
-    """A change that is right and gives other numbers."""
+    """A change that is right and gives other numbers: by the options of the program, or by the function `change`."""
 
     name: str
     engine: Literal["vllm", "transformers"]
     what: str
     model: str
     source: str = ""
+    change: str = ""
     ranks: int = 1
     dtype: str = "float32"
     options: dict[str, Any] = {}
@@ -80,7 +81,8 @@ def controls() -> dict[str, Control]:
 def clean_key(row: Bug | Control) -> str:
     """What a run without the bug has in common with others."""
     options = json.dumps(row.options, sort_keys=True)
-    return f"{row.engine} {row.model} {row.dtype} {row.ranks} {options}"
+    change = f" {row.change}" if isinstance(row, Control) and row.change else ""
+    return f"{row.engine} {row.model} {row.dtype} {row.ranks} {options}{change}"
 
 
 def drawn(names: list[str], seed: int = 31) -> list[str]:
@@ -95,5 +97,7 @@ def held_out() -> frozenset[str]:
 
 
 def half_of(row: Bug) -> str:
-    """Which part of the table a row is in: "open", "held-out" or "fresh"."""
-    return "fresh" if row.set == "fresh" else "held-out" if row.name in held_out() else "open"
+    """Which part of the table a row is in: "open" or "held-out" of the first set, else its set."""
+    if row.set != "first":
+        return row.set
+    return "held-out" if row.name in held_out() else "open"

@@ -55,6 +55,29 @@ def norms_plus_one_again(load: Any) -> Any:
     return added
 
 
+def softcaps_dropped(own: Any) -> Any:
+    """The caps of scores and logits are not written, so that readers take 50 and 30."""
+
+    def without(writer: Any, config: dict[str, Any]) -> None:
+        with (
+            patch.object(writer, "add_attn_logit_softcapping"),
+            patch.object(writer, "add_final_logit_softcapping"),
+        ):
+            own(writer, config)
+
+    return without
+
+
+def gating_function_dropped(keys: Any) -> Any:
+    """The function that scores experts is not written, so that readers take the softmax."""
+
+    def without(writer: Any, config: dict[str, Any]) -> None:
+        with patch.object(writer, "add_expert_gating_func"):
+            keys(writer, config)
+
+    return without
+
+
 #: Bug -> the step of `gguf_twins` that it changes, and how.
 BUGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "keys_by_a_quotient": ("_permuted", keys_by_a_quotient),
@@ -62,4 +85,6 @@ BUGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "rope_base_dropped": ("_rotation", rope_base_dropped),
     "rope_factors_dropped": ("_rope_factors", rope_factors_dropped),
     "norms_plus_one_again": ("load_file", norms_plus_one_again),
+    "softcaps_dropped": ("_of_its_own", softcaps_dropped),
+    "gating_function_dropped": ("expert_keys", gating_function_dropped),
 }

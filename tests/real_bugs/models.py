@@ -9,6 +9,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from tests.checkpoints import FAMILY_VARIANTS, tiny_checkpoint
+from tests.gguf_twins import CONVERTIBLE
 
 _WIDE: dict[str, Any] = {
     "hidden_size": 128, "intermediate_size": 128, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 132,
@@ -45,6 +46,7 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2-yarn": FAMILY_VARIANTS["deepseek-v2-lite"],
     "deepseek-v3": ("deepseek_v3", {}),
     "deepseek-v3-below": ("deepseek_v3", {}),
+    "deepseek-v3-gguf": CONVERTIBLE["deepseek-v3"],
     "glm4-moe-lite": ("glm4_moe_lite", {}),
     "qwen3-next": ("qwen3_next", {}),
     "qwen3.5": ("qwen3_5_text", {}),

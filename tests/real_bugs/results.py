@@ -30,8 +30,8 @@ class Found(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 
 class Results(msgspec.Struct):
-    """By name of the bug; the runs without one, by what they have in common; and of the fresh set what the first run of
-    each row told, whatever its later runs do."""
+    """By name of the bug; the runs without one, by what they have in common; and of the sets after the first what the
+    first run of each row told, whatever its later runs do."""
 
     rows: dict[str, Found] = {}
     clean: dict[str, Found] = {}
@@ -49,11 +49,11 @@ class Results(msgspec.Struct):
     ) -> Results:
         """All that are kept, with these: another process may have added some meanwhile."""
         kept = cls.load()
-        fresh = {name: one for name, one in (rows or {}).items() if bugs()[name].set == "fresh"}
+        later = {name: one for name, one in (rows or {}).items() if bugs()[name].set != "first"}
         made = cls(
             dict(sorted({**kept.rows, **(rows or {})}.items())),
             dict(sorted({**kept.clean, **(clean or {})}.items())),
-            dict(sorted({**fresh, **kept.first}.items())),
+            dict(sorted({**later, **kept.first}.items())),
         )
         (HERE / "results.json").write_bytes(msgspec.json.format(msgspec.json.encode(made), indent=1) + b"\n")
         return made

@@ -1,6 +1,6 @@
 """`make real-bugs`: puts fixed bugs back into the engines that had them, looks for each with one command, and writes
-the table of docs/real-bugs.md. `ONLY=name` runs one row, or one control, `HALF=open`, `HALF=held-out` or `HALF=fresh`
-a part of the rows.
+the table of docs/real-bugs.md. `ONLY=name` runs one row, or one control, `HALF=open`, `HALF=held-out`, `HALF=fresh` or
+`HALF=second` a part of the rows.
 
 Each row is `lockstep attach -o … --model CHECKPOINT -- python PROGRAM CHECKPOINT RANKS` with no option more, once with
 the bug and once without.
@@ -97,7 +97,8 @@ def looked_for(row: Bug | Control, bug: str, models: Path) -> Found:
                 verdict = attached(row, bug, model, folder)
         except Exception as error:  # is a row of the table too: nothing was found
             seconds = time.monotonic() - start
-            return Found(verdict="error", seconds=seconds, error=f"{type(error).__name__}: {error}")
+            told = f"{type(error).__name__}: {error}".replace(f"{folder}/", "")
+            return Found(verdict="error", seconds=seconds, error=told)
     event, seconds = verdict.event, time.monotonic() - start
     causes = [one for one in event.causes if not one.alternative]
     first, rests = event.first_divergence, event.coverage
@@ -132,7 +133,8 @@ def tried(row: Bug | Control, models: Path, again: bool) -> None:
     key, results = clean_key(row), Results.load()
     alone = isinstance(row, Bug) and row.released
     if (not alone and key not in results.clean) or (again and isinstance(row, Control)):
-        results = Results.noted(clean={key: looked_for(row, "", models)})
+        change = row.change if isinstance(row, Control) else ""
+        results = Results.noted(clean={key: looked_for(row, change, models)})
     if isinstance(row, Bug) and (again or row.name not in results.rows):
         results = Results.noted(rows={row.name: looked_for(row, row.name, models)})
     found = results.rows[row.name] if isinstance(row, Bug) else results.clean[key]
@@ -158,7 +160,7 @@ def main() -> None:
     """Run what was asked for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--half", choices=["", "open", "held-out", "fresh"], default="")
+    parser.add_argument("--half", choices=["", "open", "held-out", "fresh", "second"], default="")
     parser.add_argument("--engine", default="")
     parser.add_argument("--missing", action="store_true", help="only what has no result yet")
     parser.add_argument(

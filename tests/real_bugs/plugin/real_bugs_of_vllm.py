@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import fresh_bugs_of_vllm
+import second_bugs_of_vllm
 import torch
 from bugs_put_back import after_init, replaced
 from torch import Tensor
@@ -20,7 +21,7 @@ from torch.nn.functional import rms_norm
 def register() -> None:
     bug = os.environ.get("REAL_BUG")
     if bug:
-        BUGS[bug]()
+        (BUGS | second_bugs_of_vllm.CHANGES)[bug]()
 
 
 def text_config() -> Any:
@@ -339,4 +340,4 @@ BUGS: dict[str, Callable[[], None]] = {
         rotary_dim_halved_by_each_layer, as_it_is, rows_of_blocks_stay, written_one_slot_too_far, gelu_exact,
         gemma_norm_in_bf16, norm_weight_in_float32, last_layer_not_reduced, gate_and_up_cut_as_one,
     )
-} | fresh_bugs_of_vllm.BUGS  # fmt: skip
+} | fresh_bugs_of_vllm.BUGS | second_bugs_of_vllm.BUGS  # fmt: skip

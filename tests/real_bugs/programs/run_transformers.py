@@ -13,6 +13,7 @@ from typing import Any
 
 import torch
 from real_bugs_of_transformers import BUGS
+from second_bugs_of_transformers import CHANGES
 from transformers import AutoModelForCausalLM, modeling_utils
 from transformers.distributed import DistributedConfig
 from transformers.integrations import accelerate
@@ -48,7 +49,7 @@ def looped(model: Any, ids: list[int], count: int) -> list[int]:
 def main() -> None:
     path, ranks = sys.argv[1:]
     if planted():
-        BUGS[planted()]()
+        (BUGS | CHANGES)[planted()]()
     model = loaded(path, int(ranks))
     together = BATCHES if options().get("batch") else [[one] for batch in BATCHES for one in batch]
     for batch in together:
