@@ -95,9 +95,12 @@ def _gemma(file: WholeReader, largest: int) -> Told:
 
 
 def _gemma2(file: WholeReader) -> Told:
+    """What the first files of it lack has the model's own values, as in llama.cpp."""
+    own = {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0, "attention.sliding_window": 4096}
+    found = {key: value if (stated := file.value(key)) is None else stated for key, value in own.items()}
     return {
         **_gemma(file, 46),
-        "attn_logit_softcapping": file.value("attn_logit_softcapping"),
+        **{key.removeprefix("attention."): value for key, value in found.items()},
         "layer_types": _layer_types(file, 2),
     }
 

@@ -83,7 +83,9 @@ def deepseek2(fields: Fields, of: StatedSizes) -> Own:
     if sigmoid:
         experts = _corrected(fields, of, fields.flag(_NORM, False))
     else:
-        _refuse_other(fields, _NORM, False)
+        if fields.flag(_NORM, False):
+            lost = "" if _GATING in fields else f"; a V3 has {_GATING} = {_SIGMOID}, which this file lacks"
+            raise fields.error(_NORM, f"DeepSeek-V2, whose scores are a softmax, does not renormalise{lost}")
         experts = replace(_experts(fields, of, gating=(0, _SOFTMAX), renormalised=False), group_best=1)
     grouped = replace(
         experts,

@@ -73,6 +73,21 @@ def test_the_engine_matches_it(name: str, tmp_path: Path) -> None:
     assert result.matches, str(result)
 
 
+def test_a_gemma_2_whose_file_says_nothing_of_caps_has_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of the first weeks have none: llama.cpp takes 50 and 30 (llama-hparams.h), and so do both sides here."""
+    original = tiny_checkpoint(
+        tmp_path, "gemma2", attn_logit_softcapping=50.0, final_logit_softcapping=30.0, num_hidden_layers=2
+    )
+    for cap in ("attn", "final"):
+        monkeypatch.setattr(gguf.GGUFWriter, f"add_{cap}_logit_softcapping", lambda *cap: None)
+    twin = gguf_twin(original, tmp_path / "twin.gguf")
+    config = load_golden(twin, "float32", "cpu").config
+    assert (config.attn_logit_softcapping, config.final_logit_softcapping) == (50.0, 30.0)
+    assert check(twin, ids=PROMPT, steps=2).matches
+
+
 def test_an_architecture_that_is_not_mapped_is_refused(tmp_path: Path) -> None:
     path = write_keys(tmp_path / "other.gguf", {"mamba.block_count": 1}, "mamba")
     with pytest.raises(ReferenceFailure, match="architecture 'mamba' is not mapped for transformers"):
