@@ -3,8 +3,8 @@
 A step of one token a sequence launches hundreds of kernels of a few microseconds each, which takes the host longer
 than the GPU. Where nothing that the host does depends on numbers, the step is captured with room for `most` keys, and
 replayed with the ids, positions, lengths and blocks of each later one. What taps measure is part of it. Steps with a
-fault, a patch, a pause or a tensor to capture run as before, kernel by kernel: `engine.layers.decode_attention` gives
-both the same numbers up to the order of sums.
+fault, a patch, a pause or a tensor to capture run kernel by kernel: with `engine.layers.decode_attention` both have the
+same bits.
 """
 
 from __future__ import annotations
@@ -68,6 +68,7 @@ class DecodeGraphs:
         self._page, self._context = page, context
         self._graphs: dict[_Key, _Graph] = {}
         self._streak = 0
+        self.refused: str | None = None  # why a step could not be captured, though nothing spoke against it
 
     def wait(self) -> None:
         """A step that could not be replayed has run: the count begins anew."""
@@ -76,21 +77,26 @@ class DecodeGraphs:
     def ready(self) -> bool:
         """Whether enough steps in a row could have been replayed that one is worth it, and this GPU can."""
         self._streak += 1
-        return self._streak > WARM_UP and self._decoder.unrepeatable is None
+        return self._streak > WARM_UP and self.refused is None and self._decoder.unrepeatable is None
 
     def newest(self) -> torch.cuda.CUDAGraph:
         """The graph that was captured last."""
         return next(reversed(self._graphs.values())).graph
 
-    def run(self, tokens: Many[NewToken]) -> tuple[Batch, Tensor, Recorded | None]:
-        """One step: the batch, this rank's logits [S, V], and what of its taps has been measured."""
+    def run(self, tokens: Many[NewToken]) -> tuple[Batch, Tensor, Recorded | None] | None:
+        """One step: the batch, this rank's logits [S, V], and what of its taps has been measured. None where it cannot
+        be captured: a layer waits for the GPU, or there is no memory for a second set of activations."""
         most = self._room(max(token.position for token in tokens) + 1)
         key = _Key(len(tokens), most, self._hub.policy.statistics)
         spans = [_span(i, token) for i, token in enumerate(tokens)]
         packed = self._packed(tokens, most)
         one = self._graphs.get(key)
         if one is None:
-            one = self._capture(key, spans, packed)
+            try:
+                one = self._capture(key, spans, packed)
+            except RuntimeError as error:
+                self.refused = str(error).partition("\n")[0]
+                return None
         one.inputs.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
         one.graph.replay()
         for span in spans:

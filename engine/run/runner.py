@@ -217,8 +217,9 @@ class Runner:
         plan = {seq.id: self._new_tokens(seq) for seq in self.sequences.values()}
         decoding = all(self.sequences[seq].decodes for seq in plan)
         try:
-            if self._replays(plan):
-                batch, logits, recorded = self.graphs.run(self._new(plan))
+            replayed = self.graphs.run(self._new(plan)) if self._replays(plan) else None
+            if replayed is not None:
+                batch, logits, recorded = replayed
                 # What was measured is there when the tokens are: asked for first, it would be waited for twice.
                 results = self._advance(plan, batch, logits, forced)
                 stats, checksums, captured = self.hub.replayed(batch, recorded)

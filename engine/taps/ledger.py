@@ -222,7 +222,7 @@ class StatisticsLedger:
 
     def clear(self) -> None:
         """Drop everything collected."""
-        self._waiting.clear()
+        self._waiting = one_pass.Collected()
         self._pieces.clear()
         self._sequences.clear()
         for slab in self._slabs.values():

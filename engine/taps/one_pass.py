@@ -130,10 +130,6 @@ class Collected:
             self.measured.append(measured(self._pieces, self.tables))
             self._pieces, self._bytes = [], 0
 
-    def clear(self) -> None:
-        """Drop everything."""
-        self.__init__()  # type: ignore[misc]
-
 
 def fetched(measured: Sequence[tuple[Tensor, Tensor]]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
     """Parts [n, len(PARTS)] and checksums [n] of all that was measured, on the host. It waits for the GPU."""

@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep.engine.errors import RequestError
 from lockstep.engine.run.sampling import Sampling
@@ -50,3 +51,29 @@ def test_a_sequence_at_the_end_of_its_context_costs_no_block(variant: Callable[[
     with pytest.raises(RequestError, match="the end of its context"):
         runner.step()
     assert runner.blocks.free == free
+
+
+def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(
+    variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And is not tried again."""
+
+    def none() -> None:
+        raise RuntimeError("no CUDAGraph here")
+
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", none)
+    runner = local_runner(variant("qwen2-tied"), block_size=4)
+    plain, tried = [], []
+    for replays in (False, True):
+        runner.reset(runner.rules)
+        runner.add(0, PROMPTS[0], Sampling())
+        if replays:
+            monkeypatch.setattr(
+                runner,
+                "_replays",
+                lambda plan: runner.sequences[0].computed > 6 and not runner.graphs.refused,
+            )
+        steps = [runner.step() for _ in range(5)]
+        (tried if replays else plain).extend(one.sequences[0] for one in steps)
+    assert tried == plain
+    assert runner.graphs.refused == "no CUDAGraph here"
