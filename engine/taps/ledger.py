@@ -111,7 +111,8 @@ class StatisticsLedger:
         self, tap: int, shape: tuple[int, int, int], outside: float, like: Tensor, masked: int
     ) -> TiledStatistics:
         """What records a tensor [heads, T, K] that comes in tiles until the step is over, of the dtype of `like`."""
-        one = TiledStatistics(shape, outside, like.dtype, like.device, self._room(like))
+        waiting = None if self.copies else self._room(like)  # as they are: a fault may overwrite them
+        one = TiledStatistics(shape, outside, like.dtype, like.device, waiting)
         self._tiled[self._enter(tap, masked)] = one
         return one
 

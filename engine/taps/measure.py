@@ -249,9 +249,8 @@ class TiledStatistics:
     def close(self) -> tuple[Tensor, Tensor]:
         """Parts [1, len(PARTS)] and checksum [1] of the whole tensor."""
         left, total = self._left(), self._sum + _signed(self._places_left * self._fill)
-        if left:
-            self._parts.append(torch.tensor([left], dtype=torch.float64, device=total.device))
-        return merged(torch.stack(self._parts)), (total * SIGNED_ODD).reshape(1)
+        more = [torch.tensor([left], dtype=torch.float64, device=total.device)] if left else []
+        return merged(torch.stack([*self._parts, *more])), (total * SIGNED_ODD).reshape(1)
 
     @property
     def waits(self) -> bool:
