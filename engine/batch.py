@@ -6,6 +6,7 @@ spans      |---a---|-b-|c|    one `SequenceSpan` per sequence
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -39,6 +40,15 @@ class SequenceSpan:
     held: list[int]
     in_order: bool
 
+    def blocks(self, page: int) -> Tensor:
+        """The blocks of `page` slots that hold the rows, in order: those of every first slot."""
+        return self.rows[::page] // page
+
+
+def block_tables(blocks: Sequence[Tensor]) -> Tensor:
+    """Of each sequence its blocks in order, padded with 0: [S, blocks of the longest] int32."""
+    return pad_sequence(list(blocks), batch_first=True).to(torch.int32)
+
 
 @dataclass(frozen=True, slots=True)
 class DecodeInputs:
@@ -61,8 +71,7 @@ class DecodeInputs:
     def of(cls, spans: list[SequenceSpan], page: int, device: torch.device) -> DecodeInputs:
         """Those of a batch in which every sequence reads one token."""
         lens = [span.kv_len for span in spans]
-        first = [span.rows[::page] // page for span in spans]  # the block of each first slot
-        tables = pad_sequence(first, batch_first=True).to(torch.int32)
+        tables = block_tables([span.blocks(page) for span in spans])
         return cls(torch.tensor(lens, dtype=torch.int32, device=device), tables, page, max(lens))
 
 

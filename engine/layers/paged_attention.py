@@ -17,9 +17,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
-from torch.nn.utils.rnn import pad_sequence
 
-from lockstep.engine.batch import Batch
+from lockstep.engine.batch import Batch, block_tables
 from lockstep.engine.rules import CORRECT, Rules
 
 DEVICES = frozenset({"cuda"})
@@ -54,7 +53,7 @@ class Pages:
         return cls.laid_out(
             [span.stop - span.start for span in batch.spans],
             [span.kv_len for span in batch.spans],
-            [span.rows[::page_size] // page_size for span in batch.spans],  # the first slot of every block
+            [span.blocks(page_size) for span in batch.spans],
             page_size,
         )
 
@@ -68,7 +67,7 @@ class Pages:
             q_ends=_cumulative(q_lens, device),
             kv_ends=_cumulative(kv_lens, device),
             kv_lens=torch.tensor(kv_lens, dtype=torch.int32, device=device),
-            tables=pad_sequence(list(blocks), batch_first=True).to(torch.int32),
+            tables=block_tables(blocks),
             most_q=max(q_lens),
             most_kv=max(kv_lens),
             page_size=page_size,
