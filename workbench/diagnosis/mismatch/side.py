@@ -13,7 +13,7 @@ from lockstep.engine.graph import OUTSIDE
 from lockstep.engine.graph.formula import evaluate, formula_of, numbers_of
 from lockstep.workbench.diagnosis.mismatch.tokens import Line, lines
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.diagnosis.operations.shares import HEAD
+from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.row_sides import RowSide
 
 Values = NDArray[np.float64]
@@ -70,15 +70,15 @@ class Side:
 
     def head(self, hidden: Mapping[Any, Values]) -> Values | None:
         """[rows, vocab] that the checkpoint's head gives of rows of HIDDEN; None where it cannot."""
-        weight = None if self.facts is None else self.facts.weight(HEAD)
-        if self.facts is None or weight is None or not hidden:
+        if self.facts is None or not hidden:
             return None
-        if any(row.size != weight.shape[1] for row in hidden.values()):
-            return None
-        given = {
-            **numbers_of(self.facts.model),
-            "x": np.stack(list(hidden.values())),
-            "weight": weight,
-            "bias": 0.0,
+        names = weight_names("logits", "head", self.facts)
+        weights = {
+            role: found for role, name in names.items() if (found := self.facts.weight(name)) is not None
         }
+        if weights.keys() != names.keys() or any(
+            row.size != weights["weight"].shape[1] for row in hidden.values()
+        ):
+            return None
+        given = {**numbers_of(self.facts.model), "x": np.stack(list(hidden.values())), "bias": 0.0, **weights}
         return np.asarray(evaluate(formula_of(OUTSIDE["logits"], self.facts.model), given))
