@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, assert_never
 
+import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -116,13 +117,19 @@ class Commands:
         unrepeatable = self._runner.decoder.unrepeatable  # tries kernels, which takes memory
         return r.LoadReport(
             bytes_read=self._runner.loaded.bytes_read,
-            peak_bytes=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+            peak_bytes=self._peak_bytes(),
             parameters=len(parameters),
             weight_bytes=sum(parameter.nbytes for parameter in parameters.values()),
             context=self._runner.context,
             unpaged=self._runner.decoder.unpaged,
             unrepeatable=unrepeatable,
         )
+
+    def _peak_bytes(self) -> int:
+        """The most that this rank has held at a time: of its GPU's memory, or of the host's."""
+        if self.comm.device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self.comm.device)
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _replace_rules(self, command: m.ReplaceRules) -> None:
         resolved, runner = self.resolve(command.rules), self.runner

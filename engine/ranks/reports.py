@@ -48,7 +48,7 @@ class CommandFailure(Struct, frozen=True, tag="failure"):
 
 
 class LoadReport(Struct, frozen=True, tag="loaded"):
-    """What this rank has loaded, in bytes read, resident at most, and of weights kept."""
+    """What this rank has loaded, in bytes read, held at most (by its GPU, or by the process), and of weights kept."""
 
     bytes_read: int
     peak_bytes: int

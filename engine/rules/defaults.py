@@ -19,6 +19,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.families import Activation, ClampedSwiGLU, Gating
 from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rules.activation import silu_times
 
 
 def load_every(name: str) -> bool:
@@ -45,7 +46,7 @@ def looked_up(rows: Tensor, model: ModelConfig) -> Tensor:
     """What goes on from the embedding [T, hidden]: its rows, times the model's multiplier in the rows' own dtype."""
     if model.embedding_multiplier == 1:
         return rows
-    return rows * torch.tensor(model.embedding_multiplier, dtype=rows.dtype, device=rows.device)
+    return rows * float(torch.tensor(model.embedding_multiplier, dtype=rows.dtype))
 
 
 def own_positions(batch: Batch) -> Tensor:
@@ -189,6 +190,8 @@ def share_kv_heads(kv: Tensor, kv_heads: int, group: int) -> Tensor:
 
 def act_and_mul(gate: Tensor, up: Tensor, activation: Gating) -> Tensor:
     """SwiGLU, GEGLU (Shazeer 2020, arXiv:2002.05202): activation(gate) * up, each [T, intermediate]; or clamped."""
+    if activation == "silu":
+        return silu_times(gate, up)
     if isinstance(activation, ClampedSwiGLU):
         up = up.clamp(-activation.limit, activation.limit) + 1
     return gated(gate, activation) * up

@@ -48,12 +48,12 @@ def _fits(x: Tensor, of_angles: Tensor) -> bool:
 
 def _by_kernel(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """The same bits by one launch instead of seven, which take longer than the work."""
-    from lockstep.engine.rules import rope_kernels
+    from lockstep.engine.rules import kernels
 
     x = x if x.stride(-1) == 1 else x.contiguous()
     tokens, heads, width = x.shape
     out = torch.empty((tokens, heads, width), dtype=x.dtype, device=x.device)
-    rope_kernels.rotate[(tokens, heads)](
+    kernels.rotate[(tokens, heads)](
         x, cos, sin, out, heads, width // 2, x.stride(0), x.stride(1), cos.stride(0), sin.stride(0),
         HALF=1 << (width // 2 - 1).bit_length(), enable_fp_fusion=False,
     )  # fmt: skip

@@ -20,6 +20,7 @@ from torch import Tensor
 from lockstep.engine.batch import Batch, DecodeInputs, SequenceSpan
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.model import Decoder
+from lockstep.engine.run.sampler import summary
 from lockstep.engine.taps.hub import TapHub
 from lockstep.engine.taps.ledger import Recorded
 from lockstep.engine.taps.one_pass import CapturedTables
@@ -55,8 +56,21 @@ class _Key:
 class _Graph:
     graph: torch.cuda.CUDAGraph
     inputs: Tensor  # int32, what the graph reads
+    batch: Batch  # the same as the layers have it; of the spans, those of the step that was captured
     logits: Tensor  # [S, V], what it writes
+    summary: Tensor  # of each row of logits: `sampler.summary`
     written: frozenset[int]  # the layers whose rows of the cache it writes
+    recorded: Recorded | None
+
+
+@dataclass(frozen=True, slots=True)
+class Replayed:
+    """A step that has been replayed: the batch, this rank's logits [S, V], what is said of each row to choose a token
+    by, and what of its taps has been measured. The GPU may not be done with it."""
+
+    batch: Batch
+    logits: Tensor
+    summary: Tensor
     recorded: Recorded | None
 
 
@@ -83,9 +97,9 @@ class DecodeGraphs:
         """The graph that was captured last."""
         return next(reversed(self._graphs.values())).graph
 
-    def run(self, tokens: Many[NewToken]) -> tuple[Batch, Tensor, Recorded | None] | None:
-        """One step: the batch, this rank's logits [S, V], and what of its taps has been measured. None where it cannot
-        be captured: a layer waits for the GPU, or there is no memory for a second set of activations."""
+    def run(self, tokens: Many[NewToken]) -> Replayed | None:
+        """One step. None where it cannot be captured: a layer waits for the GPU, or there is no memory for a second set
+        of activations."""
         most = self._room(max(token.position for token in tokens) + 1)
         key = _Key(len(tokens), most, self._hub.policy.statistics)
         spans = [_span(i, token) for i, token in enumerate(tokens)]
@@ -102,7 +116,7 @@ class DecodeGraphs:
         for span in spans:
             for layer in one.written:
                 span.held[layer] = max(span.held[layer], span.end)
-        return self._batch(key, one.inputs, spans), one.logits, one.recorded
+        return Replayed(replace(one.batch, spans=spans), one.logits, one.summary, one.recorded)
 
     def _room(self, keys: int) -> int:
         """Keys that a graph for so many has room for."""
@@ -140,34 +154,39 @@ class DecodeGraphs:
         try:
             hub.begin(self._batch(key, inputs, held))
             ledger.begin_capture(tables)
-            self._decoder.forward(hub.batch, self._pool)
+            summary(self._decoder.forward(hub.batch, self._pool))
             ledger.close()
             torch.cuda.synchronize()
             tables.begin()
             ledger.begin_capture(tables)
             with torch.cuda.graph(graph):
-                logits = self._decoder.forward(self._batch(key, inputs, held), self._pool)
+                batch = self._batch(key, inputs, held)
+                logits = self._decoder.forward(batch, self._pool)
+                found = summary(logits)
                 recorded = ledger.end_capture(tables) if key.statistics else None
         finally:
             hub.abandon()
         tables.fill()
         written = frozenset(layer for layer, rows in enumerate(held[0].held) if rows)
-        self._graphs[key] = one = _Graph(graph, inputs, logits, written, recorded)
+        self._graphs[key] = one = _Graph(graph, inputs, batch, logits, found, written, recorded)
         return one
 
 
+#: What a span of a captured step has in place of slots: the graph has its own.
+_NOWHERE = torch.empty(0, dtype=torch.int64)
+
+
 def _span(index: int, token: NewToken) -> SequenceSpan:
-    """Its tensors are the host's: the graph has its own."""
-    position = torch.tensor([token.position])
-    keys, nowhere = token.position + 1, torch.empty(0, dtype=torch.int64)
+    """Its tensors are the host's."""
+    keys = token.position + 1
     return SequenceSpan(
         token.seq,
         index,
         index + 1,
         keys,
-        nowhere,
-        position,
-        nowhere,
+        _NOWHERE,
+        torch.tensor([token.position]),
+        _NOWHERE,
         keys,
         token.length,
         list(token.held),

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -28,11 +29,14 @@ from lockstep.engine.rules import CORRECT, Rules
 from lockstep.engine.run.graphs import DecodeGraphs, NewToken
 from lockstep.engine.run.prompts import check_ids, check_prompt
 from lockstep.engine.run.results import SequenceResult, TokenChoice
-from lockstep.engine.run.sampler import Draw, choose_each
+from lockstep.engine.run.sampler import Draw, choose_by, choose_each
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.run.sequences import Sequence, StepResult
 from lockstep.engine.taps.hub import CapturePolicy, TapHub
 from lockstep.engine.taps.names import model_taps
+
+#: A token, and what it was chosen from.
+_Chosen = tuple[int, TokenChoice | None]
 
 
 class Runner:
@@ -219,17 +223,18 @@ class Runner:
         try:
             replayed = self.graphs.run(self._new(plan)) if self._replays(plan) else None
             if replayed is not None:
-                batch, logits, recorded = replayed
                 # What was measured is there when the tokens are: asked for first, it would be waited for twice.
-                results = self._advance(plan, batch, logits, forced)
-                stats, checksums, captured = self.hub.replayed(batch, recorded)
+                found = replayed.summary.cpu().numpy()
+                choices = self._choose(plan, forced, lambda draws: choose_by(found, replayed.logits, draws))
+                results = self._advance(plan, replayed.batch, choices, forced)
+                stats, checksums, captured = self.hub.replayed(replayed.batch, replayed.recorded)
             else:
                 batch = self._batch(plan)
                 self.hub.begin(batch)
                 logits = self.decoder.forward(batch, self.pool)
                 whole = self.comm.gather_columns(logits, self._widths)
                 stats, checksums, captured = self.hub.end()
-                results = self._advance(plan, batch, whole, forced)
+                results = self._advance(plan, batch, self._chosen(plan, whole, forced), forced)
         except BaseException:
             self.hub.abandon()
             self.pool.states.abandon()
@@ -348,13 +353,11 @@ class Runner:
         return torch.tensor(values, dtype=torch.int64, device=self.decoder.device)
 
     def _advance(
-        self, plan: dict[int, list[int]], batch: Batch, logits: Tensor | None, forced: dict[int, int]
+        self, plan: dict[int, list[int]], batch: Batch, chosen: list[_Chosen], forced: dict[int, int]
     ) -> list[SequenceResult]:
-        """Choose tokens on rank 0, broadcast them, and advance every sequence."""
-        chosen = self._choose(plan, logits, forced)
-        tokens = self.comm.broadcast(self._tensor([token for token, _ in chosen])).tolist()
+        """Every sequence goes on with the token that was chosen for it."""
         results = []
-        for span, token, (_, choice) in zip(batch.spans, tokens, chosen, strict=True):
+        for span, (token, choice) in zip(batch.spans, chosen, strict=True):
             sequence, ids = self.sequences[span.seq], plan[span.seq]
             sequence.computed += len(ids)
             self.pool.states.commit(span.seq, sequence.computed)
@@ -379,15 +382,26 @@ class Runner:
             )
         return results
 
-    def _choose(
+    def _chosen(
         self, plan: dict[int, list[int]], logits: Tensor | None, forced: dict[int, int]
-    ) -> list[tuple[int, TokenChoice | None]]:
-        """Rank 0's tokens with what they were chosen from; other ranks hold places for them."""
-        if logits is None:
-            return [(0, None)] * len(plan)
+    ) -> list[_Chosen]:
+        """The tokens to go on with, chosen on rank 0 and broadcast; rank 0's with what they were chosen from."""
+        chosen: list[_Chosen] = [(0, None)] * len(plan)
+        if logits is not None:
+            chosen = self._choose(plan, forced, partial(choose_each, logits))
+        if self.comm.size == 1:
+            return chosen
+        tokens = self.comm.broadcast(self._tensor([token for token, _ in chosen])).tolist()
+        return [(token, choice) for token, (_, choice) in zip(tokens, chosen, strict=True)]
+
+    def _choose(
+        self,
+        plan: dict[int, list[int]],
+        forced: dict[int, int],
+        choose: Callable[[list[Draw]], list[TokenChoice]],
+    ) -> list[_Chosen]:
         draws = []
         for seq, ids in plan.items():
             sequence = self.sequences[seq]
             draws.append(Draw(sequence.sampling, seq, sequence.computed + len(ids)))
-        choices = choose_each(logits, draws)
-        return [(forced.get(seq, one.token), one) for seq, one in zip(plan, choices, strict=True)]
+        return [(forced.get(seq, one.token), one) for seq, one in zip(plan, choose(draws), strict=True)]

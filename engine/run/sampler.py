@@ -19,6 +19,9 @@ from torch import Tensor
 from lockstep.engine.run.results import TokenChoice
 from lockstep.engine.run.sampling import Sampling
 
+#: Tokens with the highest logits that are kept of each choice.
+TOP = 20
+
 
 def uniform(seed: int, sequence: int, position: int) -> float:
     """A number in [0, 1) that is a function of its key alone."""
@@ -35,7 +38,7 @@ class Draw:
     position: int
 
 
-def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top: int = 20) -> TokenChoice:
+def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top: int = TOP) -> TokenChoice:
     """Choose from logits [vocab] for the token at `position` of `sequence`.
 
     NaN never wins by accident: a row that holds NaN yields its first NaN's index, as argmax does in
@@ -44,17 +47,22 @@ def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top
     return choose_each(logits[None], [Draw(sampling, sequence, position)], top)[0]
 
 
-def choose_each(logits: Tensor, draws: Sequence[Draw], top: int = 20) -> list[TokenChoice]:
+def choose_each(logits: Tensor, draws: Sequence[Draw], top: int = TOP) -> list[TokenChoice]:
     """`choose` from each row of logits [S, vocab]. A GPU reads all rows at once and hands over what is said of them; on
     the CPU each row is read alone, so that its bits do not depend on the others."""
     parts = [logits] if logits.is_cuda else list(logits.split(1))
-    found = np.concatenate([_summary(part, top) for part in parts])
+    found = np.concatenate([summary(part, top).cpu().numpy() for part in parts])
+    return choose_by(found, logits, draws)
+
+
+def choose_by(found: NDArray[np.float64], logits: Tensor, draws: Sequence[Draw]) -> list[TokenChoice]:
+    """`choose` from each row of logits [S, vocab] and from its `summary`."""
     return [_choice(row, one, draw) for row, one, draw in zip(logits, found, draws, strict=True)]
 
 
-def _summary(logits: Tensor, top: int) -> NDArray[np.float64]:
-    """What rows of logits [S, vocab] come to, [S, 3 + 2 * top]: normaliser, entropy, likeliest token, and the best
-    tokens with their logits. Numbers of tokens are exact in float64."""
+def summary(logits: Tensor, top: int = TOP) -> Tensor:
+    """What rows of logits [S, vocab] come to, [S, 3 + 2 * top] float64: normaliser, entropy, likeliest token, and the
+    best tokens with their logits. Numbers of tokens are exact in float64. Nothing here waits for a GPU."""
     rows = logits.double()
     highest = rows.amax(-1, keepdim=True)
     # Below -800 exp is 0 in float64: cut there, so that 0 * -inf cannot make a NaN of the entropy.
@@ -63,10 +71,10 @@ def _summary(logits: Tensor, top: int) -> NDArray[np.float64]:
     total = weights.sum(-1, keepdim=True)
     log_z = highest + total.log()
     entropy = total.log() - (weights * shifted).sum(-1, keepdim=True) / total  # minus the sum of p log p
-    best, ids = rows.topk(min(top, rows.shape[-1]))
-    likeliest = rows.argmax(-1, keepdim=True).double()
-    found: NDArray[np.float64] = torch.cat((log_z, entropy, likeliest, ids.double(), best), -1).cpu().numpy()
-    return found
+    # As they are: to select from two bytes takes a GPU a fraction of what eight take.
+    best, ids = logits.topk(min(top, logits.shape[-1]))
+    likeliest = logits.argmax(-1, keepdim=True)
+    return torch.cat((log_z, entropy, *(one.double() for one in (likeliest, ids, best))), -1)
 
 
 def _choice(row: Tensor, found: NDArray[np.float64], draw: Draw) -> TokenChoice:

@@ -233,10 +233,15 @@ class TapHub:
         self.batch = batch
         if recorded is None:
             return None, None, []
-        lens = [span.kv_len for span in batch.spans]
-        stats, checksums = self.ledger.replayed(
-            recorded, lambda tap, sequence: self.masked(tap, (self.heads, 1, lens[sequence]))
-        )
+        cells: dict[int | None, list[int]] = {}  # by window: most layers have the same
+
+        def masked(tap: int) -> list[int]:
+            window = self._windows[tap]
+            if window not in cells:
+                cells[window] = [self.masked(tap, (self.heads, 1, span.kv_len)) for span in batch.spans]
+            return cells[window]
+
+        stats, checksums = self.ledger.replayed(recorded, masked)
         return stats, checksums, []
 
     @property

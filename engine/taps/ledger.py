@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.engine.taps import one_pass
 from lockstep.engine.taps.measure import PIECE, TiledStatistics, measured_rows, measured_whole
-from lockstep.engine.taps.parts import merge, merge_groups, statistics, unmask
+from lockstep.engine.taps.parts import Groups, merge, statistics, unmask
 
 #: Tensors of up to this many elements are copied next to others of their size, and measured when these fill a piece.
 #: Larger ones are measured at once: one kernel each is cheap.
@@ -62,13 +62,14 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a captured step measures, which replaying it fills: of each entry its tap and the number of its piece, of
-    those in which a mask grows the sequence of the batch, and where parts and checksums of the pieces are."""
+    """What a captured step measures, which replaying it fills: of each entry its tap and the number of its piece; the
+    first of those, one a sequence of the batch, in which a mask grows; and parts and checksums of the pieces."""
 
     taps: NDArray[np.int64]
+    groups: Groups  # of the entries, by tap
     numbers: NDArray[np.int64]
-    sequences: dict[int, int]
-    measured: list[tuple[Tensor, Tensor]]
+    growing: list[int]
+    measured: Tensor
     tables: one_pass.CapturedTables
 
 
@@ -81,7 +82,7 @@ class StatisticsLedger:
         self.copies = False  # whether all others may be overwritten as well: a fault does as it likes
         self._waiting = one_pass.Collected()
         self._pieces: list[tuple[int, int]] = []  # entry and number of what waits there whole
-        self._sequences: dict[int, int] = {}  # of entries that a mask grows in, which of the batch it is
+        self._growing: list[int] = []  # first entries of a tap that a mask grows in
         self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
         self._taps: list[int] = []  # tap of each entry, in the order seen
         self._masked: list[int] = []  # infinities of each entry that the mask explains
@@ -123,10 +124,10 @@ class StatisticsLedger:
     def add_growing(self, tap: int, pieces: Sequence[one_pass.Growing], masked: Sequence[int] | None) -> None:
         """Record what each sequence of the batch has at `tap`, as long as it is when the step runs. `masked`: cells
         that a correct mask has put to -inf, where there are any."""
+        if masked:
+            self._growing.append(len(self._taps))
         for sequence, piece in enumerate(pieces):
             entry = self._enter(tap, masked[sequence] if masked else 0)
-            if masked:
-                self._sequences[entry] = sequence
             self._pieces.append((entry, self._waiting.add(piece)))
 
     def begin_capture(self, tables: one_pass.CapturedTables) -> None:
@@ -139,8 +140,9 @@ class StatisticsLedger:
         self._waiting.flush()
         assert not self._tiled
         assert not self._measured
-        numbers = np.array([number for _, number in self._pieces])
-        found = Recorded(np.array(self._taps), numbers, dict(self._sequences), self._waiting.measured, tables)
+        numbers, taps = np.array([number for _, number in self._pieces]), np.array(self._taps)
+        measured = one_pass.side_by_side(self._waiting.measured)
+        found = Recorded(taps, Groups.of(taps), numbers, list(self._growing), measured, tables)
         self.clear()
         return found
 
@@ -177,31 +179,33 @@ class StatisticsLedger:
             sums[order] = torch.cat([one.checksums for one in found]).cpu().numpy()
         if self._waiting.count:
             self._waiting.flush()
-            self._take(*one_pass.fetched(self._waiting.measured), parts, sums)
-        return self._tabulated(np.array(self._taps, np.int64), unmask(parts, self._masked), sums)
+            self._take(*one_pass.fetched(one_pass.side_by_side(self._waiting.measured)), parts, sums)
+        groups = Groups.of(np.array(self._taps, np.int64))
+        return self._tabulated(groups, unmask(parts, self._masked), sums)
 
     def _tabulated(
-        self, taps: NDArray[np.int64], parts: NDArray[np.float64], sums: NDArray[np.int64]
+        self, groups: Groups, parts: NDArray[np.float64], sums: NDArray[np.int64]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
         """From the parts and checksums of entries, of which each tap may have several."""
         stats = np.full((self.num_taps, 8), np.nan, dtype=np.float32)
         checksums = np.zeros(self.num_taps, dtype=np.uint64)
-        if len(taps):
-            found, whole, chains = merge_groups(taps, parts, sums.view(np.uint64))
-            stats[found], checksums[found] = statistics(whole), chains
+        if len(parts):
+            whole, chains = groups.merged(parts, sums.view(np.uint64))
+            stats[groups.numbers], checksums[groups.numbers] = statistics(whole), chains
         return stats, checksums
 
     def replayed(
-        self, recorded: Recorded, masked: Callable[[int, int], int]
+        self, recorded: Recorded, masked: Callable[[int], list[int]]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
-        """The table of a captured step that has been replayed. `masked(tap, sequence)`: infinities that a correct mask
-        has put there."""
+        """The table of a captured step that has been replayed. `masked(tap)`: infinities that a correct mask has put in
+        each sequence's part."""
         measured, checksums = one_pass.fetched(recorded.measured)
         hidden = np.zeros(len(recorded.taps))
-        for entry, sequence in recorded.sequences.items():
-            hidden[entry] = masked(int(recorded.taps[entry]), sequence)
+        for first in recorded.growing:
+            cells = masked(int(recorded.taps[first]))
+            hidden[first : first + len(cells)] = cells
         parts = unmask(measured[recorded.numbers], hidden)
-        return self._tabulated(recorded.taps, parts, checksums[recorded.numbers])
+        return self._tabulated(recorded.groups, parts, checksums[recorded.numbers])
 
     def _take(
         self,
@@ -225,7 +229,7 @@ class StatisticsLedger:
         """Drop everything collected."""
         self._waiting = one_pass.Collected()
         self._pieces.clear()
-        self._sequences.clear()
+        self._growing.clear()
         for slab in self._slabs.values():
             slab.entries = []
         while len(self._slabs) > SIZES:  # attention has another one at every step

@@ -131,11 +131,15 @@ class Collected:
             self._pieces, self._bytes = [], 0
 
 
-def fetched(measured: Sequence[tuple[Tensor, Tensor]]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Parts [n, len(PARTS)] and checksums [n] of all that was measured, on the host. It waits for the GPU."""
+def side_by_side(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
+    """Parts and checksums of all that was measured, [n, len(PARTS) + 1] int64, to be fetched at once."""
     if not measured:
-        return np.zeros((0, len(PARTS))), np.zeros(0, np.int64)
-    both = torch.cat([torch.cat((parts.view(torch.int64), sums[:, None]), 1) for parts, sums in measured])
+        return torch.empty((0, len(PARTS) + 1), dtype=torch.int64)
+    return torch.cat([torch.cat((parts.view(torch.int64), sums[:, None]), 1) for parts, sums in measured])
+
+
+def fetched(both: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Parts [n, len(PARTS)] and checksums [n], on the host. It waits for the GPU."""
     found: NDArray[np.int64] = both.cpu().numpy()
     return np.ascontiguousarray(found[:, :-1]).view(np.float64), found[:, -1]
 

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -81,25 +83,38 @@ def merge(parts: NDArray[np.float64]) -> NDArray[np.float64]:
     return whole
 
 
-def merge_groups(
-    groups: NDArray[np.int64], parts: NDArray[np.float64], sums: NDArray[np.uint64]
-) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.uint64]]:
-    """`merge` and `chained` of all pieces [n, len(PARTS)] of each group: the groups' numbers, their parts and their
-    checksums."""
-    order = np.argsort(groups, kind="stable")
-    numbers, first, counts = np.unique(groups[order], return_index=True, return_counts=True)
-    if len(numbers) == len(groups):
-        return numbers, parts[order], sums[order]
-    pieces = parts[order]
-    whole = np.add.reduceat(pieces, first)
-    whole[:, 0] = np.minimum.reduceat(pieces[:, 0], first)
-    whole[:, 1] = np.maximum.reduceat(pieces[:, 1], first)
-    whole[:, 3] = np.sqrt(np.add.reduceat(pieces[:, 3] ** 2, first))
-    chains = np.zeros(len(numbers), np.uint64)
-    for piece in range(int(counts.max())):
-        more = counts > piece
-        chains[more] = chains[more] * _CHAIN + sums[order[first[more] + piece]]  # modulo 2**64
-    return numbers, whole, chains
+@dataclass(frozen=True, slots=True)
+class Groups:
+    """Pieces of several tensors: `numbers` of the groups, the `order` in which those of one stand together, the `first`
+    of each group in it, and what a piece's checksum is multiplied by in that of its group."""
+
+    numbers: NDArray[np.int64]
+    order: NDArray[np.int64]
+    first: NDArray[np.int64]
+    weights: NDArray[np.uint64]
+
+    @classmethod
+    def of(cls, groups: NDArray[np.int64]) -> Self:
+        """From the group's number of each piece [n]."""
+        order = np.argsort(groups, kind="stable")
+        numbers, first, counts = np.unique(groups[order], return_index=True, return_counts=True)
+        behind = np.repeat(first + counts - 1, counts) - np.arange(len(groups))
+        powers = np.full(int(counts.max(initial=1)), _CHAIN)
+        powers[0] = 1
+        return cls(numbers, order, first, np.cumprod(powers, dtype=np.uint64)[behind])  # modulo 2**64
+
+    def merged(
+        self, parts: NDArray[np.float64], sums: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
+        """`merge` and `chained` of all pieces [n, len(PARTS)] of each group."""
+        pieces, sums = parts[self.order], sums[self.order]
+        if len(self.numbers) == len(pieces):
+            return pieces, sums
+        whole = np.add.reduceat(pieces, self.first)
+        whole[:, 0] = np.minimum.reduceat(pieces[:, 0], self.first)
+        whole[:, 1] = np.maximum.reduceat(pieces[:, 1], self.first)
+        whole[:, 3] = np.sqrt(np.add.reduceat(pieces[:, 3] ** 2, self.first))
+        return whole, np.add.reduceat(sums * self.weights, self.first)
 
 
 def statistics(parts: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -165,8 +165,8 @@ def test_groups_are_merged_as_one_by_one() -> None:
     values = random.normal(size=(40, 5)).astype(np.float32)
     values[3, 2], values[9, 1] = np.nan, np.inf
     pieces, sums = host.measured(values), random.integers(0, 2**64, 40, dtype=np.uint64)
-    numbers, whole, chains = host.merge_groups(groups, pieces, sums)
-    assert numbers.tolist() == sorted(set(groups.tolist()))
-    for number, merged, chain in zip(numbers, whole, chains, strict=True):
+    found = host.Groups.of(groups)
+    assert found.numbers.tolist() == sorted(set(groups.tolist()))
+    for number, merged, chain in zip(found.numbers, *found.merged(pieces, sums), strict=True):
         np.testing.assert_allclose(merged, merge(pieces[groups == number]), rtol=1e-15)
         assert int(chain) == host.chained(sums[groups == number])
