@@ -7,7 +7,7 @@ kept as they are until `one_pass` measures them: only what is overwritten within
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -62,13 +62,11 @@ class _Measured:
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """What a captured step measures, which replaying it fills: of each entry its tap and the number of its piece; the
-    first of those, one a sequence of the batch, in which a mask grows; and parts and checksums of the pieces."""
+    """What a captured step measures, which replaying it fills: the pieces by tap; of taps in which a mask grows, the
+    numbers of their pieces, one a sequence of the batch; and parts and checksums of the pieces."""
 
-    taps: NDArray[np.int64]
-    groups: Groups  # of the entries, by tap
-    numbers: NDArray[np.int64]
-    growing: list[int]
+    groups: Groups
+    growing: list[tuple[int, NDArray[np.int64]]]
     measured: Tensor
     tables: one_pass.CapturedTables
 
@@ -82,7 +80,7 @@ class StatisticsLedger:
         self.copies = False  # whether all others may be overwritten as well: a fault does as it likes
         self._waiting = one_pass.Collected()
         self._pieces: list[tuple[int, int]] = []  # entry and number of what waits there whole
-        self._growing: list[int] = []  # first entries of a tap that a mask grows in
+        self._growing: list[tuple[int, slice]] = []  # taps that a mask grows in, and their entries
         self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
         self._taps: list[int] = []  # tap of each entry, in the order seen
         self._masked: list[int] = []  # infinities of each entry that the mask explains
@@ -125,7 +123,7 @@ class StatisticsLedger:
         """Record what each sequence of the batch has at `tap`, as long as it is when the step runs. `masked`: cells
         that a correct mask has put to -inf, where there are any."""
         if masked:
-            self._growing.append(len(self._taps))
+            self._growing.append((tap, slice(len(self._taps), len(self._taps) + len(pieces))))
         for sequence, piece in enumerate(pieces):
             entry = self._enter(tap, masked[sequence] if masked else 0)
             self._pieces.append((entry, self._waiting.add(piece)))
@@ -140,9 +138,10 @@ class StatisticsLedger:
         self._waiting.flush()
         assert not self._tiled
         assert not self._measured
-        numbers, taps = np.array([number for _, number in self._pieces]), np.array(self._taps)
+        numbers, groups = np.array([number for _, number in self._pieces]), Groups.of(np.array(self._taps))
+        growing = [(tap, numbers[entries]) for tap, entries in self._growing]
         measured = one_pass.side_by_side(self._waiting.measured)
-        found = Recorded(taps, Groups.of(taps), numbers, list(self._growing), measured, tables)
+        found = Recorded(replace(groups, order=numbers[groups.order]), growing, measured, tables)
         self.clear()
         return found
 
@@ -199,13 +198,11 @@ class StatisticsLedger:
     ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
         """The table of a captured step that has been replayed. `masked(tap)`: infinities that a correct mask has put in
         each sequence's part."""
-        measured, checksums = one_pass.fetched(recorded.measured)
-        hidden = np.zeros(len(recorded.taps))
-        for first in recorded.growing:
-            cells = masked(int(recorded.taps[first]))
-            hidden[first : first + len(cells)] = cells
-        parts = unmask(measured[recorded.numbers], hidden)
-        return self._tabulated(recorded.groups, parts, checksums[recorded.numbers])
+        parts, checksums = one_pass.fetched(recorded.measured)
+        for tap, numbers in recorded.growing:
+            if any(cells := masked(tap)):
+                parts[numbers] = unmask(parts[numbers], cells)
+        return self._tabulated(recorded.groups, parts, checksums)
 
     def _take(
         self,

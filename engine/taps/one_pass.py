@@ -28,7 +28,7 @@ HELD = 1 << 28
 CHUNK, BLOCK = 1 << 14, 1 << 9
 #: Elements of a piece: the kernel counts them in 32 bits.
 _MOST = 1 << 30
-_FIELDS = 8  # of a piece in the kernel's table
+_FIELDS = 10  # of a piece in the kernel's table
 #: How the kernel finds the elements of a piece.
 FLAT, TILE, PREFIX, PAGED, ROWS = range(5)
 #: As a factor of 64 signed bits.
@@ -196,13 +196,20 @@ def measured(pieces: Sequence[Measurand | Growing], tables: Tables) -> tuple[Ten
     device = pieces[0].x.device
     parts = torch.empty((len(pieces), len(PARTS)), dtype=torch.float64, device=device)
     sums = torch.empty(len(pieces), dtype=torch.int64, device=device)
-    kinds: dict[tuple[torch.dtype, int], list[int]] = {}
+    kinds: dict[tuple[torch.dtype, int, bool], list[int]] = {}
     for number, piece in enumerate(pieces):
-        kinds.setdefault((piece.x.dtype, piece.mode), []).append(number)
-    for (dtype, mode), numbers in kinds.items():
+        kinds.setdefault((piece.x.dtype, piece.mode, piece.fields[1] > 0), []).append(number)
+    for kind, numbers in kinds.items():
         rows = np.array([pieces[number].fields for number in numbers], np.int64)
-        _launch(rows, numbers, dtype, mode, parts, sums, tables)
+        _launch(rows, numbers, *kind, parts, sums, tables)
     return parts, sums
+
+
+def _divisors(by: NDArray[np.int64]) -> NDArray[np.int64]:
+    """What the kernel divides 31 bits by each number with: ceil(2**(31 + l) / d) and, in the lowest eight bits, l - 1,
+    of d up to 2**l (Granlund and Montgomery 1994, doi:10.1145/178243.178249); 0 of 1, and of 0."""
+    logs = np.array([(max(1, d) - 1).bit_length() for d in by.tolist()], np.int64)
+    return np.where(by > 1, -(-(1 << (31 + logs)) // np.maximum(1, by)) << 8 | (logs - 1), 0)
 
 
 def _launch(
@@ -210,16 +217,18 @@ def _launch(
     numbers: Sequence[int],
     dtype: torch.dtype,
     mode: int,
+    far: bool,
     parts: Tensor,
     sums: Tensor,
     tables: Tables,
 ) -> None:
-    """Measure pieces of one dtype and mode, their fields [n, 7], into the rows `numbers` of parts and sums."""
+    """Measure pieces of one dtype and mode, `far` from the beginning of their tensors or not, their fields [n, 7], into
+    the rows `numbers` of parts and sums."""
     kernels, count, device = _kernels(), len(rows), parts.device
     chunks = np.maximum(1, -(-rows[:, -1] // CHUNK))  # one for an empty tensor
     first, total = np.cumsum(chunks) - chunks, int(chunks.sum())
     lists = (
-        np.column_stack((rows, first)),
+        np.column_stack((rows, _divisors(rows[:, 2]), _divisors(rows[:, 3]), first)),
         np.repeat(np.arange(count), chunks),
         np.array(numbers, np.int64),
         chunks,
@@ -230,8 +239,9 @@ def _launch(
     found = torch.empty((total, len(PARTS)), dtype=torch.float64, device=device)
     some = torch.empty(total, dtype=torch.int64, device=device)
     kernels.read[(total,)](
-        table, of_chunk, found, some, FIELDS=_FIELDS, MODE=mode, CHUNK=CHUNK, BLOCK=BLOCK,
-        DTYPE=kernels.dtypes[dtype], BITS=kernels.bits[dtype.itemsize], WIDE=dtype == torch.float64,
+        table, of_chunk, found, some, FIELDS=_FIELDS, MODE=mode, CHUNK=CHUNK, BLOCK=BLOCK, FAR=far,
+        DTYPE=kernels.dtypes[dtype], BITS=kernels.bits[dtype.itemsize],
+        VALUE=kernels.dtypes[torch.float64 if dtype == torch.float64 else torch.float32],
     )  # fmt: skip
     kernels.merge[(count,)](table, to, each, found, some, parts, sums, SIGNED_ODD, FIELDS=_FIELDS, BLOCK=128)
 

@@ -17,7 +17,7 @@ from tests.engine.harness import local_runner
 PROMPTS = {0: [3, 130, 17, 99, 4], 1: [9, 110]}
 
 
-@pytest.mark.parametrize("where", ["slots", "hub.begin", "decoder.forward", "hub.end", "comm.broadcast"])
+@pytest.mark.parametrize("where", ["slots", "hub.begin", "decoder.forward", "hub.end", "comm.gather_columns"])
 def test_a_failed_step_gives_its_reserved_blocks_back(
     where: str, variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
