@@ -95,6 +95,7 @@ def test_nothing_outlives_a_program_that_is_ended(
         assert here.code() == 128 + signal.SIGTERM
 
 
+@pytest.mark.slow
 def test_what_the_killed_have_left_is_swept_by_the_next_to_start(
     terminals: Callable[..., Terminal], model: Path
 ) -> None:

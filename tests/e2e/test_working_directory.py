@@ -200,6 +200,7 @@ client.close()
 """
 
 
+@pytest.mark.slow
 def test_host_ranks_and_golden_recorder_run_nothing_of_it(folder: Folder) -> None:
     process = folder.start((), _CLIENT)
     out, err = process.communicate(timeout=170)

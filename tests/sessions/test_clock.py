@@ -82,6 +82,7 @@ def test_a_closed_session_that_is_replaced_by_an_older_one_is_read_anew(tmp_path
         assert session.steps() == range(1)
 
 
+@pytest.mark.slow
 def test_no_duration_is_measured_by_the_clock_of_the_day() -> None:
     found = set()
     for folder in ("engine", "sessions", "workbench"):

@@ -230,6 +230,7 @@ def test_a_damaged_session_is_not_written_on(tmp_path: Path) -> None:
         SessionWriter.reopen(path)
 
 
+@pytest.mark.slow
 def test_a_long_log_is_cut_and_never_written_over(tmp_path: Path) -> None:
     """A commit over the rest of an older log, cut short by a kill, could not be told from a damaged one."""
     path = tmp_path / "a.session"

@@ -50,6 +50,7 @@ def check(directory: Path, steps: int, count: int, *, log: bool) -> None:
     assert harmless < count, "no flip was one of anything"
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_changes_silently_what_is_shown(tmp_path: Path, short_chunks: int) -> None:
     check(tmp_path, short_chunks + 3, 40, log=False)
 

@@ -37,6 +37,7 @@ def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
     return a.shape == b.shape and a.dtype == b.dtype and a.tobytes() == b.tobytes()
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=40)
 @given(history=histories())
 def test_what_was_recorded_is_read_back(history: list[StepRecord]) -> None:

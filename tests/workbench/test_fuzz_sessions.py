@@ -110,6 +110,7 @@ def by_value(examples: int) -> Any:
 
 
 @by_value(10)
+@pytest.mark.slow
 def test_any_values(made: Stranger) -> None:
     with tempfile.TemporaryDirectory() as directory:
         stands(tried(made, Path(directory, "stranger.session")))

@@ -147,6 +147,7 @@ def test_peak_memory_is_the_shards_and_one_tensor(large: Path) -> None:
             assert growth <= mine + largest + slack, (tp, mode)
 
 
+@pytest.mark.slow
 @needs_proc
 def test_pages_of_other_ranks_rows_are_never_touched(large: Path) -> None:
     """The kernel's own account of the mapped file, beside the source's counter.

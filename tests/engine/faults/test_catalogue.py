@@ -211,6 +211,7 @@ def check_alone(path: Path, faults: Sequence[Fault]) -> None:
                 check_faults(rule, model, 1)
 
 
+@pytest.mark.slow
 def test_where_a_toggle_says_that_it_cannot_act_it_does_nothing(
     paths: dict[str, Path], models: dict[str, ModelConfig]
 ) -> None:

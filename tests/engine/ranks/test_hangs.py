@@ -277,6 +277,7 @@ def test_a_stopped_rank_is_reported_before_the_patience_is_over(
     )
 
 
+@pytest.mark.slow
 def test_a_rank_that_goes_another_way_is_told(engine: Callable[..., Client]) -> None:
     """It leaves its all-reduces out: what it does instead is told, and where the other stands."""
     with pytest.raises(RankTimeout) as error:

@@ -72,6 +72,7 @@ def connected(address: str, path: Path, **trouble: str) -> Client:
     return client
 
 
+@pytest.mark.slow
 def test_torchrun_computes_what_local_ranks_do(
     address: str,
     torchrun: subprocess.Popen[str],
@@ -125,6 +126,7 @@ def test_lockstep_rank_without_torchrun_or_with_a_wrong_address_says_so(address:
         assert said in done.stderr
 
 
+@pytest.mark.slow
 def test_a_rank_of_torchrun_that_dies_is_named_and_the_others_end(
     address: str, torchrun: subprocess.Popen[str], variant: Callable[[str], Path]
 ) -> None:

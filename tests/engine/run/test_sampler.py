@@ -43,6 +43,7 @@ def test_at_a_tiny_temperature_the_likeliest_token_is_drawn(temperature: float) 
     assert {choose(row, Sampling(temperature, seed=seed), 0, 0).token for seed in range(50)} == {1}
 
 
+@pytest.mark.slow
 @settings(max_examples=40)
 @given(
     logits=st.lists(st.integers(-8, 8), min_size=1, max_size=12),

@@ -18,6 +18,7 @@ from lockstep.workbench.bench.peaks import peak_of, resident, start_over
 from tests.checkpoints import tiny_checkpoint
 
 
+@pytest.mark.slow
 def test_a_peer_runs_batches_and_survives_what_it_cannot(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "qwen2")
     with PeerContender("transformers", path, "float32", 1, 128) as peer:
@@ -34,6 +35,7 @@ def test_a_peer_runs_batches_and_survives_what_it_cannot(tmp_path: Path) -> None
     assert resident(pid) == 0
 
 
+@pytest.mark.slow
 def test_a_peer_that_cannot_load_says_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with (

@@ -22,6 +22,7 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
     return str(tiny_checkpoint(tmp_path, "qwen2"))
 
 
+@pytest.mark.slow
 def test_figures_as_json_and_a_plot(small: str, capsys: Any, tmp_path: Path) -> None:
     plot = tmp_path / "a.svg"
     assert run(["bench", small, "--quick", "--threads", "1", "--json", "--plot", str(plot)]) == 0

@@ -229,6 +229,7 @@ def test_verdicts_that_find_no_room_are_still_told(
     assert ".session lacks the verdicts: cannot write session" in shown.err
 
 
+@pytest.mark.slow
 def test_a_run_in_chunks_is_judged_and_recorded_as_one(model: Path, capsys: Any, tmp_path: Path) -> None:
     saved = tmp_path / "a.session"
     long = ["check", str(model), "--ids", "5,6,7,8,9,10,11", "--ids", "3,4", "--steps", "2", "--chunk", "3"]

@@ -159,6 +159,7 @@ def test_the_text_says_place_fix_and_verdict(strangers: Strangers, capsys: Any) 
     assert any(line.startswith("fix ") for line in lines)
 
 
+@pytest.mark.slow
 def test_a_model_on_our_engine_is_confirmed_by_switching_the_rule_off(
     strangers: Strangers, capsys: Any
 ) -> None:

@@ -111,6 +111,7 @@ def commands(tmp_path: Path) -> Iterator[Callable[..., Command]]:
             os.killpg(one.process.pid, signal.SIGKILL)
 
 
+@pytest.mark.slow
 def test_a_signal_folds_the_session_and_says_where_it_is(
     model: Path, commands: Callable[..., Command]
 ) -> None:
@@ -138,6 +139,7 @@ def test_a_reference_that_is_being_recorded_ends_with_its_command(
     assert [path for path in (check.directory / "cache").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 def test_a_terminal_that_is_closed_takes_no_session_along(
     model: Path, commands: Callable[..., Command]
 ) -> None:

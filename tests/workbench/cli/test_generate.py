@@ -266,6 +266,7 @@ def test_a_traceback_is_shown_where_it_is_asked_for(tmp_path: Path, capsys: Any)
         assert shown.splitlines()[-1].startswith("lockstep: error: ")
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_recording_and_not_the_run(model: Path, tmp_path: Path) -> None:
     saved = tmp_path / "run.session"
     words = ["--ids", "1,2,3", "--max-tokens", "60", "--json", "--capture", "full", "--save", str(saved)]

@@ -60,6 +60,7 @@ def test_figures_of_another_temperature(
     assert ">trainer</text>" in plot.read_text()
 
 
+@pytest.mark.slow
 def test_shares_of_operations_are_printed_drawn_and_told(
     files: tuple[str, str], case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

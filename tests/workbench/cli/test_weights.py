@@ -27,6 +27,7 @@ def weights(*words: str, program: list[str] | None = None) -> subprocess.Complet
     )  # fmt: skip
 
 
+@pytest.mark.slow
 def test_what_is_loaded_rightly() -> None:
     done = weights("--engine=torch")
     assert done.returncode == Exit.OK, done.stderr

@@ -130,6 +130,7 @@ def test_two_faults_are_named_where_they_act(bench: Bench, name: str, tp: int, r
         assert alone.judgement.first_divergence.tap in both
 
 
+@pytest.mark.slow
 def test_every_judged_tap_has_its_entry_and_a_replay_reads_it(bench: Bench) -> None:
     result = bench.check("qwen2", 2, "load_bias=false reduce=missing")
     with Session.open(result.engine_session) as session:

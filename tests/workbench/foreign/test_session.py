@@ -127,6 +127,7 @@ def packings(draw: st.DrawFn, prompts: list[int], lengths: list[int]) -> list[li
     return passes
 
 
+@pytest.mark.slow
 @settings(max_examples=10, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_any_packing_of_the_same_rows_gives_the_same_session(

@@ -26,6 +26,7 @@ def test_there_are_at_least_twenty_bugs_to_plant() -> None:
     assert set(QUICK) <= set(plantable())
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 async def test_planted_bugs_are_named_in_three_calls() -> None:
     async with agent() as one:

@@ -27,6 +27,7 @@ from lockstep.workbench.references.request import (
 from tests.checkpoints import tiny_checkpoint
 
 
+@pytest.mark.slow
 def test_a_recorder_takes_what_is_estimated(tmp_path: Path) -> None:
     """Of a model of which the weights are most: 34 million in float64."""
     path = tiny_checkpoint(tmp_path, "llama", hidden_size=512, intermediate_size=4096, num_hidden_layers=5)

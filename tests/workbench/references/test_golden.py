@@ -59,6 +59,7 @@ def fill(key: str, text: str = "") -> Path:
         return cache.keep(key, path)
 
 
+@pytest.mark.slow
 def test_both_references_come_from_one_process_and_then_from_the_cache(
     model_dir: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -177,6 +178,7 @@ def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.
         record_golden(model_dir, [PROMPT], 1, "float32", threads=1)
 
 
+@pytest.mark.slow
 def test_a_recorder_that_stands_by_serves_once(model_dir: Path) -> None:
     standby = StandbyRecorder(model_dir, 1)
     first = record_golden(model_dir, [PROMPT], 1, "float32", threads=1, standby=standby)

@@ -54,6 +54,7 @@ def _chosen(pilot: Pilot[int]) -> list[int]:
     return [i for i, line in enumerate(text_of(pilot)[2:5]) if line.startswith(f"▸seq {i} ")]
 
 
+@pytest.mark.slow
 async def test_keys_mouse_and_command_choose_the_sequence(model: Path, tmp_path: Path, bench: Bench) -> None:
     async with running(model, tmp_path / "live.session") as pilot:
         driver = _screen(pilot).driver

@@ -278,6 +278,7 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
         await until(lambda: screen.where.step >= 1, pilot)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fresh_processes")
 async def test_the_processes_of_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """They stand back for the screens, are told of while they do not answer, and end with them."""

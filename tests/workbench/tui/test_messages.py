@@ -118,6 +118,7 @@ async def test_enter_is_the_panes_own_where_no_message_is_cut(bench: Bench) -> N
         assert _screen(pilot).front.TITLE.startswith("Tensor"), "the tensor, as ever"
 
 
+@pytest.mark.slow
 async def test_what_every_command_says_of_nonsense_is_told_in_full(bench: Bench) -> None:
     """Each command of the registry, with a long argument that it cannot want."""
     async with bench(size=(80, 24)) as pilot:
@@ -142,6 +143,7 @@ async def test_what_every_command_says_of_nonsense_is_told_in_full(bench: Bench)
                 await _is_told(pilot, told[-1])
 
 
+@pytest.mark.slow
 async def test_every_pane_fits_or_says_so_at_80_columns(bench: Bench, tmp_path: Path) -> None:
     """Whatever is drawn as text: no line of a block, no empty pane, no dialog loses its end unsaid."""
     async with bench(size=(80, 24), path=build_odd(tmp_path / "odd.session", "nan")) as pilot:

@@ -280,6 +280,7 @@ async def test_help_lists_every_key(bench: Bench) -> None:
         assert "continue to the next stop" in text
 
 
+@pytest.mark.slow
 async def test_every_pane_exports(bench: Bench, tmp_path: Path) -> None:
     endings = ("csv", "json", "html", "svg", "txt", "png")
     async with bench() as pilot:

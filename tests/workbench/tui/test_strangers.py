@@ -64,6 +64,7 @@ async def test_the_panes_stand_all_of_it(bench: Bench, tmp_path: Path, number: i
     await shown(bench, tmp_path / "stranger.session", (oddity,), SIZES[number % 2])
 
 
+@pytest.mark.slow
 async def test_a_taps_name_makes_no_path(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

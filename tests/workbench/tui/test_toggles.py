@@ -36,6 +36,7 @@ def test_a_filter_keeps_what_has_every_word_under_its_group(words: str) -> None:
     assert len(told) >= len(titles)
 
 
+@pytest.mark.slow
 async def test_the_cursor_passes_over_headings(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "x")

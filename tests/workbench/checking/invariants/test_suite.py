@@ -27,6 +27,7 @@ def broken(found: dict[str, Invariant]) -> dict[str, str]:
     return {name: one.told for name, one in found.items() if one.result == "broken"}
 
 
+@pytest.mark.slow
 def test_positions_that_stand_still_break_decode_and_nothing_else(tmp_path: Path) -> None:
     found = tried(tiny_checkpoint(tmp_path, "qwen2"), positions="stuck")
     stuck = broken(found)
@@ -74,6 +75,7 @@ def _variant(name: str) -> tuple[str, dict[str, Any]]:
     return GROWING[name] if name in GROWING else EVERY_VARIANT[name]
 
 
+@pytest.mark.slow
 def test_a_run_in_chunks_is_held_against_a_whole_one(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "qwen2")
     config = EngineConfig(max_sequences=1, max_tokens=len(PROMPT) + 4, chunk_tokens=3)

@@ -24,6 +24,7 @@ LEDGER = (
 )
 
 
+@pytest.mark.slow
 def test_every_faulty_operation_is_told_live_and_in_a_replay(live: Live) -> None:
     debugger = live(tp=2, rules=RULES, prompts=PROMPTS)
     debugger.execute("next 3")

@@ -234,6 +234,7 @@ def test_checkpoints_and_restart(live: Live) -> None:
         debugger.execute("restart 9")
 
 
+@pytest.mark.slow
 def test_a_script_of_the_journal_gives_the_same_checksums(live: Live, tmp_path: Path) -> None:
     debugger = live(tp=2)
     texts(

@@ -195,6 +195,7 @@ def test_a_client_that_never_comes_is_not_waited_for(hosts: Callable[..., HostPr
     assert not host.directory.exists()
 
 
+@pytest.mark.slow
 def test_a_signal_folds_the_session_and_ends_the_ranks(
     model: Path, hosts: Callable[..., HostProcess], tmp_path: Path
 ) -> None:

@@ -225,6 +225,7 @@ def test_a_stopped_host_is_told_until_it_answers_again(monkeypatch: pytest.Monke
     assert client.process.returncode == -signal.SIGKILL, "one that is stopped is not asked to end"
 
 
+@pytest.mark.slow
 def test_a_host_dies_with_its_client_and_its_ranks_with_it(checkpoint: Path, tmp_path: Path) -> None:
     session = tmp_path / "orphan.session"
     program = f"""

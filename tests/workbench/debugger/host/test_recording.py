@@ -47,6 +47,7 @@ def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path)
         assert f"({recorded} to 35) were not recorded: " in done.stderr
 
 
+@pytest.mark.slow
 def test_a_full_disk_ends_the_recording_and_not_the_run(live: Live) -> None:
     debugger = live()
     warnings: list[str] = []

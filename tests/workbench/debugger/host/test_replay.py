@@ -224,6 +224,7 @@ def test_rows_that_there_was_no_room_for_are_told_of(live: Live) -> None:
         assert f"only [{kept.slice}] was captured" in told_of
 
 
+@pytest.mark.slow
 def test_verify_runs_every_branch_again_and_finds_a_changed_checkpoint(
     live: Live, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -129,6 +129,7 @@ def test_random_damage_is_not_blamed_on_blocks(tap: str) -> None:
     assert names(run, tap) == []
 
 
+@pytest.mark.slow
 def test_random_damage_to_a_fused_context_is_not_blamed_on_parts() -> None:
     noise = torch.Generator().manual_seed(5)
     spoil = {"context": lambda x, at: x * (1 + torch.rand(x.shape, generator=noise))}
