@@ -16,6 +16,7 @@ import numpy as np
 from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.hypotheses.fits import factor, named, simple
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import (
+    HALVES,
     RIGHT,
     Convention,
     conventions,
@@ -57,7 +58,7 @@ def _other_channels(r: Rotated) -> Iterator[Variant]:
     own, whole = r.site.facts.model, r.whole
     plain, whole_heads = {"neighbours": False}, {"rotary": None, "rotary_last": False}
     options: dict[str, tuple[dict[str, Any], str]] = {
-        "rope_halves": (plain, "pairs (i, i + D/2) are rotated, not neighbours (2i, 2i + 1)"),
+        "rope_halves": (plain, HALVES),
         "rope_first_channels": (
             {"rotary_last": False},
             "the first channels of a head are rotated, not the last",
@@ -110,8 +111,7 @@ def _conventions(r: Rotated) -> Iterator[Variant]:
         yield r.variant("rope_not_applied", "rope", "the rotation is not applied at all", {}, r.x)
     twice = r.turned(2 * r.phase) * r.factor
     yield r.variant("rope_twice", "rope", "the rotation is applied twice", {}, twice, moved=True)
-    for one in conventions(r.x.shape[-1]) if not r.site.facts.model.neighbours else ():
-        name, text = in_words(one)
+    for one, (name, text) in _told_conventions(r):
         for by in r.factors:
             if r.share(r.phases(one, by), r.phase) <= NEAR:
                 predicted = r.turned(r.phase, one, by)
@@ -124,6 +124,17 @@ def _conventions(r: Rotated) -> Iterator[Variant]:
         text = f"the {words} one as it is after its rotation: written in place"
         predicted = in_place(r.x, r.phase, first) * r.factor
         yield r.variant("rope_in_place", "rope", text, {}, predicted, moved=True)
+
+
+def _told_conventions(r: Rotated) -> Iterator[tuple[Convention, tuple[str, str]]]:
+    """The conventions with their names. Of a model that turns neighbours, whose pairs are put apart here: other signs,
+    and the model's halves for its neighbours, where what comes out is put apart as it is of neighbours."""
+    every = conventions(r.x.shape[-1])
+    if not r.site.facts.model.neighbours:
+        yield from ((one, in_words(one)) for one in every)
+        return
+    yield from ((one, in_words(one)) for one in every if one.in_pairs)
+    yield Convention(read="zip"), ("rope_halves", HALVES)
 
 
 def _also(r: Rotated, by: float) -> str:
