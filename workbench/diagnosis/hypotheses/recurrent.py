@@ -52,7 +52,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         return
     left = _left(site) if site.operation in RECURRENT else {}
     given = [_given(site, part, left) for part in site.parts]
-    for edits in dict.fromkeys(_candidates(site, formula)):
+    for edits in dict.fromkeys(_candidates(site, formula, given)):
         try:
             tree = together(edits, formula)
             first = _value(tree, given[smallest], site.parts[smallest])
@@ -177,12 +177,41 @@ def _choices(site: Site, formula: Node) -> Choices:
     )  # fmt: skip
 
 
-def _candidates(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
+def _key_heads(
+    site: Site, formula: Node, pairs: Sequence[tuple[int, ...]], given: Sequence[Mapping[str, Any]]
+) -> tuple[float, ...] | None:
+    """By value head the key head, or -1 for zeros, that leaves least of the smallest wrong part; None where that is
+    each head's own."""
+    index = min(_wrong(site), key=lambda i: len(site.parts[i].rows))
+    part, heads = site.parts[index], site.parts[index].inputs["beta"].shape[1]
+    keys = part.inputs["k"].shape[1] // int(given[index]["key_dim"])
+    own = [float(head * keys // heads) for head in range(heads)]
+    left = []
+    for one in range(-1, keys):
+        edits = [Edit(path, "function", ("paired_as", *[float(one)] * heads)) for path in pairs]
+        found = _value(together(edits, formula), given[index], part)
+        if found is None:
+            return None
+        left.append(_of_heads(site, part.seen - found, heads))
+    allowed = np.array(left)
+    best = [float(one) - 1 for one in allowed.argmin(0)]
+    return None if best == own else tuple(best)
+
+
+def _of_heads(site: Site, x: Array, heads: int) -> Array:
+    """The norm of each head of what a state is, or of what is read from it."""
+    parted = x.reshape(heads, -1) if site.operation == "state" else x.reshape(len(x), heads, -1).swapaxes(0, 1)
+    return np.asarray(np.linalg.norm(parted.reshape(heads, -1), axis=-1))
+
+
+def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Edit, ...]]:
     """Other pairs of queries and keys with values, other beginnings, and every single edit without a number to solve
     for."""
     pairs = [path for path, node in nodes(formula) if node.name == "paired"]
     if pairs:
         yield tuple(Edit(path, "function", ("paired_in_turn",)) for path in pairs)
+        if (heads := _key_heads(site, formula, pairs, given)) is not None:
+            yield tuple(Edit(path, "function", ("paired_as", *heads)) for path in pairs)
     if site.operation in RECURRENT:
         yield from ((one,) for one in _other_befores(site))
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from lockstep.engine.config import ModelConfig
+from lockstep.workbench.views.causes import numbers_in_words
 
 _RESTARTED = "the state is not carried on: the pass begins with zeros in place of what the sequence has"
 _PAIRED = (
@@ -48,3 +51,23 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
 }  # fmt: skip
+
+
+def pairing_words(model: ModelConfig, heads: Sequence[float]) -> str:
+    """Which key head each value head is given, -1 for none, where it is another than its own."""
+    assert model.linear is not None, "what pairs heads is linear attention"
+    keys = model.linear.key_heads * len(heads) // model.linear.value_heads
+    read: dict[int, list[int]] = {}
+    for head, key in enumerate(map(int, heads)):
+        if key != head * keys // len(heads):
+            read.setdefault(key, []).append(head)
+    told = [
+        f"value head{'s' * (len(mine) > 1)} {numbers_in_words(mine)} {'get' if len(mine) > 1 else 'gets'} "
+        + ("none and give zeros" if key < 0 else f"key head {key} instead of {', '.join(_own(mine, keys, len(heads)))}")
+        for key, mine in sorted(read.items(), key=lambda one: (one[0] < 0, one[0]))
+    ]
+    return f"value heads are given other key heads than their own: {'; '.join(told)}"
+
+
+def _own(heads: Sequence[int], keys: int, of: int) -> list[str]:
+    return list(dict.fromkeys(str(head * keys // of) for head in heads))
