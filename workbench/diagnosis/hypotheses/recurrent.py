@@ -36,6 +36,8 @@ _LEFT_BEFORE = "what the sequence before it has left"
 _KEPT_IN = ("bfloat16", "float16")
 #: The last tokens of a pass from which on a state is tried to have begun.
 _MOST_STARTS = 256
+#: Rows in front of the first wrong token that are tried to be lost.
+_MOST_LOST = 64
 #: What becomes of the rows that a convolution has kept.
 _ROWS = ("oldest_row_lost", "newest_row_lost")
 #: Leaves that are numbers, and other values that engines have.
@@ -70,6 +72,8 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             yield _variant(site, edits, predicted)
     if site.operation in RECURRENT:
         yield from _lost_within(site, formula, given)
+    if site.operation == "conv":
+        yield from _rows_not_kept(site, formula, given)
 
 
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:
@@ -95,6 +99,54 @@ def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) 
         at |= set(starts)
     if at:
         yield _variant(site, (Edit((), "map", ("restarted",), tuple(map(float, sorted(at)))),), found)
+
+
+def _rows_not_kept(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[Variant]:
+    """The rows of some tokens are not kept for those behind them, which meet older ones: of a chunk that ends where
+    tokens begin to be wrong."""
+    wrong = _wrong(site)
+    ends: dict[int, int] = {}  # by sequence
+    for i in wrong:
+        rows, scope = site.parts[i].rows, site.deviation.scopes[i]  # type: ignore[union-attr]
+        first = rows[int(np.argmax(scope.any(tuple(range(1, scope.ndim)))))]
+        ends[first.seq] = min(first.position, ends.get(first.seq, first.position))
+    history = _history(site)
+    for count in range(1, _MOST_LOST + 1):
+        if any(end < count for end in ends.values()):
+            return
+        found = [part.expected for part in site.parts]
+        for i in wrong:
+            part, end = site.parts[i], ends[site.parts[i].rows[-1].seq]
+            found[i] = _without_rows(formula, given[i], part, history[part.rows[-1].seq], (end - count, end))
+            if i == wrong[0] and not _explains(site, i, found[i]):
+                break
+        else:
+            at = tuple(float(one) for _, one in sorted(ends.items()))
+            yield _variant(site, (Edit((), "map", ("rows_not_kept", float(count)), at),), found)
+
+
+def _history(site: Site) -> dict[int, Array]:
+    """By sequence the rows that a convolution has read, from its first token on."""
+    found: dict[int, list[Array]] = {}
+    for i in range(len(site.parts)):
+        found.setdefault(site.parts[i].rows[-1].seq, []).append(site.parts[i].inputs["x"])
+    return {seq: np.concatenate(rows) for seq, rows in found.items()}
+
+
+def _without_rows(
+    formula: Node, given: Mapping[str, Any], part: Part, history: Array, lost: tuple[int, int]
+) -> Array:
+    """The formula on a pass whose tokens from the end of `lost` on do not have the rows of the positions in it."""
+    width, pieces = len(part.inputs["before"]), []
+    first, end = part.rows[0].position, part.rows[0].position + len(part.rows)
+    for start, stop in ((first, min(lost[1], end)), (max(first, lost[1]), end)):
+        if stop <= start:
+            continue
+        kept = history[:start] if start < lost[1] else np.concatenate([history[: lost[0]], history[lost[1] : start]])
+        before = np.concatenate([np.zeros((width, history.shape[1])), kept])[-width:]
+        rows = part.inputs["x"][start - first : stop - first]
+        pieces.append(np.asarray(_evaluate(formula, {**given, "x": rows, "before": before})))
+    return np.concatenate(pieces).reshape(part.seen.shape)
 
 
 def _befores(site: Site, part: Part) -> Iterator[Array]:

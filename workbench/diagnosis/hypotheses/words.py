@@ -141,6 +141,9 @@ _MAPS: Mapping[str, str] = {
     "row_added": "the same vector is added to every row, as by a bias",
     "rows_scaled":
         "each row is off by a factor of its own, {0:.4g} to {1:.4g}, as by another number to divide by",
+    "rows_not_kept":
+        "the rows of {0:g} tokens are not kept for the convolution: from the wrong tokens on older rows stay in "
+        "their place",
     "restarted":
         "what the sequence has is lost within its prompt: tokens go on as if nothing had come before them, as where a "
         "chunk is read without what the one before it has left",
