@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.graph.formula import Node, numbers_of
+from lockstep.engine.graph.recurrence import by_heads, side_by_side
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORMALISED_IN
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
+from lockstep.workbench.diagnosis.operations.facts import rounded
 from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -34,6 +37,10 @@ _NOTHING, _OTHERS, _LEFT = "nothing", "state of sequence {}", "what sequence {} 
 _LEFT_BEFORE = "what the sequence before it has left"
 #: What a state, which should be float32 whatever the engine's dtype, may be kept in between passes.
 _KEPT_IN = ("bfloat16", "float16")
+#: Numbers of 16 bits in a vector of a CPU: 0 of what has no end to them, 1 << 30 of what has no vectors.
+_LANES = (0, 16, 32, 1 << 30)
+#: How queries and keys may have been normalised: rounded afterwards, or each step in fewer bits.
+_UNIT = ("rounded to {}", *(f"{NORMALISED_IN}{{}}, {lanes} lanes" for lanes in _LANES))
 #: The last tokens of a pass from which on a state is tried to have begun.
 _MOST_STARTS = 256
 #: Rows in front of the first wrong token that are tried to be lost.
@@ -266,7 +273,46 @@ def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -
             yield tuple(Edit(path, "function", ("paired_as", *heads)) for path in pairs)
     if site.operation in RECURRENT:
         yield from ((one,) for one in _other_befores(site))
+    if site.operation in ("state", "delta"):
+        yield from _coarse(site, formula)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
+
+
+def _coarse(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
+    """What is float32 in engines of any dtype, in 16 bits: the share that is kept, normalised queries and keys."""
+    shares = [path for path, node in nodes(formula) if node.name == "exp"]
+    leaves = [one for one in ("k", "q") if any(node == Node(one) for _, node in nodes(formula))]
+    for dtype in _KEPT_IN:
+        yield from ((Edit(path, "applied", (dtype,)),) for path in shares)
+        yield (Edit("decay", "applied", (dtype,)),)
+        for how in _UNIT:
+            yield tuple(Edit(leaf, "operand", (f"{leaf} {how.format(dtype)}",)) for leaf in leaves)
+
+
+def _in_16_bits(site: Site, part: Part, eps: float, dim: int) -> Iterator[tuple[str, str, Array]]:
+    """(leaf, name, its rows): queries and keys that were normalised in 16 bits."""
+    for leaf in ("k", "q"):
+        convolved = site.taps.tensors(site.near(f"attn.conv_{leaf}"), site.rank) if leaf in part.inputs else ()
+        at = (part.rows[-1].step, part.rows[-1].seq)
+        passes = zip(site.taps.passes, convolved, strict=False)
+        own = [x for one, x in passes if (one.step, one.seq) == at and x is not None]
+        for x in own[:1]:
+            heads = by_heads(x, dim)
+            for dtype in _KEPT_IN:
+                to = partial(rounded, dtype=dtype)
+                right = heads / np.sqrt(np.square(heads).sum(-1, keepdims=True) + eps)
+                ways = [to(right), *(_normalised_in(to, heads, eps, lanes) for lanes in _LANES)]
+                for how, value in zip(_UNIT, ways, strict=True):
+                    yield leaf, how.format(dtype), side_by_side(np.asarray(value, dtype=np.float64))
+
+
+def _normalised_in(to: Callable[[Array], Array], heads: Array, eps: float, lanes: int) -> Array:
+    """Heads over their lengths, each step rounded. Where an inverse root is made of single numbers, as CPUs do behind the
+    last whole vector of so many `lanes`, the root itself is rounded too; 0: all is in vectors."""
+    total = to(to(to(np.square(heads)).sum(-1, keepdims=True)) + eps)
+    inverse, single = to(1 / np.sqrt(total)), to(1 / to(np.sqrt(total)))
+    whole = inverse.size // lanes * lanes if lanes else inverse.size
+    return to(heads * np.where(np.arange(inverse.size).reshape(inverse.shape) < whole, inverse, single))
 
 
 def _other_befores(site: Site) -> Iterator[Edit]:
@@ -294,6 +340,8 @@ def _given(site: Site, part: Part, left: Mapping[int, Array]) -> dict[str, Any]:
         given[_NOTHING] = np.zeros_like(part.inputs["before"])
     if site.operation in ("state", "delta"):
         given |= _of_others(site, part)
+        coarse = _in_16_bits(site, part, given["l2_eps"], int(given["key_dim"]))
+        given |= {f"{leaf} {name}": x for leaf, name, x in coarse}
     if not left:
         return given
     own = part.rows[-1].seq

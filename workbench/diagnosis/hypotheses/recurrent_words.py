@@ -11,6 +11,10 @@ _RESTARTED = "the state is not carried on: the pass begins with zeros in place o
 _PAIRED = (
     "a value head is given another key head than its own: key heads are tiled, not repeated for neighbours"
 )
+_SHARE = "the share of the state that is kept, the exponential of its decay, is rounded to {0}"
+_DECAY = "the decay is rounded to {0} before its exponential is taken"
+#: Begins the name of queries and keys of which each step of the norm is rounded.
+NORMALISED_IN = "normalised in "
 _UNFORGOTTEN = "decay is not applied: the state keeps all that it has"
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> what ran.
 RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
@@ -47,6 +51,8 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
             ("paired", "function", "paired_in_turn"): _PAIRED,
             ("exp", "left_out", 0.0): "the state is multiplied by the logarithm of its decay, not by its exponential",
             ("decay", "operand", "nothing"): _UNFORGOTTEN,
+            **{("exp", "applied", dtype): _SHARE.format(dtype) for dtype in ("bfloat16", "float16")},
+            **{("decay", "applied", dtype): _DECAY.format(dtype) for dtype in ("bfloat16", "float16")},
         }.items()
     },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
@@ -71,3 +77,14 @@ def pairing_words(model: ModelConfig, heads: Sequence[float]) -> str:
 
 def _own(heads: Sequence[int], keys: int, of: int) -> list[str]:
     return list(dict.fromkeys(str(head * keys // of) for head in heads))
+
+
+def coarse_words(operand: str) -> str:
+    """What is said of queries or keys in fewer bits, by the name of the operand; "" of anything else."""
+    _, _, how = operand.partition(" ")
+    if how.startswith("rounded to "):
+        return f"queries and keys are {how} once they are divided by their length"
+    dtype = how.removeprefix(NORMALISED_IN).partition(",")[0]
+    if how == operand or not how.startswith(NORMALISED_IN):
+        return ""
+    return f"queries and keys are divided by their length in {dtype}: squares, sum, root and result are rounded to it"

@@ -19,7 +19,7 @@ from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, place_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
-from lockstep.workbench.diagnosis.hypotheses.recurrent_words import RECURRENT_WORDS, pairing_words
+from lockstep.workbench.diagnosis.hypotheses.recurrent_words import RECURRENT_WORDS, coarse_words, pairing_words
 from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import whose
@@ -267,6 +267,8 @@ def _sentence(at: Setting, edit: Edit) -> str:
         return plain.format(**fields)
     if (routing := _routing_words(at, edit)) is not None:
         return routing[1].format(**fields)
+    if edit.kind == "operand" and at.operation in ("state", "delta") and (told := coarse_words(str(first))):
+        return told
     if first == "paired_as":
         return pairing_words(at.model, numbers)
     recurrent = RECURRENT_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
@@ -387,7 +389,7 @@ def _rounds(edit: Edit) -> bool:
 def class_of(at: Setting, edit: Edit) -> str:
     """The class of bug: the operation's own, but for precision, loading and the stream."""
     first = str(edit.detail[0]) if edit.detail else ""
-    if _rounds(edit):
+    if _rounds(edit) or (at.operation in ("state", "delta") and coarse_words(first)):
         return "precision"
     if first == "overflowing":
         return "overflow"
