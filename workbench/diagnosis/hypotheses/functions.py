@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, clamped_within, silu, swish
-from lockstep.engine.graph.routing import taken
+from lockstep.engine.graph.routing import added_to_rows, taken
 from lockstep.workbench.diagnosis.hypotheses.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS, Rounding
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, rounded
 
@@ -166,6 +166,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "plus": lambda x, other, by: x + by * other,
     "unweighted_sum": lambda x, weights: x.sum(1),
     "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),
+    "unweighed_to_rows": lambda x, bias, ids, weights: x + added_to_rows(0 * x, bias, ids) / weights[..., None],
     "unweighed": lambda x, weights: x[:, None] * np.ones_like(weights)[..., None],
 }  # fmt: skip
 #: Of these the results have rounding of the size of their arguments, not of their own.
