@@ -180,6 +180,9 @@ _PHRASES: Mapping[str, tuple[str, str, str]] = {
     "pack_by_kv_heads": ("pack_by_kv_heads", "heads",
         "q, k and v, which lie one after the other, are cut out as if the pack held each KV head's together"),
     "stack_cut": ("stack_cut", "sharding", "{0}"),
+    "not_cut": ("not_cut", "sharding",
+        "{rank} computes with all of {module}, not with its part: nothing is cut, and a sum over the ranks counts what "
+        "follows {0:g} times"),
     "columns_moved": ("columns_moved", "sharding",
         "{0:g} columns hold other columns of the pack: column {1:g} is {2}'s column {3:g}"),
     "columns_exchanged": ("columns_exchanged", "reduce", _SLICES),

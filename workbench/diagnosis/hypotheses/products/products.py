@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.maps import Mapped
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, recorded
 from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, OF_LOGITS, uncapped_noise, without_cap
-from lockstep.workbench.diagnosis.hypotheses.products.columns import columns_moved, slices_elsewhere
+from lockstep.workbench.diagnosis.hypotheses.products.columns import columns_moved, not_cut, slices_elsewhere
 from lockstep.workbench.diagnosis.hypotheses.products.features import (
     cut_along_inputs,
     features_changed,
@@ -136,7 +136,7 @@ def _variant(site: Site, edit: Edit, predicted: Array, fitted: int) -> Variant:
 
 _MAPS: Mapping[str, Sequence[Callable[[Site], Iterator[Mapped]]]] = {
     "linear": (
-        counted, summed_already, columns_moved, moved_maps, cut_along_inputs, single_weights, nothing_multiplied,
+        counted, summed_already, not_cut, columns_moved, moved_maps, cut_along_inputs, single_weights, nothing_multiplied,
         features_ordered,
     ),
     "reduce": (counted, moved_maps),
