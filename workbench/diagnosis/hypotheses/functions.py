@@ -226,7 +226,9 @@ NORMS: Mapping[str, Callable[..., Any]] = {
 #: Other pairs of key heads with value heads; what a convolution may have kept of its rows [W - 1, C].
 RECURRENT: Mapping[str, Callable[..., Any]] = {
     "paired_in_turn": lambda keys, beta: np.tile(keys, (1, beta.shape[1] // keys.shape[1], 1)),
-    "paired_as": lambda keys, beta, *heads: np.concatenate([keys, 0 * keys[:, :1]], 1)[:, np.array(heads, int)],
+    "paired_as": lambda keys, beta, *heads: np.concatenate([keys, 0 * keys[:, :1]], 1)[
+        :, np.array(heads, int)
+    ],
     "oldest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
     "newest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[:-1]]),
 }

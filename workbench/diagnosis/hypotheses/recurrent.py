@@ -149,7 +149,11 @@ def _without_rows(
     for start, stop in ((first, min(lost[1], end)), (max(first, lost[1]), end)):
         if stop <= start:
             continue
-        kept = history[:start] if start < lost[1] else np.concatenate([history[: lost[0]], history[lost[1] : start]])
+        kept = (
+            history[:start]
+            if start < lost[1]
+            else np.concatenate([history[: lost[0]], history[lost[1] : start]])
+        )
         before = np.concatenate([np.zeros((width, history.shape[1])), kept])[-width:]
         rows = part.inputs["x"][start - first : stop - first]
         pieces.append(np.asarray(_evaluate(formula, {**given, "x": rows, "before": before})))
@@ -259,7 +263,9 @@ def _key_heads(
 
 def _of_heads(site: Site, x: Array, heads: int) -> Array:
     """The norm of each head of what a state is, or of what is read from it."""
-    parted = x.reshape(heads, -1) if site.operation == "state" else x.reshape(len(x), heads, -1).swapaxes(0, 1)
+    parted = (
+        x.reshape(heads, -1) if site.operation == "state" else x.reshape(len(x), heads, -1).swapaxes(0, 1)
+    )
     return np.asarray(np.linalg.norm(parted.reshape(heads, -1), axis=-1))
 
 
@@ -292,7 +298,9 @@ def _coarse(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
 def _in_16_bits(site: Site, part: Part, eps: float, dim: int) -> Iterator[tuple[str, str, Array]]:
     """(leaf, name, its rows): queries and keys that were normalised in 16 bits."""
     for leaf in ("k", "q"):
-        convolved = site.taps.tensors(site.near(f"attn.conv_{leaf}"), site.rank) if leaf in part.inputs else ()
+        convolved = (
+            site.taps.tensors(site.near(f"attn.conv_{leaf}"), site.rank) if leaf in part.inputs else ()
+        )
         at = (part.rows[-1].step, part.rows[-1].seq)
         passes = zip(site.taps.passes, convolved, strict=False)
         own = [x for one, x in passes if (one.step, one.seq) == at and x is not None]
@@ -307,8 +315,8 @@ def _in_16_bits(site: Site, part: Part, eps: float, dim: int) -> Iterator[tuple[
 
 
 def _normalised_in(to: Callable[[Array], Array], heads: Array, eps: float, lanes: int) -> Array:
-    """Heads over their lengths, each step rounded. Where an inverse root is made of single numbers, as CPUs do behind the
-    last whole vector of so many `lanes`, the root itself is rounded too; 0: all is in vectors."""
+    """Heads over their lengths, each step rounded. Where an inverse root is made of single numbers, as CPUs do
+    behind the last whole vector of so many `lanes`, the root itself is rounded too; 0: all is in vectors."""
     total = to(to(to(np.square(heads)).sum(-1, keepdims=True)) + eps)
     inverse, single = to(1 / np.sqrt(total)), to(1 / to(np.sqrt(total)))
     whole = inverse.size // lanes * lanes if lanes else inverse.size

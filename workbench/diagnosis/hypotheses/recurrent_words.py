@@ -51,9 +51,13 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
             ("paired", "function", "paired_in_turn"): _PAIRED,
             ("exp", "left_out", 0.0): "the state is multiplied by the logarithm of its decay, not by its exponential",
             ("decay", "operand", "nothing"): _UNFORGOTTEN,
-            **{("exp", "applied", dtype): _SHARE.format(dtype) for dtype in ("bfloat16", "float16")},
-            **{("decay", "applied", dtype): _DECAY.format(dtype) for dtype in ("bfloat16", "float16")},
         }.items()
+    },
+    **{
+        (operation, place, "applied", dtype): text.format(dtype)
+        for operation in ("state", "delta")
+        for place, text in (("exp", _SHARE), ("decay", _DECAY))
+        for dtype in ("bfloat16", "float16")
     },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
 }  # fmt: skip
@@ -69,7 +73,11 @@ def pairing_words(model: ModelConfig, heads: Sequence[float]) -> str:
             read.setdefault(key, []).append(head)
     told = [
         f"value head{'s' * (len(mine) > 1)} {numbers_in_words(mine)} {'get' if len(mine) > 1 else 'gets'} "
-        + ("none and give zeros" if key < 0 else f"key head {key} instead of {', '.join(_own(mine, keys, len(heads)))}")
+        + (
+            "none and give zeros"
+            if key < 0
+            else f"key head {key} instead of {', '.join(_own(mine, keys, len(heads)))}"
+        )
         for key, mine in sorted(read.items(), key=lambda one: (one[0] < 0, one[0]))
     ]
     return f"value heads are given other key heads than their own: {'; '.join(told)}"

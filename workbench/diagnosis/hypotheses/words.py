@@ -19,7 +19,11 @@ from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, place_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
-from lockstep.workbench.diagnosis.hypotheses.recurrent_words import RECURRENT_WORDS, coarse_words, pairing_words
+from lockstep.workbench.diagnosis.hypotheses.recurrent_words import (
+    RECURRENT_WORDS,
+    coarse_words,
+    pairing_words,
+)
 from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import whose

@@ -61,8 +61,8 @@ _MASKS: Mapping[str, tuple[str, str]] = {
     "chunk_without": ("mask_chunk_begins", "queries from position {0:g} on do not see the keys before it"),
     "ring": (
         "cache_overwritten",
-        "keys are gone before they are read: a chunk of {0:g} tokens of the prompt is written over a ring of {1:g} slots, "
-        "and its first tokens lose what they should see of the keys before it",
+        "keys are gone before they are read: a chunk of {0:g} tokens of the prompt is written over a ring of {1:g} "
+        "slots, and its first tokens lose what they should see of the keys before it",
     ),
     "coarse": ("mask_coarse", "the mask compares positions in {0}"),
     "window_and_first": ("window_sinks", "each query sees the last {0:g} token{0s} and the first 4"),

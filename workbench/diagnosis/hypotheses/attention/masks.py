@@ -97,8 +97,8 @@ _OF_BLOCKS: _OfSize = {
 
 
 def overwritten(given: Sequence[Given]) -> Iterator[tuple[Detail, Change]]:
-    """Keys that a chunk of the prompt has overwritten in a ring of slots before its first tokens read them. Chunks begin
-    where tokens begin to be wrong."""
+    """Keys that a chunk of the prompt has overwritten in a ring of slots before its first tokens read them. Chunks
+    begin where tokens begin to be wrong."""
     starts = [int(at) for one in given for at in _begins(one)]
     whole = math.gcd(*starts) if starts else 0
     keys = max((len(one.key_at) for one in given), default=0)

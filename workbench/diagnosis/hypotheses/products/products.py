@@ -136,8 +136,8 @@ def _variant(site: Site, edit: Edit, predicted: Array, fitted: int) -> Variant:
 
 _MAPS: Mapping[str, Sequence[Callable[[Site], Iterator[Mapped]]]] = {
     "linear": (
-        counted, summed_already, not_cut, columns_moved, moved_maps, cut_along_inputs, single_weights, nothing_multiplied,
-        features_ordered,
+        counted, summed_already, not_cut, columns_moved, moved_maps, cut_along_inputs, single_weights,
+        nothing_multiplied, features_ordered,
     ),
     "reduce": (counted, moved_maps),
     "head": (not_the_head, rows_of_others, ids_elsewhere, rows_shifted),
