@@ -179,8 +179,10 @@ def _positions(r: Rotated) -> Iterator[Variant]:
     for by in r.factors:
         for rule in r.position_rules(r.phases(RIGHT, by)):
             as_twice = rule.fitted.get("factor") == 2.0 and r.factor == 1
-            if as_twice or (not rule.at.any() and r.factor == 1 and not r.decode_only):
-                continue  # told as a rotation applied twice, or not at all
+            phase = rule.at[:, None, None] * r.frequencies
+            as_others = any(np.allclose(phase, r.positions[:, None, None] * one.values) for one in _of_others(r))
+            if as_twice or as_others or (not rule.at.any() and r.factor == 1 and not r.decode_only):
+                continue  # told as a rotation applied twice, as another layer's, or not at all
             yield from at_positions(r, rule, by)
 
 
@@ -216,9 +218,18 @@ def _heads(r: Rotated) -> Iterator[Variant]:
 
 def _frequencies(r: Rotated) -> Iterator[Variant]:
     phases = {by: r.phases(RIGHT, by) for by in r.factors}
-    of_others = rules_of_other_layers(r.site.facts.whole, r.model, r.lengths)
-    for rule in (*of_others, *frequency_rules(r.model, r.site.rows, r.lengths)):
+    of_others = _of_others(r)
+    for rule in of_others:
         yield from with_frequencies(r, rule, phases)
+    for rule in frequency_rules(r.model, r.site.rows, r.lengths):
+        if not any(np.allclose(rule.values, one.values) for one in of_others):
+            yield from with_frequencies(r, rule, phases)
+
+
+def _of_others(r: Rotated) -> list[FrequencyRule]:
+    """The frequencies of other layers of the model: their numbers are known, so that they say more than the same numbers
+    by a factor would."""
+    return list(rules_of_other_layers(r.site.facts.whole, r.model, r.lengths))
 
 
 def with_frequencies(r: Rotated, rule: FrequencyRule, phases: dict[float, Phases]) -> Iterator[Variant]:
