@@ -15,6 +15,7 @@ from lockstep.workbench.diagnosis.causes import Extent, causes_of, taps_in_words
 from lockstep.workbench.diagnosis.consequences import folded, misshapen_by_input
 from lockstep.workbench.diagnosis.effects import Effect, harmless
 from lockstep.workbench.diagnosis.findings import Survey, WrongOperation, survey
+from lockstep.workbench.diagnosis.greedy_choice import WrongChoices, wrong_choices
 from lockstep.workbench.diagnosis.injection.reproduction import AT_LEAST, proved, reproduce
 from lockstep.workbench.diagnosis.merging import FindingGroup, groups
 from lockstep.workbench.diagnosis.operations.facts import Facts
@@ -36,7 +37,7 @@ class Explanation:
     operations were judged, and why others could not be. `overflown`: numbers have left the range of the dtype where
     those of the reference do. `untried`: the taps of which not all was tried, as the time for it was over;
     `ended`: why operations after that could not even be judged. `misshapen`: taps of findings that are of another
-    shape because an input is."""
+    shape because an input is. `choices`: greedy tokens that are not the likeliest, whose cause comes last."""
 
     causes: tuple[Cause, ...]
     notes: tuple[str, ...]
@@ -48,6 +49,7 @@ class Explanation:
     untried: tuple[str, ...] = ()
     ended: str = ""
     misshapen: frozenset[str] = frozenset()
+    choices: WrongChoices | None = None
 
 
 def diagnose(
@@ -80,6 +82,7 @@ def diagnose(
         *(tap for effect in without.values() for tap in effect.through),
         *(finding.tap for number in over for finding in found[number].findings),
     )
+    choices = wrong_choices(taps.recording)
     reproduced = None
     told = folded(wrong, seen.judged, extent.layers)
     if wrong and reproducing is not False:
@@ -87,10 +90,13 @@ def diagnose(
         put_in = [one for head, after in told for one in (head, *(each for each in after if each.chosen))]
         reproduced = reproduce(put_in, taps, facts, left, harmless_taps)
     return Explanation(
-        tuple(
-            cause
-            for group, after in told
-            for cause in proved(causes_of(group, seen, extent, after), reproduced)
+        (
+            *(
+                cause
+                for group, after in told
+                for cause in proved(causes_of(group, seen, extent, after), reproduced)
+            ),
+            *([] if choices is None else [choices.cause]),
         ),
         (
             *([] if scaled is None else [_note_of_stream(scaled, extent)]),
@@ -111,6 +117,7 @@ def diagnose(
         tuple(seen.untried),
         seen.ended,
         misshapen_by_input(wrong),
+        choices,
     )
 
 

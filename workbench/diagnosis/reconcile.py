@@ -44,6 +44,8 @@ def reconciled(judgement: Judgement, found: Explanation) -> Judgement:
     judged = replace(judgement, taps=taps, notes=notes, faulty=faulty)
     if first is not None:
         return replace(judged, verdict="diverged", first_divergence=_divergence(judgement, first, wrong))
+    if found.choices is not None:
+        return replace(judged, verdict="diverged", first_divergence=found.choices.first)
     known = judgement.first_divergence
     if known is None or any(not miss.tie for miss in judgement.mismatches):
         return judged

@@ -41,7 +41,7 @@ from lockstep.workbench.diagnosis.operations.expected import (
 )
 from lockstep.workbench.diagnosis.operations.facts import SIXTEEN_BITS, Facts, on_grid, rounded
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
-from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
+from lockstep.workbench.diagnosis.operations.rotary import angles_of, frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.recording import Array
@@ -119,7 +119,10 @@ class _Rounded:
             return 0.0
         if self._wide:
             return float(np.isclose(value.reshape(self.seen.shape), self.seen, _WIDE, 0).mean())
-        return float((self._rounded(value).reshape(self.seen.shape) == self.seen).mean())
+        same = float((self._rounded(value).reshape(self.seen.shape) == self.seen).mean())
+        if self.formula != _ROTATED or self.dtype != "bfloat16":
+            return same
+        return max(same, float((_cut(value).reshape(self.seen.shape) == self.seen).mean()))
 
     def _value(self, node: Node, path: Path, order: Order) -> Any:
         if not node.args:
@@ -145,6 +148,13 @@ class _Rounded:
         return rounded(np.asarray(value), self.dtype).astype(np.float64)
 
 
+def _cut(value: Array) -> Array:
+    """bfloat16 as CPU kernels store it without an instruction for it: the lower half of the bits of a float32 is cut
+    off."""
+    bits = np.ascontiguousarray(value, dtype=np.float32).view(np.uint32) & np.uint32(0xFFFF0000)
+    return bits.view(np.float32).astype(np.float64)
+
+
 _FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **FUNCTIONS,
     "identity": lambda x: x,  # a number or a table that may be rounded by itself
@@ -154,6 +164,7 @@ _ROTATED = Node("add", (
     Node("multiply", (Node("x"), Node("identity", (Node("cos"),)))),
     Node("multiply", (Node("rotate_half(x)"), Node("identity", (Node("sin"),)))),
 ))  # fmt: skip
+_FREQUENCIES = "the frequencies"
 #: The residual sum that a norm reads.
 _SUM = Node("add", (Node("stream"), Node("branch")))
 _NAMES = {"weight": "w", "whole": "x"}
@@ -181,7 +192,9 @@ def rounding_orders(
         key = kind, one.formula  # which is another where there is no sum before it
         if key not in theirs:
             theirs[key] = _best(_first(tap, reference, facts), one.formula)
-        if theirs[key] and (other := _other(one, theirs[key])) is not None:
+        if theirs[key] and (both := _coarse_frequencies(tap, taps, facts, one, theirs[key])) is not None:
+            found.setdefault((_FREQUENCIES, True), []).append(_Place(tap, both))
+        elif theirs[key] and (other := _other(one, theirs[key])) is not None:
             ours, shares = other
             for words, does in _difference(one.formula, ours, _least(theirs[key])):
                 found.setdefault((words, does), []).append(_Place(tap, shares))
@@ -219,6 +232,20 @@ def _other(one: _Rounded, theirs: Mapping[Order, float]) -> tuple[Order, tuple[f
     usual = _least(theirs)
     nearest = min(ours, key=lambda order: (len(order ^ usual), sorted(order)))
     return nearest, (ours[nearest], of_theirs)
+
+
+def _coarse_frequencies(
+    tap: str, taps: RecordedTaps, facts: Facts, one: _Rounded, theirs: Mapping[Order, float]
+) -> tuple[float, float] | None:
+    """Whether frequencies of the engine's dtype give the bits of a rotation that no order of roundings by those of float32
+    gives: with the share of these and of the reference's."""
+    of_theirs = max(one.share(order) for order in theirs)
+    if one.formula != _ROTATED or of_theirs >= 1 - _SAME:
+        return None
+    coarse = _first(tap, taps, facts, coarse=True)
+    shares = () if coarse is None else _best(coarse, coarse.formula).values()
+    best = max(shares, default=0.0)
+    return None if not shares or best - max(one.orders().values()) < _APART else (best, of_theirs)
 
 
 def _best(one: _Rounded | None, formula: Node) -> Mapping[Order, float]:
@@ -259,8 +286,9 @@ def _as_read(node: Node) -> Node:
     return replace(node, args=args)
 
 
-def _first(tap: str, taps: RecordedTaps, facts: Facts) -> _Rounded | None:
-    """The operation at a tap on the lowest rank; None where it rounds nothing on its way, or lacks something."""
+def _first(tap: str, taps: RecordedTaps, facts: Facts, *, coarse: bool = False) -> _Rounded | None:
+    """The operation at a tap on the lowest rank, `coarse`: by rounded frequencies; None where it rounds nothing on its
+    way, or lacks something."""
     declared = operation_of(facts.model, local_name(tap))
     if declared is None or not _rounds_on_its_way(declared.kind, facts.of_layer(layer_of(tap)).model):
         return None
@@ -269,7 +297,7 @@ def _first(tap: str, taps: RecordedTaps, facts: Facts) -> _Rounded | None:
         return None
     at = evenly(np.arange(len(site.rows)), _ROWS)
     try:
-        formula, given = _formula(site, at)
+        formula, given = _formula(site, at, coarse=coarse)
     except Lacking:
         return None
     return _Rounded(formula, given, site.seen[at], site.facts.dtype)
@@ -281,7 +309,7 @@ def _rounds_on_its_way(kind: str, model: ModelConfig) -> bool:
     return kind in _KINDS and factors.get(kind, 0) != 1
 
 
-def _formula(site: Site, at: Any) -> tuple[Node, Mapping[str, Any]]:
+def _formula(site: Site, at: Any, *, coarse: bool = False) -> tuple[Node, Mapping[str, Any]]:
     """What a site computes, in nodes as engines have them, and its leaves on these rows. Lacking without a weight."""
     declared, model = site.declared, site.facts.model
     if declared is None:
@@ -294,7 +322,7 @@ def _formula(site: Site, at: Any) -> tuple[Node, Mapping[str, Any]]:
     formula = formula_of(declared, model)
     match site.operation:
         case "rope":
-            return _ROTATED, _rotation(site, at, heads_of(inputs["x"], model.head_dim))
+            return _ROTATED, _rotation(site, at, heads_of(inputs["x"], model.head_dim), coarse=coarse)
         case "embedding":
             given |= {"weight": operands.weight(), "token": [site.rows[i].token for i in at]}
             return substitute(formula, {name: Node("identity", (Node(name),)) for name in _FACTORS}), given
@@ -341,11 +369,15 @@ def _terms(site: Site) -> Mapping[str, Array] | None:
     return {"stream": x, "branch": y} if bool(same.all()) else None
 
 
-def _rotation(site: Site, at: Any, x: Array) -> Mapping[str, Any]:
+def _rotation(site: Site, at: Any, x: Array, *, coarse: bool) -> Mapping[str, Any]:
     """x [N, heads, D], its other halves with their signs, and the tables, of which channels that are not rotated have
     1 and 0."""
     model, ones = site.facts.model, np.ones_like(x)
     angles = angles_of(model, site.rows)[at]
+    if coarse:
+        positions = np.array([row.position for row in site.rows], dtype=np.float64)[at, None, None]
+        by = np.broadcast_to(frequencies(model, lengths_of(site.rows)), (len(site.rows), *angles.shape[1:]))[at]
+        angles = positions * rounded(by, site.facts.dtype).astype(np.float64)
     right = np.broadcast_to(np.pi / 2, angles.shape)
     ahead, back = (turned(model, ones, sign * angles, magnitude(model)) for sign in (1, -1))
     signs = np.where(ahead == back, 0.0, np.rint(turned(model, ones, right, 1.0)))

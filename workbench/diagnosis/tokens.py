@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.sessions.records import SequenceStep
 from lockstep.workbench.diagnosis.recording import Array, Recording
 from lockstep.workbench.views.golden_event import TokenMismatch
 
@@ -63,16 +64,18 @@ def chosen(recording: Recording, step: int, seq: int, logits: Array | None) -> i
     sequence = recording.sequences(step)[seq]
     if logits is not None and not np.isfinite(logits).all():
         return NO_TOKEN
-    if sequence.emitted is not None and not sequence.forced and _greedy(recording, seq):
+    if is_greedy(recording, sequence):
         return sequence.emitted
     if logits is not None:
         return int(np.argmax(logits[-1]))
     return sequence.topk_ids[0] if sequence.topk_ids else None
 
 
-def _greedy(recording: Recording, seq: int) -> bool:
-    """Whether the session says that the sequence was decoded greedily."""
-    known = recording.session.meta.sequences.get(seq)
+def is_greedy(recording: Recording, sequence: SequenceStep) -> bool:
+    """Whether the session says that the token that came out was chosen greedily."""
+    if sequence.emitted is None or sequence.forced:
+        return False
+    known = recording.session.meta.sequences.get(sequence.seq)
     return known is not None and known.sampling is not None and known.sampling.temperature == 0
 
 

@@ -36,7 +36,7 @@ class PassHead:
 
     `tops` are the tokens of the largest logits, one for each row whose logits were seen; `top_rows` those rows, None
     where the dump does not tell. `blank`: every row of every tensor is the same, or all is zero, as in a pass that
-    warms an engine up. `cache`: where the first rank's rows lie. `told_places`: `places` of `ForeignPass`.
+    warms an engine up. `cache`: where the first rank's rows lie. `told_places` and `greedy`: as in `ForeignPass`.
     """
 
     ids: tuple[int, ...]
@@ -47,6 +47,7 @@ class PassHead:
     blank: bool
     cache: CacheAccesses | None = None
     told_places: tuple[int, ...] | None = None
+    greedy: frozenset[str] | None = None
 
     @property
     def places(self) -> tuple[int, ...]:
@@ -150,6 +151,7 @@ def _head(found: RankPasses) -> PassHead:
         dummy and all(_is_blank(tensor) for one in found.values() for tensor in one.tensors),
         first.cache,
         first.places,
+        first.greedy,
     )
 
 

@@ -58,7 +58,8 @@ class ForeignPass:
     `requests` name the request of each row, "" for padding; None where the dump does not tell. `places` count the
     tokens before each row in its request, where they are told beside the positions that the model was given. Tensors
     are in the order in which they were seen; the same tap may come more than once. `cache`: where the rows lie, where
-    that is told.
+    that is told. `greedy`: the requests whose next token is the likeliest by the logits of this pass, where that is
+    told.
     """
 
     rank: int
@@ -69,6 +70,7 @@ class ForeignPass:
     tensors: Sequence[ForeignTensor]
     cache: CacheAccesses | None = None
     places: tuple[int, ...] | None = None
+    greedy: frozenset[str] | None = None
 
 
 @dataclass(frozen=True, slots=True)

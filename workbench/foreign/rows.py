@@ -29,12 +29,14 @@ class RowPlace:
 @dataclass(frozen=True, slots=True)
 class PlannedSequence:
     """A request of the run: the tokens that it read, of which the first `prompt` are its prompt; `chosen` is what the
-    logits of its last row chose."""
+    logits of its last row chose. `greedy` are the positions whose next token is the likeliest by their logits, where
+    the dump tells of any."""
 
     name: str
     ids: tuple[int, ...]
     prompt: int
     chosen: int | None
+    greedy: frozenset[int] = frozenset()
 
     @property
     def steps(self) -> int:
@@ -118,7 +120,10 @@ def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
         raise ForeignDumpError(
             f"no request was recorded from its first token on ({why or 'no pass has a row'})"
         )
-    sequences = tuple(PlannedSequence(one.name, tuple(one.ids), _prompt(one), one.chosen) for one in whole)
+    sequences = tuple(
+        PlannedSequence(one.name, tuple(one.ids), _prompt(one), one.chosen, _greedy(one, heads, names))
+        for one in whole
+    )
     places: list[dict[int, list[RowPlace]]] = [{} for _ in heads]
     for seq, (one, plan) in enumerate(zip(whole, sequences, strict=True)):
         for position, source in enumerate(one.at):
@@ -129,6 +134,17 @@ def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
     unknown = sum(source is None for one in whole for source in one.at)
     shared = sum(one.shared for one in whole)
     return RowPlan(sequences, names, tuple(places), dict(dropped), inferred, shared, unknown)
+
+
+def _greedy(one: _Request, heads: Sequence[PassHead], names: Mapping[int, Sequence[str]]) -> frozenset[int]:
+    """The positions of a request whose next token was chosen greedily: each the last row of a pass that says so."""
+    return frozenset(
+        position
+        for position, source in enumerate(one.at)
+        if source is not None
+        and one.name in (heads[source[0]].greedy or ())
+        and one.name not in names[source[0]][source[1] + 1 :]
+    )
 
 
 #: Why rows are dropped.

@@ -18,6 +18,7 @@ from lockstep.sessions.meta import (
     ConfigMeta,
     ForeignMeta,
     ModelMeta,
+    SamplingMeta,
     SequenceMeta,
     SessionMeta,
 )
@@ -173,7 +174,10 @@ def _read(seq: int, step: int, one: PlannedSequence) -> SequenceStep:
     """What a step read of a sequence, and what came next."""
     span = one.span(step)
     emitted = one.ids[span.stop] if span.stop < len(one.ids) else None
-    return SequenceStep(seq, one.ids[span.start : span.stop], span, kv_lens=[], emitted=emitted)
+    given = bool(one.greedy) and (
+        emitted is None or span.stop - 1 not in one.greedy
+    )  # what the last row chose is not known
+    return SequenceStep(seq, one.ids[span.start : span.stop], span, kv_lens=[], emitted=emitted, forced=given)
 
 
 def _cached(one: SequenceStep, cache: CacheTables, meta: SessionMeta, merged: MergedPasses) -> SequenceStep:
@@ -199,7 +203,10 @@ def _meta(
             dtype=facts.dtype or ("" if embed is None else embed.dtype),
         ),
         sequences={
-            seq: SequenceMeta(prompt_ids=one.ids[: one.prompt]) for seq, one in enumerate(plan.sequences)
+            seq: SequenceMeta(
+                prompt_ids=one.ids[: one.prompt], sampling=SamplingMeta() if one.greedy else None
+            )
+            for seq, one in enumerate(plan.sequences)
         },
         versions=dict(facts.versions),
         notes=facts.notes,

@@ -96,13 +96,15 @@ class Tape:
 
     @alone
     def step(
-        self, ids: Any, positions: Any, requests: str | Iterable[Any] | None = None, places: Any = None
-    ) -> None:
+        self, ids: Any, positions: Any, requests: str | Iterable[Any] | None = None, places: Any = None,
+        greedy: Iterable[str] | None = None,
+    ) -> None:  # fmt: skip
         """A forward pass begins: token `ids` ([T] or [batch, T]) at `positions`, or from that one position on.
 
         `requests`: the request of each token ("" for padding), one name for all; None: all are of one request.
         `places`: how many tokens each has before it in its request, where the engine knows that by something else than
-        the positions that it gives its model.
+        the positions that it gives its model. `greedy`: the requests whose next token is the likeliest by the logits of
+        this pass, with no processor between; None: not known of any.
         """
         if self.closed:
             return
@@ -128,7 +130,8 @@ class Tape:
             self._tensors, self._waiting = {}, {}
             self.line = {
                 "pass": self.index, "ids": ids.flatten().tolist(), "positions": at.flatten().tolist(),
-                "places": places, "requests": requests, "file": f"pass{self.index:05d}.safetensors", "taps": [],
+                "places": places, "requests": requests, "greedy": None if greedy is None else list(greedy),
+                "file": f"pass{self.index:05d}.safetensors", "taps": [],
                 "skipped": 0,
             }  # fmt: skip
         except Exception as error:

@@ -90,6 +90,8 @@ class VllmWorker:
         self.runner, self.tape = worker.model_runner, tape
         self.output: Any = None  # of the scheduler, while its batch is executed
         self.batch: Any = None  # of model runner V2
+        self.greedy: dict[str, int] = {}  # by request that is decoded greedily: the length of its prompt
+        self.processed = bool(getattr(worker.vllm_config.model_config, "logits_processors", None))
         model = worker.get_model()
         hook = model.register_forward_pre_hook(
             guarded("a pass of vLLM", self._before, tape), with_kwargs=True
@@ -127,9 +129,37 @@ class VllmWorker:
             ids = self.runner.input_ids.gpu[:count] if self.batch is None else self.batch.input_ids[:count]
         spans = list(self._spans())
         requests = [name for name, rows in spans for _ in range(rows)]
-        self.tape.step(ids, positions, requests + [""] * (count - len(requests)))
+        self.tape.step(
+            ids,
+            positions,
+            requests + [""] * (count - len(requests)),
+            greedy=guarded("sampling", self._chosen)(),
+        )
         if hasattr(self.runner, "attn_groups") and not unobserved(self.runner.vllm_config):
             self.tape.cache(guarded("the cache of vLLM", cache_accesses)(self.runner, self.output, spans))
+
+    def _chosen(self) -> list[str]:
+        """The requests whose next token is the likeliest by the logits of this pass."""
+        output = self.output
+        for one in output.scheduled_new_reqs:
+            self.greedy.pop(one.req_id, None)
+            if (
+                one.prompt_token_ids is not None
+                and not self.processed
+                and _takes_the_likeliest(one.sampling_params)
+            ):
+                self.greedy[one.req_id] = len(one.prompt_token_ids)
+        later = output.scheduled_cached_reqs
+        computed = {one.req_id: one.num_computed_tokens for one in output.scheduled_new_reqs}
+        computed |= dict(zip(later.req_ids, later.num_computed_tokens, strict=True))
+        drafted = getattr(output, "scheduled_spec_decode_tokens", None) or {}
+        return [
+            name
+            for name, rows in output.num_scheduled_tokens.items()
+            if name in self.greedy
+            and name not in drafted
+            and computed.get(name, 0) + rows >= self.greedy[name]
+        ]
 
     def _spans(self) -> Iterable[tuple[str, int]]:
         """Each request with its number of rows, in the order of the batch."""
@@ -150,3 +180,20 @@ class VllmWorker:
 
         setattr(owner, name, call)
         self.tape.undo.append(lambda: vars(owner).pop(name, None))
+
+
+#: What a request may ask for that changes its logits before the likeliest token is taken, and what it is without.
+_PROCESSORS = {
+    "presence_penalty": 0.0, "frequency_penalty": 0.0, "repetition_penalty": 1.0, "min_tokens": 0, "logit_bias": None,
+    "allowed_token_ids": None, "bad_words": None, "structured_outputs": None, "guided_decoding": None,
+    "logits_processors": None, "extra_args": None, "watermarking": None,
+}  # fmt: skip
+
+
+def _takes_the_likeliest(sampling: Any) -> bool:
+    """Whether a request takes the likeliest token by the logits of the model as they are."""
+    if sampling is None or sampling.temperature != 0:
+        return False
+    return not any(
+        (getattr(sampling, name, None) or without) != without for name, without in _PROCESSORS.items()
+    )

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, clamped_within, silu, swish
-from lockstep.engine.graph.routing import taken
+from lockstep.engine.graph.routing import added_to_rows, taken
 from lockstep.workbench.diagnosis.hypotheses.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS, Rounding
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, rounded
 
@@ -166,6 +166,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "plus": lambda x, other, by: x + by * other,
     "unweighted_sum": lambda x, weights: x.sum(1),
     "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),
+    "unweighed_to_rows": lambda x, bias, ids, weights: x + added_to_rows(0 * x, bias, ids) / weights[..., None],
     "unweighed": lambda x, weights: x[:, None] * np.ones_like(weights)[..., None],
 }  # fmt: skip
 #: Of these the results have rounding of the size of their arguments, not of their own.
@@ -225,6 +226,9 @@ NORMS: Mapping[str, Callable[..., Any]] = {
 #: Other pairs of key heads with value heads; what a convolution may have kept of its rows [W - 1, C].
 RECURRENT: Mapping[str, Callable[..., Any]] = {
     "paired_in_turn": lambda keys, beta: np.tile(keys, (1, beta.shape[1] // keys.shape[1], 1)),
+    "paired_as": lambda keys, beta, *heads: np.concatenate([keys, 0 * keys[:, :1]], 1)[
+        :, np.array(heads, int)
+    ],
     "oldest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
     "newest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[:-1]]),
 }

@@ -28,10 +28,12 @@ from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.expected import Operands
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.diagnosis.operations.mixture import MixtureValues, mixture_formula
+from lockstep.workbench.diagnosis.operations.mixture import OUTPUT, MixtureValues, mixture_formula
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
+#: What the experts' outputs are multiplied by.
+_WEIGHTS = "mlp.topk_weights"
 #: Wrong tokens on which hypotheses are tried, and hypotheses that are told.
 ROWS, _TOLD = 12, 12
 
@@ -125,6 +127,8 @@ class InnerOperation:
                 yield from (one for one in every if not (kind == "choice" and one.free))
             case "experts" if self.formula.name == "added_to_rows":
                 yield Edit((), "left_out", (0.0,))
+                if self.operation.tap == OUTPUT:
+                    yield Edit((), "function", ("unweighed_to_rows", _WEIGHTS))
             case "activation":
                 numbers = CLAMP_NUMBERS if self._facts.model.clamp is not None else {}
                 yield from edits_of(self.formula, Choices(numbers=numbers))
@@ -172,7 +176,9 @@ class InnerOperation:
 
     def _leaves(self, numbers: Mapping[str, Any], rows: NDArray[np.intp] | None) -> dict[str, Any]:
         """Of the operation's own formula."""
-        read = {role: x if rows is None else x[rows] for role, x in self.inputs.items()}
+        weights = self.values.results.get(_WEIGHTS) if self.operation.tap == OUTPUT else None
+        every = {**({} if weights is None else {_WEIGHTS: weights[0]}), **self.inputs}
+        read = {role: x if rows is None else x[rows] for role, x in every.items()}
         return {**self._others, **read, **{name: np.asarray(x) for name, x in numbers.items()}}
 
     def _value(self, node: Node, leaves: Mapping[str, Any], whole: bool | None = None) -> Any:
@@ -182,11 +188,12 @@ class InnerOperation:
         key = id(node), bool(whole)
         if whole is not None and key in self._held:
             return self._held[key]
-        if node.name in ("routed", "added_to_rows"):
-            x, weight, ids = node.args
+        if node.name in ("routed", "added_to_rows", "unweighed_to_rows"):
+            x, weight, ids, *others = node.args
             given, chosen = (self._value(one, leaves, whole) for one in (x, ids))
             name = weight.name if weight.name in self.site.weights else f"{self.operation.tap}.{weight.name}"
-            found = FUNCTIONS[node.name](given, self.values.matrices(name, chosen), chosen)
+            further = [self._value(one, leaves, whole) for one in others]
+            found = FUNCTIONS[node.name](given, self.values.matrices(name, chosen), chosen, *further)
         elif node.name == "product":
             x, weight = node.args
             name = weight.name if weight.name in self.site.weights else f"{self.operation.tap}.{weight.name}"

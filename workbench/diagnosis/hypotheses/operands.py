@@ -15,6 +15,7 @@ import numpy as np
 from lockstep.engine.graph import LAYER, LAYER_OUTPUT
 from lockstep.engine.graph.formula import FORMULAS, Node, formula_of
 from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.workbench.diagnosis.hypotheses.edits import node_at, nodes, put
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, mixture_formula
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -49,8 +50,10 @@ def formula_at(site: Site) -> Node:
         found = formula_of(declared, site.facts.model)
     if declared is not None and declared.kind == "norm" and declared.width == "latent":
         found = FORMULAS["norm"]  # of what it reads (`as_read`)
-    biased = found.args[1:] == (Node("bias"),) and site.operation in ("linear", "reduce", "head")
-    return found.args[0] if biased and "bias" not in site.weights else found
+    if "bias" in site.weights or site.operation not in ("linear", "reduce", "head"):
+        return found
+    biased = [path for path, node in nodes(found) if node.args[1:] == (Node("bias"),)]
+    return put(found, biased[0], node_at(found, (*biased[0], 0))) if biased else found
 
 
 def recorded(site: Site, shape: tuple[int, ...]) -> dict[str, Callable[[], Array]]:

@@ -14,14 +14,17 @@ from typing import Any
 import numpy as np
 
 from lockstep.engine.graph.formula import Node, numbers_of
+from lockstep.engine.graph.recurrence import by_heads, side_by_side
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORMALISED_IN
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
+from lockstep.workbench.diagnosis.operations.facts import rounded
 from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -34,8 +37,14 @@ _NOTHING, _OTHERS, _LEFT = "nothing", "state of sequence {}", "what sequence {} 
 _LEFT_BEFORE = "what the sequence before it has left"
 #: What a state, which should be float32 whatever the engine's dtype, may be kept in between passes.
 _KEPT_IN = ("bfloat16", "float16")
+#: Numbers of 16 bits in a vector of a CPU: 0 of what has no end to them, 1 << 30 of what has no vectors.
+_LANES = (0, 16, 32, 1 << 30)
+#: How queries and keys may have been normalised: rounded afterwards, or each step in fewer bits.
+_UNIT = ("rounded to {}", *(f"{NORMALISED_IN}{{}}, {lanes} lanes" for lanes in _LANES))
 #: The last tokens of a pass from which on a state is tried to have begun.
 _MOST_STARTS = 256
+#: Rows in front of the first wrong token that are tried to be lost.
+_MOST_LOST = 64
 #: What becomes of the rows that a convolution has kept.
 _ROWS = ("oldest_row_lost", "newest_row_lost")
 #: Leaves that are numbers, and other values that engines have.
@@ -52,7 +61,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         return
     left = _left(site) if site.operation in RECURRENT else {}
     given = [_given(site, part, left) for part in site.parts]
-    for edits in dict.fromkeys(_candidates(site, formula)):
+    for edits in dict.fromkeys(_candidates(site, formula, given)):
         try:
             tree = together(edits, formula)
             first = _value(tree, given[smallest], site.parts[smallest])
@@ -70,6 +79,8 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             yield _variant(site, edits, predicted)
     if site.operation in RECURRENT:
         yield from _lost_within(site, formula, given)
+    if site.operation == "conv":
+        yield from _rows_not_kept(site, formula, given)
 
 
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:
@@ -95,6 +106,58 @@ def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) 
         at |= set(starts)
     if at:
         yield _variant(site, (Edit((), "map", ("restarted",), tuple(map(float, sorted(at)))),), found)
+
+
+def _rows_not_kept(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[Variant]:
+    """The rows of some tokens are not kept for those behind them, which meet older ones: of a chunk that ends where
+    tokens begin to be wrong."""
+    wrong = _wrong(site)
+    ends: dict[int, int] = {}  # by sequence
+    for i in wrong:
+        rows, scope = site.parts[i].rows, site.deviation.scopes[i]  # type: ignore[union-attr]
+        first = rows[int(np.argmax(scope.any(tuple(range(1, scope.ndim)))))]
+        ends[first.seq] = min(first.position, ends.get(first.seq, first.position))
+    history = _history(site)
+    for count in range(1, _MOST_LOST + 1):
+        if any(end < count for end in ends.values()):
+            return
+        found = [part.expected for part in site.parts]
+        for i in wrong:
+            part, end = site.parts[i], ends[site.parts[i].rows[-1].seq]
+            found[i] = _without_rows(formula, given[i], part, history[part.rows[-1].seq], (end - count, end))
+            if i == wrong[0] and not _explains(site, i, found[i]):
+                break
+        else:
+            at = tuple(float(one) for _, one in sorted(ends.items()))
+            yield _variant(site, (Edit((), "map", ("rows_not_kept", float(count)), at),), found)
+
+
+def _history(site: Site) -> dict[int, Array]:
+    """By sequence the rows that a convolution has read, from its first token on."""
+    found: dict[int, list[Array]] = {}
+    for i in range(len(site.parts)):
+        found.setdefault(site.parts[i].rows[-1].seq, []).append(site.parts[i].inputs["x"])
+    return {seq: np.concatenate(rows) for seq, rows in found.items()}
+
+
+def _without_rows(
+    formula: Node, given: Mapping[str, Any], part: Part, history: Array, lost: tuple[int, int]
+) -> Array:
+    """The formula on a pass whose tokens from the end of `lost` on do not have the rows of the positions in it."""
+    width, pieces = len(part.inputs["before"]), []
+    first, end = part.rows[0].position, part.rows[0].position + len(part.rows)
+    for start, stop in ((first, min(lost[1], end)), (max(first, lost[1]), end)):
+        if stop <= start:
+            continue
+        kept = (
+            history[:start]
+            if start < lost[1]
+            else np.concatenate([history[: lost[0]], history[lost[1] : start]])
+        )
+        before = np.concatenate([np.zeros((width, history.shape[1])), kept])[-width:]
+        rows = part.inputs["x"][start - first : stop - first]
+        pieces.append(np.asarray(_evaluate(formula, {**given, "x": rows, "before": before})))
+    return np.concatenate(pieces).reshape(part.seen.shape)
 
 
 def _befores(site: Site, part: Part) -> Iterator[Array]:
@@ -177,15 +240,87 @@ def _choices(site: Site, formula: Node) -> Choices:
     )  # fmt: skip
 
 
-def _candidates(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
+def _key_heads(
+    site: Site, formula: Node, pairs: Sequence[tuple[int, ...]], given: Sequence[Mapping[str, Any]]
+) -> tuple[float, ...] | None:
+    """By value head the key head, or -1 for zeros, that leaves least of the smallest wrong part; None where that is
+    each head's own."""
+    index = min(_wrong(site), key=lambda i: len(site.parts[i].rows))
+    part, heads = site.parts[index], site.parts[index].inputs["beta"].shape[1]
+    keys = part.inputs["k"].shape[1] // int(given[index]["key_dim"])
+    own = [float(head * keys // heads) for head in range(heads)]
+    left = []
+    for one in range(-1, keys):
+        edits = [Edit(path, "function", ("paired_as", *[float(one)] * heads)) for path in pairs]
+        found = _value(together(edits, formula), given[index], part)
+        if found is None:
+            return None
+        left.append(_of_heads(site, part.seen - found, heads))
+    allowed = np.array(left)
+    best = [float(one) - 1 for one in allowed.argmin(0)]
+    return None if best == own else tuple(best)
+
+
+def _of_heads(site: Site, x: Array, heads: int) -> Array:
+    """The norm of each head of what a state is, or of what is read from it."""
+    parted = (
+        x.reshape(heads, -1) if site.operation == "state" else x.reshape(len(x), heads, -1).swapaxes(0, 1)
+    )
+    return np.asarray(np.linalg.norm(parted.reshape(heads, -1), axis=-1))
+
+
+def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Edit, ...]]:
     """Other pairs of queries and keys with values, other beginnings, and every single edit without a number to solve
     for."""
     pairs = [path for path, node in nodes(formula) if node.name == "paired"]
     if pairs:
         yield tuple(Edit(path, "function", ("paired_in_turn",)) for path in pairs)
+        if (heads := _key_heads(site, formula, pairs, given)) is not None:
+            yield tuple(Edit(path, "function", ("paired_as", *heads)) for path in pairs)
     if site.operation in RECURRENT:
         yield from ((one,) for one in _other_befores(site))
+    if site.operation in ("state", "delta"):
+        yield from _coarse(site, formula)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
+
+
+def _coarse(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
+    """What is float32 in engines of any dtype, in 16 bits: the share that is kept, normalised queries and keys."""
+    shares = [path for path, node in nodes(formula) if node.name == "exp"]
+    leaves = [one for one in ("k", "q") if any(node == Node(one) for _, node in nodes(formula))]
+    for dtype in _KEPT_IN:
+        yield from ((Edit(path, "applied", (dtype,)),) for path in shares)
+        yield (Edit("decay", "applied", (dtype,)),)
+        for how in _UNIT:
+            yield tuple(Edit(leaf, "operand", (f"{leaf} {how.format(dtype)}",)) for leaf in leaves)
+
+
+def _in_16_bits(site: Site, part: Part, eps: float, dim: int) -> Iterator[tuple[str, str, Array]]:
+    """(leaf, name, its rows): queries and keys that were normalised in 16 bits."""
+    for leaf in ("k", "q"):
+        convolved = (
+            site.taps.tensors(site.near(f"attn.conv_{leaf}"), site.rank) if leaf in part.inputs else ()
+        )
+        at = (part.rows[-1].step, part.rows[-1].seq)
+        passes = zip(site.taps.passes, convolved, strict=False)
+        own = [x for one, x in passes if (one.step, one.seq) == at and x is not None]
+        for x in own[:1]:
+            heads = by_heads(x, dim)
+            for dtype in _KEPT_IN:
+                to = partial(rounded, dtype=dtype)
+                right = heads / np.sqrt(np.square(heads).sum(-1, keepdims=True) + eps)
+                ways = [to(right), *(_normalised_in(to, heads, eps, lanes) for lanes in _LANES)]
+                for how, value in zip(_UNIT, ways, strict=True):
+                    yield leaf, how.format(dtype), side_by_side(np.asarray(value, dtype=np.float64))
+
+
+def _normalised_in(to: Callable[[Array], Array], heads: Array, eps: float, lanes: int) -> Array:
+    """Heads over their lengths, each step rounded. Where an inverse root is made of single numbers, as CPUs do
+    behind the last whole vector of so many `lanes`, the root itself is rounded too; 0: all is in vectors."""
+    total = to(to(to(np.square(heads)).sum(-1, keepdims=True)) + eps)
+    inverse, single = to(1 / np.sqrt(total)), to(1 / to(np.sqrt(total)))
+    whole = inverse.size // lanes * lanes if lanes else inverse.size
+    return to(heads * np.where(np.arange(inverse.size).reshape(inverse.shape) < whole, inverse, single))
 
 
 def _other_befores(site: Site) -> Iterator[Edit]:
@@ -213,6 +348,8 @@ def _given(site: Site, part: Part, left: Mapping[int, Array]) -> dict[str, Any]:
         given[_NOTHING] = np.zeros_like(part.inputs["before"])
     if site.operation in ("state", "delta"):
         given |= _of_others(site, part)
+        coarse = _in_16_bits(site, part, given["l2_eps"], int(given["key_dim"]))
+        given |= {f"{leaf} {name}": x for leaf, name, x in coarse}
     if not left:
         return given
     own = part.rows[-1].seq

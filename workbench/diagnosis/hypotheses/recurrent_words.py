@@ -2,12 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+
+from lockstep.engine.config import ModelConfig
+from lockstep.workbench.views.causes import numbers_in_words
 
 _RESTARTED = "the state is not carried on: the pass begins with zeros in place of what the sequence has"
 _PAIRED = (
     "a value head is given another key head than its own: key heads are tiled, not repeated for neighbours"
 )
+_SHARE = "the share of the state that is kept, the exponential of its decay, is rounded to {0}"
+_DECAY = "the decay is rounded to {0} before its exponential is taken"
+#: Begins the name of queries and keys of which each step of the norm is rounded.
+NORMALISED_IN = "normalised in "
 _UNFORGOTTEN = "decay is not applied: the state keeps all that it has"
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> what ran.
 RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
@@ -46,5 +53,46 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
             ("decay", "operand", "nothing"): _UNFORGOTTEN,
         }.items()
     },
+    **{
+        (operation, place, "applied", dtype): text.format(dtype)
+        for operation in ("state", "delta")
+        for place, text in (("exp", _SHARE), ("decay", _DECAY))
+        for dtype in ("bfloat16", "float16")
+    },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
 }  # fmt: skip
+
+
+def pairing_words(model: ModelConfig, heads: Sequence[float]) -> str:
+    """Which key head each value head is given, -1 for none, where it is another than its own."""
+    assert model.linear is not None, "what pairs heads is linear attention"
+    keys = model.linear.key_heads * len(heads) // model.linear.value_heads
+    read: dict[int, list[int]] = {}
+    for head, key in enumerate(map(int, heads)):
+        if key != head * keys // len(heads):
+            read.setdefault(key, []).append(head)
+    told = [
+        f"value head{'s' * (len(mine) > 1)} {numbers_in_words(mine)} {'get' if len(mine) > 1 else 'gets'} "
+        + (
+            "none and give zeros"
+            if key < 0
+            else f"key head {key} instead of {', '.join(_own(mine, keys, len(heads)))}"
+        )
+        for key, mine in sorted(read.items(), key=lambda one: (one[0] < 0, one[0]))
+    ]
+    return f"value heads are given other key heads than their own: {'; '.join(told)}"
+
+
+def _own(heads: Sequence[int], keys: int, of: int) -> list[str]:
+    return list(dict.fromkeys(str(head * keys // of) for head in heads))
+
+
+def coarse_words(operand: str) -> str:
+    """What is said of queries or keys in fewer bits, by the name of the operand; "" of anything else."""
+    _, _, how = operand.partition(" ")
+    if how.startswith("rounded to "):
+        return f"queries and keys are {how} once they are divided by their length"
+    dtype = how.removeprefix(NORMALISED_IN).partition(",")[0]
+    if how == operand or not how.startswith(NORMALISED_IN):
+        return ""
+    return f"queries and keys are divided by their length in {dtype}: squares, sum, root and result are rounded to it"

@@ -46,6 +46,10 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("choice_weights", "multiply", "applied", "multiply"):
         ("weights_scaled_twice", "routed_scaling_factor is applied twice"),
     ("experts", "added_to_rows", "left_out", 0.0): ("expert_bias_missing", "the experts' bias is not added"),
+    ("experts", "added_to_rows", "function", "unweighed_to_rows"): (
+        "expert_bias_unweighed",
+        "the experts' bias is added without their weights: once a token's weights are in, not before",
+    ),
     ("combine", "weighed_sum", "function", "unweighted_sum"):
         ("combine_unweighted", "experts' outputs are added up without their weights"),
     ("combine", "weights", "applied", "shares"):

@@ -19,7 +19,11 @@ from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, place_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
-from lockstep.workbench.diagnosis.hypotheses.recurrent_words import RECURRENT_WORDS
+from lockstep.workbench.diagnosis.hypotheses.recurrent_words import (
+    RECURRENT_WORDS,
+    coarse_words,
+    pairing_words,
+)
 from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import whose
@@ -141,6 +145,9 @@ _MAPS: Mapping[str, str] = {
     "row_added": "the same vector is added to every row, as by a bias",
     "rows_scaled":
         "each row is off by a factor of its own, {0:.4g} to {1:.4g}, as by another number to divide by",
+    "rows_not_kept":
+        "the rows of {0:g} tokens are not kept for the convolution: from the wrong tokens on older rows stay in "
+        "their place",
     "restarted":
         "what the sequence has is lost within its prompt: tokens go on as if nothing had come before them, as where a "
         "chunk is read without what the one before it has left",
@@ -264,6 +271,10 @@ def _sentence(at: Setting, edit: Edit) -> str:
         return plain.format(**fields)
     if (routing := _routing_words(at, edit)) is not None:
         return routing[1].format(**fields)
+    if edit.kind == "operand" and at.operation in ("state", "delta") and (told := coarse_words(str(first))):
+        return told
+    if first == "paired_as":
+        return pairing_words(at.model, numbers)
     recurrent = RECURRENT_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
     if recurrent is not None:
         return recurrent.format(**fields)
@@ -382,7 +393,7 @@ def _rounds(edit: Edit) -> bool:
 def class_of(at: Setting, edit: Edit) -> str:
     """The class of bug: the operation's own, but for precision, loading and the stream."""
     first = str(edit.detail[0]) if edit.detail else ""
-    if _rounds(edit):
+    if _rounds(edit) or (at.operation in ("state", "delta") and coarse_words(first)):
         return "precision"
     if first == "overflowing":
         return "overflow"

@@ -39,7 +39,7 @@ _OPERATIONS: Mapping[str, Callable[[Operands], Result]] = {
     **ROW_WISE, "choice": choice, "choice_weights": choice_weights, "experts": experts, "combine": combine,
     "expert_input": expert_input,
 }  # fmt: skip
-_OUTPUT = "mlp.experts.down"
+OUTPUT = "mlp.experts.down"
 _ROLES = ("weight", "bias", "correction")
 
 
@@ -123,7 +123,7 @@ class MixtureValues:
         }
         if not is_first(one, o):
             weights.pop("bias", None)
-        span, columns = (None, o.span) if one.tap == _OUTPUT else (o.span, None)
+        span, columns = (None, o.span) if one.tap == OUTPUT else (o.span, None)
         if one.kind != "experts":
             span = columns = None
         return replace(o, facts=o.facts.of_tap(one.tap), inputs=given, weights=weights, span=span, columns=columns,
@@ -132,7 +132,7 @@ class MixtureValues:
     @cached_property
     def outputs(self) -> tuple[Array, Array]:
         """The experts' numbers [N, S], and what each gives a token, [N, S, H]."""
-        return self.results["mlp.topk_ids"][0], self.results[_OUTPUT][0]
+        return self.results["mlp.topk_ids"][0], self.results[OUTPUT][0]
 
     def output_of_all(self, rows: NDArray[np.intp]) -> Array:
         """What every expert that the rank has gives those rows' tokens, [N, E, H]; zeros of others."""
@@ -151,7 +151,7 @@ class MixtureValues:
                 },
             )
         )  # fmt: skip
-        return values.results[_OUTPUT][0]
+        return values.results[OUTPUT][0]
 
     def matrices(self, name: str, ids: Array) -> Mapping[int, Array]:
         """Of those experts that the rank has its part of the tensor of that tap and role."""
@@ -159,7 +159,7 @@ class MixtureValues:
         found = expert_matrices(o.facts, o.weights[name], hit(ids, o.held))
         if o.span is None:
             return found
-        of_output = name.startswith(_OUTPUT)
+        of_output = name.startswith(OUTPUT)
         if name.endswith(".bias"):
             return found if of_output else {one: x[o.span] for one, x in found.items()}
         return {one: x[:, o.span] if of_output else x[o.span] for one, x in found.items()}

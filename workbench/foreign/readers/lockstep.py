@@ -241,5 +241,6 @@ def _pass(home: Path, where: str, rank: int, line: TapeLine, capture: str) -> Fo
         positions=tuple(line.positions),
         places=_places(line),
         requests=None if line.requests is None else tuple(line.requests),
+        greedy=None if line.greedy is None else frozenset(line.greedy),
         tensors=PassTensors(home, where, line, capture == "full") if line.taps else (),
     )

@@ -47,6 +47,7 @@ class TapeLine(Struct, kw_only=True):
     positions: list[Whole]
     places: list[Whole] | None = None
     requests: list[Text] | None = None
+    greedy: list[Text] | None = None
     file: str
     taps: list[TapeTap]
     skipped: Count = 0

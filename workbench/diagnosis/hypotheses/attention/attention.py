@@ -15,7 +15,7 @@ import numpy as np
 
 from lockstep.workbench.diagnosis.hypotheses import fits
 from lockstep.workbench.diagnosis.hypotheses.attention.choices import Choice, head_choices, query_choices
-from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks, masks_as_numbers
+from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks, masks_as_numbers, overwritten
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     exchanged_roles,
     in_front,
@@ -148,6 +148,8 @@ def _likely(tree: AttentionTree) -> Iterator[Trial]:
     for detail, changes in masks_as_numbers() if 0 in tree.wrong else ():
         yield _one("hidden", "number", detail, changes)
     for detail, change in masks(max(len(one.key_at) for one in tree.given)):
+        yield _one("allowed", "map", detail, {"allowed": change})
+    for detail, change in overwritten(tree.given):
         yield _one("allowed", "map", detail, {"allowed": change})
     yield from _packed_together(tree)
     for detail, form in sink_forms(site) if site.operation != "scores" else ():

@@ -59,6 +59,11 @@ _MASKS: Mapping[str, tuple[str, str]] = {
         "the first {0:g} key{0s} are seen by every later token, whatever the window",
     ),
     "chunk_without": ("mask_chunk_begins", "queries from position {0:g} on do not see the keys before it"),
+    "ring": (
+        "cache_overwritten",
+        "keys are gone before they are read: a chunk of {0:g} tokens of the prompt is written over a ring of {1:g} "
+        "slots, and its first tokens lose what they should see of the keys before it",
+    ),
     "coarse": ("mask_coarse", "the mask compares positions in {0}"),
     "window_and_first": ("window_sinks", "each query sees the last {0:g} token{0s} and the first 4"),
     "chunks": ("mask_chunks", "tokens see their own chunk alone, in chunks of {0:g}"),
@@ -121,7 +126,8 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         return _by_query(site, rest)
     name, text = _MASKS[how]
     if name.startswith("cache"):
-        return Told(name, "cache", text, {})
+        numbers = {} if how != "ring" else {"chunk": number_of(rest, 0), "slots": number_of(rest, 1)}
+        return Told(name, "cache", text.format(*rest), numbers)
     window = _window(site)
     if site.facts.model.chunked and window is not None:
         name, text = _OF_CHUNKS.get(name, (name, text))

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 
 import numpy as np
@@ -17,6 +18,8 @@ Cells = NDArray[np.bool_]
 #: Widths of windows, chunks and blocks beyond those of a short run.
 _WIDTHS = (48, 63, 64, 65, 96, 127, 128, 129, 192, 255, 256, 257)
 _BLOCKS = (2, 3, 4, 8, 16, 32, 64, 128)
+#: Chunks in the distance at which tokens begin to be wrong; slots of a ring.
+_CHUNKS_BETWEEN, _MOST_SLOTS = (1, 2, 3, 4), 256
 
 
 def masks(keys: int) -> Iterator[tuple[Detail, Change]]:
@@ -91,6 +94,31 @@ _OF_BLOCKS: _OfSize = {
     "block_end": lambda w, a, g: g.key_at < (g.at[:, None] // w + 1) * w,
     "every_nth": lambda w, a, g: a & (g.far % w == 0),
 }
+
+
+def overwritten(given: Sequence[Given]) -> Iterator[tuple[Detail, Change]]:
+    """Keys that a chunk of the prompt has overwritten in a ring of slots before its first tokens read them. Chunks
+    begin where tokens begin to be wrong."""
+    starts = [int(at) for one in given for at in _begins(one)]
+    whole = math.gcd(*starts) if starts else 0
+    keys = max((len(one.key_at) for one in given), default=0)
+    for chunk in [whole // by for by in _CHUNKS_BETWEEN if whole and whole % by == 0 and whole // by > 1]:
+        for slots in range(1, min(keys, _MOST_SLOTS) + 1):
+            yield ("ring", float(chunk), float(slots)), _change(partial(_in_ring, chunk, slots))
+
+
+def _begins(one: Given) -> NDArray[np.int64]:
+    """The positions in a prompt at which wrong queries follow right ones."""
+    axis = 1 if one.scope.ndim == 3 else 0
+    wrong = one.scope.any(tuple(j for j in range(one.scope.ndim) if j != axis)) & (one.at < one.prompt)
+    begins = wrong.copy()
+    begins[1:] &= ~wrong[:-1]
+    return np.asarray(one.at[begins & (one.at > 0)])
+
+
+def _in_ring(chunk: int, slots: int, a: Cells, g: Given) -> Cells:
+    written = np.minimum((g.at // chunk + 1) * chunk, g.prompt)[:, None]
+    return np.asarray(a & ((g.key_at >= written - slots) | (g.at[:, None] >= g.prompt)))
 
 
 def masks_as_numbers() -> Iterator[tuple[Detail, Changes]]:

@@ -23,6 +23,18 @@ Indices = NDArray[np.intp]
 _TOKENS = 3
 
 
+def not_cut(site: Site) -> Iterator[Mapped]:
+    """The rank has all rows of the weight, where it should have its part of them."""
+    part, whole = site.parts[0], site.facts.weight(site.weights["weight"])
+    if site.span is None or whole is None or part.seen.shape != (len(site.rows), len(whole)):
+        return
+    bias = site.facts.vector(site.weights["bias"]) if "bias" in site.weights else None
+    if part.fits or (bias is None and "bias" in site.weights):
+        return
+    found = product(site.inputs["x"], whole) + (0.0 if bias is None else bias)
+    yield mapped("not_cut", float(len(site.taps.ranks))), found, 0
+
+
 def columns_moved(site: Site) -> Iterator[Mapped]:
     """Out features of a product: of this module, or of the pack."""
     wrong = Wrong.of(site)

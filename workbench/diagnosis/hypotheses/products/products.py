@@ -12,14 +12,15 @@ from functools import lru_cache, partial
 import numpy as np
 
 from lockstep.engine.graph import GATE_UP, MULTIPLIED, QKV
-from lockstep.engine.graph.formula import Node
+from lockstep.engine.graph.formula import Node, numbers_of
 from lockstep.engine.taps.names import layer_of
-from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.functions import COARSE, MISREAD
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.maps import Mapped
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, recorded
-from lockstep.workbench.diagnosis.hypotheses.products.columns import columns_moved, slices_elsewhere
+from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, OF_LOGITS, uncapped_noise, without_cap
+from lockstep.workbench.diagnosis.hypotheses.products.columns import columns_moved, not_cut, slices_elsewhere
 from lockstep.workbench.diagnosis.hypotheses.products.features import (
     cut_along_inputs,
     features_changed,
@@ -135,8 +136,8 @@ def _variant(site: Site, edit: Edit, predicted: Array, fitted: int) -> Variant:
 
 _MAPS: Mapping[str, Sequence[Callable[[Site], Iterator[Mapped]]]] = {
     "linear": (
-        counted, summed_already, columns_moved, moved_maps, cut_along_inputs, single_weights, nothing_multiplied,
-        features_ordered,
+        counted, summed_already, not_cut, columns_moved, moved_maps, cut_along_inputs, single_weights,
+        nothing_multiplied, features_ordered,
     ),
     "reduce": (counted, moved_maps),
     "head": (not_the_head, rows_of_others, ids_elsewhere, rows_shifted),
@@ -201,11 +202,13 @@ def told_of(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
         words = told(trial.site, solved.edits)
         if words is None:
             continue
+        other = any(one.place == CAP or without_cap(trial.formula, one) for one in solved.edits)
+        noise = uncapped_noise(trial) if other else None
         rounds = [UNIT[str(one.detail[0])] for one in solved.edits if one.detail and one.detail[0] in UNIT]
         tolerance = max(rounds) if rounds and solved.edits[0].place == () else 0.0
         yield Variant(
             words.name, words.kind, words.text, words.fitted, trial.whole(together(solved.edits, trial.formula)),
-            solved.cost, tolerance, edits=solved.edits,
+            solved.cost, tolerance, noise, edits=solved.edits,
         )  # fmt: skip
 
 
@@ -230,11 +233,15 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     if site.operation == "reduce":
         pool.rows["partial"] = lambda: np.ascontiguousarray(site.inputs["partial"].swapaxes(0, 1))
     pool.applied["result"].insert(0, ("scaled", None))
-    trial = RowTrial(site, formula_at(site), Lazy(pool.rows), Lazy(pool.others), matrices=Lazy(pool.matrices))
+    formula = formula_at(site)
+    numbers = {name: values for name, values in OF_LOGITS.items() if name in leaves(formula)}
+    for name, value in numbers_of(site.facts.model, site.declared).items() if numbers else ():
+        pool.others.setdefault(name, partial(float, value))
+    trial = RowTrial(site, formula, Lazy(pool.rows), Lazy(pool.others), matrices=Lazy(pool.matrices))
     trial.functions["sum"] = lambda partial: partial.sum(1)
     return trial, Choices(
         operands=pool.operands, together=pool.together, vectors=("weight", "bias", "token"),
-        orders=False, applied=pool.applied, usual=False,
+        orders=False, applied=pool.applied, usual=False, numbers=numbers,
     )  # fmt: skip
 
 

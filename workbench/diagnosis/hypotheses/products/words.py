@@ -15,6 +15,7 @@ from lockstep.workbench.diagnosis.hypotheses.fits import named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.functions import MISREAD
 from lockstep.workbench.diagnosis.hypotheses.operands import place_of
+from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, DIVISOR, without_cap
 from lockstep.workbench.diagnosis.hypotheses.products.phrases import Phrase, phrase
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING, HEAD, whose
@@ -80,7 +81,7 @@ def phrase_of(at: Setting, edits: Sequence[Edit]) -> Phrase | None:
             return _map(at, first)
         case "applied" | "throughout" if others:
             return phrase(at, "weight_and_input_rounded", name)
-        case "applied" | "throughout":
+        case "applied" | "throughout" if leaf not in ("", CAP, DIVISOR):
             return _applied(at, "product" if first.kind == "throughout" else leaf, first)
         case "operand" if leaf == "x":
             return _input(at, name)
@@ -94,6 +95,14 @@ def phrase_of(at: Setting, edits: Sequence[Edit]) -> Phrase | None:
             return _bias_times(at, 0.0)
         case "function" if name == "subtract":
             return _bias_times(at, -1.0)
+        case "number" if leaf == CAP:
+            cap, own = float(first.detail[0] or 0), at.model.logit_cap
+            return phrase(at, "other_cap", cap, own, fitted={"cap": cap, "should_be": own})
+        case "number" if leaf == DIVISOR:
+            by, own = float(first.detail[0] or 0), at.model.logit_divisor
+            return phrase(at, "other_divisor", by, own, fitted={"divisor": by, "should_be": own})
+        case "left_out" if without_cap(at.formula, first):
+            return phrase(at, "uncapped", at.model.logit_cap)
     ran, right = formula_text(edited(edits, at.formula)), formula_text(at.formula)
     return phrase(at, f"formula_of_{leaf}" if leaf in ("x", "bias") else "formula", ran, right)
 

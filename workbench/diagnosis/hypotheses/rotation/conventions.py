@@ -45,6 +45,11 @@ class Convention:
         a, b = (b, a) if self.exchanged else (a, b)
         return a[..., write], b[..., write], _table(self.tables, size)[write]
 
+    @property
+    def in_pairs(self) -> bool:
+        """Whether the right pairs are turned, by the phases of each."""
+        return (self.tables, self.pairs, self.read, self.write) == ("halves", "halves", "", "")
+
     def rotate(self, x: Array, phase: Array) -> Array:
         """x [N, heads, D] by phases [N or 1, heads or 1, D/2]."""
         a, b, table = self.terms(x)
@@ -52,6 +57,8 @@ class Convention:
 
 
 RIGHT = Convention()
+#: What is said of halves where neighbours are due.
+HALVES = "pairs (i, i + D/2) are rotated, not neighbours (2i, 2i + 1)"
 
 
 def _order(name: str, size: int) -> Indices:

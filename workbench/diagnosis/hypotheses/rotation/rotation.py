@@ -16,6 +16,7 @@ import numpy as np
 from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.hypotheses.fits import factor, named, simple
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import (
+    HALVES,
     RIGHT,
     Convention,
     conventions,
@@ -57,7 +58,7 @@ def _other_channels(r: Rotated) -> Iterator[Variant]:
     own, whole = r.site.facts.model, r.whole
     plain, whole_heads = {"neighbours": False}, {"rotary": None, "rotary_last": False}
     options: dict[str, tuple[dict[str, Any], str]] = {
-        "rope_halves": (plain, "pairs (i, i + D/2) are rotated, not neighbours (2i, 2i + 1)"),
+        "rope_halves": (plain, HALVES),
         "rope_first_channels": (
             {"rotary_last": False},
             "the first channels of a head are rotated, not the last",
@@ -110,8 +111,7 @@ def _conventions(r: Rotated) -> Iterator[Variant]:
         yield r.variant("rope_not_applied", "rope", "the rotation is not applied at all", {}, r.x)
     twice = r.turned(2 * r.phase) * r.factor
     yield r.variant("rope_twice", "rope", "the rotation is applied twice", {}, twice, moved=True)
-    for one in conventions(r.x.shape[-1]) if not r.site.facts.model.neighbours else ():
-        name, text = in_words(one)
+    for one, (name, text) in _told_conventions(r):
         for by in r.factors:
             if r.share(r.phases(one, by), r.phase) <= NEAR:
                 predicted = r.turned(r.phase, one, by)
@@ -124,6 +124,17 @@ def _conventions(r: Rotated) -> Iterator[Variant]:
         text = f"the {words} one as it is after its rotation: written in place"
         predicted = in_place(r.x, r.phase, first) * r.factor
         yield r.variant("rope_in_place", "rope", text, {}, predicted, moved=True)
+
+
+def _told_conventions(r: Rotated) -> Iterator[tuple[Convention, tuple[str, str]]]:
+    """The conventions with their names. Of a model that turns neighbours, whose pairs are put apart here: other signs,
+    and the model's halves for its neighbours, where what comes out is put apart as it is of neighbours."""
+    every = conventions(r.x.shape[-1])
+    if not r.site.facts.model.neighbours:
+        yield from ((one, in_words(one)) for one in every)
+        return
+    yield from ((one, in_words(one)) for one in every if one.in_pairs)
+    yield Convention(read="zip"), ("rope_halves", HALVES)
 
 
 def _also(r: Rotated, by: float) -> str:
@@ -168,8 +179,10 @@ def _positions(r: Rotated) -> Iterator[Variant]:
     for by in r.factors:
         for rule in r.position_rules(r.phases(RIGHT, by)):
             as_twice = rule.fitted.get("factor") == 2.0 and r.factor == 1
-            if as_twice or (not rule.at.any() and r.factor == 1 and not r.decode_only):
-                continue  # told as a rotation applied twice, or not at all
+            phase = rule.at[:, None, None] * r.frequencies
+            as_others = any(np.allclose(phase, r.positions[:, None, None] * one.values) for one in _of_others(r))
+            if as_twice or as_others or (not rule.at.any() and r.factor == 1 and not r.decode_only):
+                continue  # told as a rotation applied twice, as another layer's, or not at all
             yield from at_positions(r, rule, by)
 
 
@@ -205,9 +218,18 @@ def _heads(r: Rotated) -> Iterator[Variant]:
 
 def _frequencies(r: Rotated) -> Iterator[Variant]:
     phases = {by: r.phases(RIGHT, by) for by in r.factors}
-    of_others = rules_of_other_layers(r.site.facts.whole, r.model, r.lengths)
-    for rule in (*of_others, *frequency_rules(r.model, r.site.rows, r.lengths)):
+    of_others = _of_others(r)
+    for rule in of_others:
         yield from with_frequencies(r, rule, phases)
+    for rule in frequency_rules(r.model, r.site.rows, r.lengths):
+        if not any(np.allclose(rule.values, one.values) for one in of_others):
+            yield from with_frequencies(r, rule, phases)
+
+
+def _of_others(r: Rotated) -> list[FrequencyRule]:
+    """The frequencies of other layers of the model: their numbers are known, so that they say more than the same numbers
+    by a factor would."""
+    return list(rules_of_other_layers(r.site.facts.whole, r.model, r.lengths))
 
 
 def with_frequencies(r: Rotated, rule: FrequencyRule, phases: dict[float, Phases]) -> Iterator[Variant]:

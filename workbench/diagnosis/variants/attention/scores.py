@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import rotate
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, right_scale
+from lockstep.workbench.diagnosis.hypotheses.attention.words import told
 from lockstep.workbench.diagnosis.hypotheses.blocks import (
     all_wrong_heads,
     cached,
@@ -27,16 +28,20 @@ from lockstep.workbench.diagnosis.hypotheses.blocks import (
     unrotated,
     wrong_heads,
 )
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.expected import sum_noise
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 #: Soft caps of published models; another one is fitted.
 SOFT_CAPS = (50.0, 30.0, 20.0, 100.0)
+#: Share of a cap up to which a score behind it tells what it was.
+_STEEP = 0.95
 
 _Raw = Sequence[Array | None]
 
@@ -64,21 +69,30 @@ def _alike(x: Array, y: Array | None) -> bool:
 
 
 def _masked(site: Site, raw: _Raw, scale: float) -> list[Array]:
-    """Scores out of products, under the right mask."""
-    return of_scores(site, [None if x is None else x * scale for x in raw])
+    """Scores out of products, behind the model's cap, under the right mask."""
+    return of_scores(site, _behind(raw, scale, site.facts.model.score_cap))
 
 
-def _cells(site: Site, raw: _Raw, only: int | None = None) -> tuple[Array, Array]:
-    """(products, what was seen) of the wrong heads where the mask allows and all is finite."""
-    xs, ys = [np.empty(0)], [np.empty(0)]
+def _behind(raw: _Raw, scale: float, cap: float) -> list[Array | None]:
+    """Scaled products behind a soft cap; 0: behind none."""
+    scaled = [None if x is None else x * scale for x in raw]
+    return [None if x is None else cap * np.tanh(x / cap) for x in scaled] if cap else scaled
+
+
+def _cells(site: Site, raw: _Raw, only: int | None = None, *, uncapped: bool = True) -> tuple[Array, Array]:
+    """(products, what was seen) of the wrong heads where the mask allows and all is finite; `uncapped`: what the
+    model's cap made what was seen of, where it is not flat."""
+    xs, ys, cap = [np.empty(0)], [np.empty(0)], site.facts.model.score_cap if uncapped else 0.0
     for index, head in places(site):
         part, x = site.parts[index], raw[index]
         if x is None or x.shape != part.seen.shape or only not in (None, head):
             continue
         seen = part.seen[head]
         cells = np.isfinite(part.expected[head]) & np.isfinite(seen) & np.isfinite(x[head])
+        if cap:
+            cells &= np.abs(seen) < _STEEP * cap
         xs.append(x[head][cells])
-        ys.append(seen[cells])
+        ys.append(cap * np.arctanh(seen[cells] / cap) if cap else seen[cells])
     return np.concatenate(xs), np.concatenate(ys)
 
 
@@ -132,8 +146,10 @@ def _log_scale(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
 
 
 def _soft_cap(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
-    """cap * tanh(score / cap), the cap found by bisection."""
-    x, y = _cells(site, raw)
+    """cap * tanh(score / cap), the cap found by bisection; and the scores without the model's own."""
+    if site.facts.model.score_cap:
+        yield _capped(site, raw, scale, 0.0)
+    x, y = _cells(site, raw, uncapped=False)
     x = x * scale
     top = float(np.abs(x).max(initial=0.0))
     if len(x) < 2 or not top or np.abs(y).max() > top * (1 + resolution(site)):
@@ -143,15 +159,21 @@ def _soft_cap(site: Site, raw: _Raw, scale: float) -> Iterator[Variant]:
         cap = math.sqrt(low * high)
         low, high = (low, cap) if np.abs(cap * np.tanh(x / cap)) @ np.abs(y) > y @ y else (cap, high)
     known = [value for value in SOFT_CAPS if math.isclose(cap, value, rel_tol=1e-2)]
-    cap = known[0] if known else cap
-    guesses = [
-        np.where(np.isfinite(part.expected), cap * np.tanh(part.expected / cap), -np.inf)
-        for part in site.parts
-    ]
-    text = (
-        f"scores pass through a soft cap that this model does not have: {cap:.4g} * tanh(score / {cap:.4g})"
-    )
-    yield Variant("scores_soft_cap", "scores", text, {"cap": cap}, guesses, 0 if known else 1)
+    yield _capped(site, raw, scale, known[0] if known else cap, 0 if known else 1)
+
+
+def _capped(site: Site, raw: _Raw, scale: float, cap: float, parameters: int = 0) -> Variant:
+    """Scores behind another soft cap than the model's; 0: behind none."""
+    own = site.facts.model.score_cap
+    detail: Detail = ("capped", cap) if cap else ("uncapped", own)
+    words = told(site, [Edit("scores", "applied", detail)])
+    guesses, noises = of_scores(site, _behind(raw, scale, cap)), []
+    for part, x in zip(site.parts, raw, strict=True):
+        q, k = part.inputs["q"], part.inputs["k"]
+        terms = np.sqrt(products(q**2, k**2))  # where the own cap flattens, more is left than of it
+        unit = 2 * site.facts.unit + sum_noise(site.facts, q.shape[-1])
+        noises.append(unit * scale * np.hypot(terms if x is None else x, terms))
+    return Variant(words.name, words.kind, words.text, words.fitted, guesses, parameters, noise=noises)
 
 
 def other_operands(site: Site, right: _Raw) -> Iterator[tuple[str, str, _Raw]]:
