@@ -15,7 +15,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.checkpoint.load import TORCH_DTYPES
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
-from lockstep.engine.graph import GATE_UP, operations_of
+from lockstep.engine.graph import GATE_UP, final_norm_of, operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.attention import Attention
@@ -154,7 +154,7 @@ class Decoder:
         inputs = model.layer_inputs
         self.layer_inputs = None if inputs is None else AllLayerInputs(model, inputs, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
-        self.final_norm = norm_of(model)("model.norm", model.hidden_size, model, self._store)
+        self.final_norm = norm_of(model)(final_norm_of(model), model.hidden_size, model, self._store)
         bias = self._store.bias(self.embed.span.size) if model.head_bias else None
         self.head = VocabParallelHead(self._head_weight(self.embed.span, rules), model, bias)
         self.head_name = rules.lm_head(model)
@@ -210,13 +210,13 @@ class Decoder:
             q_norm = Norm(f"{name}.self_attn.q_norm", m.head_dim, m, store)
             return BorrowingAttention(i, whole, qkv, o_proj, q_norm, page)
         if m.value_norm:
-            return ValueNormAttention(i, whole, qkv, o_proj, self._qk_norm_by_head(name, m), page)
+            return ValueNormAttention(i, whole, qkv, o_proj, self._qk_norm_by_head(m, modules), page)
         sinks = store.vector(shards.heads(m, tp, rank).size) if m.sinks else None
         rotated = None
         if m.rotated_qk_norm:
             q, k = "attn.q_rope_norm", "attn.k_rope_norm"
             rotated = QKNorm(*(Norm(modules[tap], m.head_dim, m, store) for tap in (q, k)), taps=(q, k))
-        return Attention(i, whole, qkv, o_proj, self._qk_norm(name), sinks, page, gate, rotated)
+        return Attention(i, whole, qkv, o_proj, self._qk_norm(name, m, modules), sinks, page, gate, rotated)
 
     def _mlp(self, layer: str, m: ModelConfig, modules: Mapping[str, str]) -> MLP:
         rows, store = shards.intermediate(m, self.comm.size, self.comm.rank), self._store
@@ -263,16 +263,15 @@ class Decoder:
         expert = Expert(names, features, m.hidden_size, self._store)
         return SharedExpert(expert, gate, m.activation)
 
-    def _qk_norm(self, layer: str) -> QKNorm | None:
-        m, module = self.model, f"{layer}.self_attn"
+    def _qk_norm(self, layer: str, m: ModelConfig, modules: Mapping[str, str]) -> QKNorm | None:
         if not m.qk_norm:
             return None
         if m.qk_norm_whole:
-            return WholeQKNorm(module, m, self.comm, self._store)
-        return self._qk_norm_by_head(layer, m)
+            return WholeQKNorm(f"{layer}.self_attn", m, self.comm, self._store)
+        return self._qk_norm_by_head(m, modules)
 
-    def _qk_norm_by_head(self, layer: str, m: ModelConfig) -> QKNorm:
-        return QKNorm(*(Norm(f"{layer}.self_attn.{one}_norm", m.head_dim, m, self._store) for one in "qk"))
+    def _qk_norm_by_head(self, m: ModelConfig, modules: Mapping[str, str]) -> QKNorm:
+        return QKNorm(*(norm_of(m)(modules[f"attn.{one}_norm"], m.head_dim, m, self._store) for one in "qk"))
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's shard, sharing memory with the layers."""

@@ -99,6 +99,8 @@ from transformers import (
     OlmoeForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
     Qwen2Config,
@@ -168,6 +170,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "dots1": (Dots1Config, Dots1ForCausalLM),
     "phimoe": (PhimoeConfig, PhimoeForCausalLM),
     "apertus": (ApertusConfig, ApertusForCausalLM),
+    "phi": (PhiConfig, PhiForCausalLM),
     "mistral4": (Mistral4Config, Mistral4ForCausalLM),
     "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
     "exaone_moe": (ExaoneMoeConfig, ExaoneMoeForCausalLM),
@@ -340,6 +343,7 @@ OWN: dict[str, dict[str, Any]] = {
                    "long_factor": [1.0, 2.0, 5.0, 9.0], "short_mscale": 1.2, "long_mscale": 1.2,
                    "original_max_position_embeddings": 8}},
     "apertus": {"num_hidden_layers": 2, "num_key_value_heads": 4},
+    "phi": {"num_hidden_layers": 2, "num_key_value_heads": 4, "layer_norm_eps": 1e-4},
     "mistral4": {**LATENT, "num_hidden_layers": 2, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
                  "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "rope_parameters": {
                      **LATENT_YARN, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}},
@@ -466,6 +470,8 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", {}),
     "mistral4": ("mistral4", {}),
     "apertus": ("apertus", {}),
+    "phi": ("phi", {}),
+    "phi-normed": ("phi", {"qk_layernorm": True, "num_key_value_heads": 8}),
     "phimoe": ("phimoe", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
@@ -473,7 +479,7 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 #: Families that are others but for a few flags: of these, tests try less.
 ALIKE = (
     "gemma", "seed-oss", "exaone4", "ernie4-5", "glm", "helium", "cohere", "arcee", "stablelm", "stablelm-parallel",
-    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu",
+    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu", "phi",
 )  # fmt: skip
 ALIKE_WITH_EXPERTS = (
     "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo", "mistral4",

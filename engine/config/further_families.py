@@ -273,6 +273,14 @@ def _apertus(fields: Fields) -> Own:
     return {**_as("qwen3", fields), "gated": False}
 
 
+def _phi(fields: Fields) -> Own:
+    """The MLP, without a gate, beside attention; LayerNorm, of heads of q and k too; biases everywhere
+    (arXiv:2309.05463)."""
+    biases = {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "head_bias": True}
+    norms = {"norm": "layer", "qk_norm": fields.flag("qk_layernorm", False)}
+    return {**biases, **norms, "parallel": True, "gated": False}
+
+
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
     "gemma": FamilyRules(
@@ -327,5 +335,8 @@ RULES: Mapping[Family, FamilyRules] = {
         _apertus, 65_536, eps=1e-5, theta=12e6, activation=("hidden_act", "xielu"),
         rope={"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0,
               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    ),
+    "phi": FamilyRules(
+        _phi, 2048, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "gelu_new"), partial_rotary=0.5
     ),
 }  # fmt: skip

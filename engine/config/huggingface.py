@@ -20,11 +20,12 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
     "relu2": "relu2",
     "xielu": "xielu",
 }
 #: Those that have no weights, which any family may have.
-_OF_ALL = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
+_OF_ALL = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 
 
 def refuse_unsupported(fields: Fields) -> None:

@@ -16,7 +16,7 @@ _MIXTRAL = {
 _BEHIND = {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
 _GEMMA = {**_BEHIND, "mlp_norm": "pre_feedforward_layernorm"}
 _SHARED_EXPERTS = {f"mlp.shared.{one}": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")}
-#: Family -> tap -> module within the layer.
+#: Family -> tap -> module within the layer; outside of the layers its whole name.
 MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo2": _BEHIND,
     "olmo3": _BEHIND,
@@ -46,6 +46,14 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "mistral4": _SHARED_EXPERTS,
     "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+    "phi": {
+        "attn.o_proj": "self_attn.dense",
+        "attn.q_norm": "self_attn.q_layernorm",
+        "attn.k_norm": "self_attn.k_layernorm",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+        "final_norm": "model.final_layernorm",
+    },
     "apertus": {"attn_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
     "llama4_text": {
         **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},

@@ -29,10 +29,11 @@ def _norm(
     part: Part | None = None,
     unless: tuple[Part, ...] = (),
 ) -> Operation:
-    """RMSNorm over the stream, or over each head (arXiv:1910.07467), or LayerNorm over the stream."""
+    """RMSNorm over the stream, or over each head (arXiv:1910.07467), or LayerNorm."""
     form: Form = "rows" if width == "hidden" else "heads"
-    bias: Bias = "norm_bias" if width == "hidden" else ""
-    return Operation(tap, "norm", {"x": read}, width, form, module, gguf, bias, part=part, unless=unless)
+    return Operation(
+        tap, "norm", {"x": read}, width, form, module, gguf, "norm_bias", part=part, unless=unless
+    )
 
 
 def _linear(
@@ -285,7 +286,7 @@ def outside_of(parts: Collection[Part]) -> tuple[Operation, ...]:
 
 def operation_of(model: ModelConfig, tap: str) -> Operation | None:
     """The operation of a tap, by its name within the layer or its whole name outside; None where the model has none."""
-    found = _by_tap(parts_of(model), model.family).get(tap) or OUTSIDE.get(tap)
+    found = _by_tap(parts_of(model), model.family).get(tap) or _outside(model.family).get(tap)
     if found is None or not found.is_in(parts_of(model)):
         return None
     return found if model.kv_from is None else _reading(found, model.kv_from)
@@ -294,6 +295,25 @@ def operation_of(model: ModelConfig, tap: str) -> Operation | None:
 @cache
 def _by_tap(parts: frozenset[Part], family: Family) -> Mapping[str, Operation]:
     return {one.tap: one for one in _operations(parts, family)}
+
+
+@cache
+def _outside(family: Family) -> Mapping[str, Operation]:
+    """Those outside of the layers, with the names of the family's checkpoints."""
+    modules = MODULES.get(family, {})
+    return {tap: replace(one, module=modules.get(tap, one.module)) for tap, one in OUTSIDE.items()}
+
+
+def final_norm_of(model: ModelConfig) -> str:
+    """The checkpoint's module that norms the last layer's output."""
+    return _outside(model.family)["final_norm"].module
+
+
+#: Modules outside of the layers, whatever family calls them so -> their taps.
+OUTSIDE_MODULES: Mapping[str, str] = {
+    **{one.module: tap for tap, one in OUTSIDE.items()},
+    **{module: tap for own in MODULES.values() for tap, module in own.items() if tap in OUTSIDE},
+}
 
 
 def instead_of(tap: str) -> tuple[str, ...]:

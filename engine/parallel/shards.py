@@ -25,7 +25,7 @@ from typing import Protocol
 
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.errors import ConfigError
-from lockstep.engine.graph import STREAM, Operation, Width, operation_of, operations_of
+from lockstep.engine.graph import STREAM, Operation, Width, final_norm_of, operation_of, operations_of
 from lockstep.engine.graph.layer_inputs import NORM, OF_ALL_LAYERS
 from lockstep.engine.graph.operation import WHOLE
 
@@ -371,7 +371,7 @@ def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     for i in range(model.num_layers):
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_parameters(model, i).items()}
     for kind in ("weight", "bias") if model.norm_bias else ("weight",):
-        shapes[f"model.norm.{kind}"] = (model.hidden_size,)
+        shapes[f"{final_norm_of(model)}.{kind}"] = (model.hidden_size,)
     if not model.tie_embeddings:
         shapes["lm_head.weight"] = vocabulary
     return shapes | ({HEAD_BIAS: (model.vocab_size,)} if model.head_bias else {})
@@ -415,7 +415,7 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shar
     if (shape := _of_layer_inputs(model).get(name)) is not None:
         split = name == f"{OF_ALL_LAYERS[0].module}.weight"
         return Shard(shape, 0, vocab(model.vocab_size, tp, rank)) if split else _whole(shape, tp)
-    if name.startswith("model.norm."):
+    if name.rpartition(".")[0] == final_norm_of(model):
         return _whole((model.hidden_size,), tp)
     match = _LAYER.fullmatch(name)
     if match is None or int(match.group(1)) >= model.num_layers:

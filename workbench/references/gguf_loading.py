@@ -229,6 +229,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "stablelm": _Architecture("stablelm", _stablelm),
     "command-r": _Architecture("cohere", _cohere),
     "cohere2": _Architecture("cohere2", _cohere),
+    "phi2": _Architecture("phi", lambda file: {**_glm4(file), **_layer_norm(file)}),
     "qwen3moe": _Architecture("qwen3_moe", gguf_experts.qwen3_moe),
     "qwen2moe": _Architecture("qwen2_moe", gguf_experts.qwen2_moe),
     "olmoe": _Architecture("olmoe", lambda file: {"norm_topk_prob": False}),

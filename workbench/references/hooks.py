@@ -30,8 +30,8 @@ from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import (
     LAYER,
     LAYER_OUTPUT,
-    OUTSIDE,
     Operation,
+    final_norm_of,
     operation_of,
     operations_of,
 )
@@ -63,6 +63,7 @@ _HEADS_FIRST: Collection[Family] = (
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "apertus",
+    "phi",
 )
 
 See = Callable[[str, Seen], None]
@@ -112,7 +113,7 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             stack.callback(module.register_forward_pre_hook(hook).remove)
 
         before(decoder.layers[0], "embed")
-        after(model.get_submodule(OUTSIDE["final_norm"].module), "final_norm")
+        after(model.get_submodule(final_norm_of(model_config(model))), "final_norm")
         if hasattr(
             decoder, "_maybe_slice_kv_shared_inputs"
         ):  # layers that share keys and values run all tokens
@@ -124,7 +125,7 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             own = model_config(model).of_layer(i)
             _tap_layer(layer, f"layers.{i}", own, after, before)
             if own.parallel:
-                _tap_sum(layer, f"layers.{i}.attn_residual", see, stack)
+                _tap_sum(layer, f"layers.{i}.attn_residual", own, see, stack)
             if own.experts is not None:
                 names = ("mlp", "block_sparse_moe", "feed_forward")
                 mixture = next(getattr(layer, name) for name in names if hasattr(layer, name))
@@ -208,7 +209,7 @@ def _tap_layer_inputs(
         stack.callback(layer.register_forward_pre_hook(given).remove)
 
 
-def _tap_sum(layer: Any, tap: str, see: See, stack: ExitStack) -> None:
+def _tap_sum(layer: Any, tap: str, model: ModelConfig, see: See, stack: ExitStack) -> None:
     """The stream with attention's term, where the MLP's is added in the same line of the layer."""
     stream: list[Tensor] = []
 
@@ -219,7 +220,9 @@ def _tap_sum(layer: Any, tap: str, see: See, stack: ExitStack) -> None:
         see(tap, _unbatched(stream.pop() + output))
 
     stack.callback(layer.register_forward_pre_hook(on_stream).remove)
-    stack.callback(layer.self_attn.o_proj.register_forward_hook(on_attention).remove)
+    product = operation_of(model, "attn.o_proj")
+    assert product is not None
+    stack.callback(layer.get_submodule(product.module).register_forward_hook(on_attention).remove)
 
 
 def _tap_experts(mlp: Any, name: str, see: See, stack: ExitStack) -> None:

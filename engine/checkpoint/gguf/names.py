@@ -136,7 +136,8 @@ def _rules(family: Family) -> _Rules:
         _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
         _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]
-    found += [*(NameRule(one.module, one.gguf) for one in OUTSIDE.values()), *whole]
+    outside = [NameRule(modules.get(one.tap, one.module), one.gguf) for one in OUTSIDE.values()]
+    found += [*outside, *whole]
     # A stack's name means the stack, not one of its parts.
     return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})
 

@@ -59,6 +59,12 @@ TRANSFORMERS: Names = BOTH | {
     ".mlp.gate_up_proj": {"left": ".mlp.gate", "right": ".mlp.up"},
     ".mlp.c_fc": {"out": ".mlp.up"},
     ".mlp.c_proj": {"in": ".mlp.act", "out": ".mlp.down"},
+    ".self_attn.dense": {"in": ".attn.context", "out": ".attn.o_proj"},
+    ".self_attn.q_layernorm": {"out": ".attn.q_norm"},
+    ".self_attn.k_layernorm": {"out": ".attn.k_norm"},
+    ".mlp.fc1": {"out": ".mlp.up"},
+    ".mlp.fc2": {"in": ".mlp.act", "out": ".mlp.down"},
+    ".resid_dropout": {},
     ".mlp.act": {},
     ".mlp.act_fn": {},
     ".mlp.activation_fn": {},
@@ -66,6 +72,8 @@ TRANSFORMERS: Names = BOTH | {
     ".mlp.experts": {"chosen": ".mlp.topk_ids", "weights": ".mlp.topk_weights"},
     ".mlp.experts.act_fn": {},
     "norm": {"out": "final_norm"},
+    "final_layernorm": {"out": "final_norm"},
+    "embed_dropout": {},
     "rotary_emb": {},
     **LINEAR,
 }
@@ -101,7 +109,11 @@ BEHIND: Names = {
     ".post_feedforward_layernorm": {"out": ".post_mlp_norm"},
 }
 #: Beside Gemma-3 the models of transformers that norm heads as [B, heads, T, D].
-HEADS_FIRST = ("exaone4", "exaone_moe", "apertus")
+HEADS_FIRST = ("exaone4", "exaone_moe", "apertus", "phi")
 #: Those that give the rotation only the part of each head that is rotated.
-IN_PART = ("stablelm", "nemotron")
-TURNED: Names = {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}
+IN_PART = ("stablelm", "nemotron", "phi")
+TURNED: Names = {
+    f".self_attn.{one}_{norm}": {"turned": f".attn.{one}_norm"}
+    for one in "qk"
+    for norm in ("norm", "layernorm")
+}
