@@ -281,6 +281,12 @@ def _phi(fields: Fields) -> Own:
     return {**biases, **norms, "parallel": True, "gated": False}
 
 
+def _olmo(fields: Fields) -> Own:
+    """Llama with LayerNorm that has no weights, and q, k and v clamped (arXiv:2402.00838)."""
+    clip = fields.optional_number("clip_qkv", above=0.0)
+    return {**_as("llama", fields), "mlp_bias": False, "norm": "bare", "clip_qkv": clip}
+
+
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
     "gemma": FamilyRules(
@@ -336,6 +342,7 @@ RULES: Mapping[Family, FamilyRules] = {
         rope={"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0,
               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
     ),
+    "olmo": FamilyRules(_olmo, 2048, eps=1e-5, eps_key=""),
     "phi": FamilyRules(
         _phi, 2048, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "gelu_new"), partial_rotary=0.5
     ),

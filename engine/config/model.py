@@ -69,6 +69,7 @@ class ModelConfig:
     rotary_last: bool = False  # the last ones instead of the first
     neighbours: bool = False  # channels (2i, 2i + 1) are rotated together instead of (i, i + D/2)
     qkv_bias: bool = False
+    clip_qkv: float | None = None  # what q, k and v lie within
     o_bias: bool = False
     head_bias: bool = False  # of the output head
     mlp_bias: bool = False
@@ -140,7 +141,12 @@ class ModelConfig:
     @property
     def centring(self) -> bool:
         """Whether the norms of the stream take the mean off."""
-        return self.norm == "centred" or self.norm_bias
+        return self.norm in ("centred", "bare") or self.norm_bias
+
+    @property
+    def norm_weight(self) -> bool:
+        """Whether the norms of the stream have weights."""
+        return self.norm != "bare"
 
     @property
     def norms_add_one(self) -> bool:

@@ -9,6 +9,7 @@ from lockstep.engine.errors import ConfigError
 from lockstep.engine.faults import (
     bias,
     cache,
+    clip,
     experts,
     grouped_query,
     latent,
@@ -50,6 +51,7 @@ FAULTS: tuple[Fault, ...] = (
     *norm.FAULTS,
     *mlp.FAULTS,
     *xielu.FAULTS,
+    *clip.FAULTS,
     *experts.FAULTS,
     *lm_head.FAULTS,
     *names.FAULTS,

@@ -58,6 +58,7 @@ def _summed(
 
 #: Parts of a layer that makes no keys and values by a product each.
 _NO_KV: tuple[Part, ...] = ("latent", "shared_kv")
+_QKV_WIDTHS: tuple[tuple[str, Width], ...] = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
 _SOFTMAX_ATTENTION = (
     _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias", ("query_latent",)),
     _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias", _NO_KV),
@@ -76,6 +77,10 @@ _SOFTMAX_ATTENTION = (
         "self_attn.v_norm",
         part="value_norm",
         unless=("shared_kv",),
+    ),
+    *(
+        Operation(f"attn.{one}_clip", "clip", {"x": f"attn.{one}_proj"}, width, part="clipped_qkv")
+        for one, width in _QKV_WIDTHS
     ),
     Operation("attn.q_rope", "rope", {"x": "attn.q_norm"}, "heads", "heads"),
     Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=_NO_KV),
@@ -149,6 +154,9 @@ _INSTEAD: Mapping[str, str] = {
 #: What reads the first reads the first of these that is there, and comes before it.
 _THROUGH: Mapping[str, tuple[str, ...]] = {
     "attn.context": ("attn.gated",),
+    "attn.q_norm": ("attn.q_clip",),
+    "attn.k_norm": ("attn.k_clip",),
+    "attn.v_norm": ("attn.v_clip",),
     "attn.q_rope": ("attn.q_scaled", "attn.q_unit_norm", "attn.q_rope_norm"),
     "attn.k_rope": ("attn.k_unit_norm", "attn.k_rope_norm"),
 }
@@ -214,6 +222,7 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "query_scaling": model.query_scaling is not None,
         "weighed_inputs": model.experts is not None and model.experts.weighed_inputs,
         "parallel": model.parallel,
+        "clipped_qkv": model.clip_qkv is not None,
     }
     return frozenset(part for part, there in has.items() if there)
 

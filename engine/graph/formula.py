@@ -327,6 +327,7 @@ FORMULAS: Mapping[Kind, Node] = {
     "layer_input": _of("columns", _X, Node("input_first"), Node("input_width")),
     "query_scaling": _of("multiply", _X, _QUERY_FACTOR),
     "expert_input": _of("weighed", _X, Node("weights")),
+    "clip": _of("clamped_within", _X, Node("clip")),
 }
 
 
@@ -344,6 +345,8 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
     match operation.kind:
         case "norm":
             weight = _of("add", Node("1"), _WEIGHT) if model.norms_add_one else _WEIGHT
+            if not model.norm_weight:
+                return _of("divide", CENTRED, _DEVIATION)
             if model.centring:
                 return substitute(LAYER_NORM if model.norm_bias else CENTRED_NORM, {"weight": weight})
             if operation.width in ("latent", "query_latent"):
@@ -449,6 +452,8 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
         more |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
     if (clamp := model.clamp) is not None:
         more |= {"limit": clamp.limit, "slope": clamp.slope}
+    if model.clip_qkv is not None:
+        more["clip"] = model.clip_qkv
     if (linear := model.linear) is not None:
         more |= {"key_dim": linear.key_dim, "value_dim": linear.value_dim, "l2_eps": L2_EPS}
         more["key_scale"] = linear.key_dim**-0.5

@@ -298,6 +298,8 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
     for one in operations_of(model):
         widths[one.tap], rows = one.width, size_of(one.width, model)
         if one.kind == "norm":
+            if not model.norm_weight:
+                continue
             split = 0 if one.sharded and model.qk_norm_whole else None
             size = model.head_dim if one.sharded and split is None else rows
             found[f"{one.module}.weight"] = _Parameter((size,), split, one.width)
@@ -370,7 +372,7 @@ def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes = {"model.embed_tokens.weight": vocabulary, **_of_layer_inputs(model)}
     for i in range(model.num_layers):
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_parameters(model, i).items()}
-    for kind in ("weight", "bias") if model.norm_bias else ("weight",):
+    for kind in [*(["weight"] if model.norm_weight else []), *(["bias"] if model.norm_bias else [])]:
         shapes[f"{final_norm_of(model)}.{kind}"] = (model.hidden_size,)
     if not model.tie_embeddings:
         shapes["lm_head.weight"] = vocabulary

@@ -52,6 +52,7 @@ class Rules:
     qkv_sizes: Callable[[Tensor, tuple[int, ...], ModelConfig, int], tuple[Tensor, ...]] = (
         defaults.split_packed
     )
+    clip_qkv: Callable[[Tensor, float], Tensor] = defaults.clamped
     layer_rope: Callable[[ModelConfig, int], ModelConfig] = ModelConfig.of_layer
     rope_theta: Callable[[ModelConfig], float] = defaults.configured_theta
     rope_frequencies: Callable[[ModelConfig, float, int], tuple[Tensor, float]] = frequencies

@@ -20,7 +20,7 @@ from lockstep.workbench.views.verdicts import JUDGED_WORDS
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {
     "attn_norm": "n1", "attn.q_proj": "q", "attn.k_proj": "k", "attn.v_proj": "v", "attn.q_norm": "qn",
-    "attn.k_norm": "kn", "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.q_rope_norm": "nq",
+    "attn.k_norm": "kn", "attn.q_clip": "tq", "attn.k_clip": "tk", "attn.v_clip": "tv", "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.q_rope_norm": "nq",
     "attn.k_rope_norm": "nk", "attn.q_unit_norm": "uq", "attn.k_unit_norm": "uk", "attn.q_scaled": "qs",
     "attn.k_cache": "kc", "attn.v_cache": "vc",
     "attn.q_a_proj": "qa", "attn.q_a_norm": "an", "attn.q_b_proj": "qb", "attn.kv_a_proj": "la", "attn.kv_a_norm": "ln",

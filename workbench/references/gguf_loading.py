@@ -229,6 +229,9 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "stablelm": _Architecture("stablelm", _stablelm),
     "command-r": _Architecture("cohere", _cohere),
     "cohere2": _Architecture("cohere2", _cohere),
+    "olmo": _Architecture(
+        "olmo", lambda file: {"clip_qkv": file.value("attention.clamp_kqv") or None}, LlamaTensorProcessor
+    ),
     "phi2": _Architecture("phi", lambda file: {**_glm4(file), **_layer_norm(file)}),
     "qwen3moe": _Architecture("qwen3_moe", gguf_experts.qwen3_moe),
     "qwen2moe": _Architecture("qwen2_moe", gguf_experts.qwen2_moe),

@@ -23,6 +23,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lockstep.engine.checkpoint.stacks import Place, stored_in
@@ -124,6 +125,10 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         for i, layer in enumerate(decoder.layers):
             own = model_config(model).of_layer(i)
             _tap_layer(layer, f"layers.{i}", own, after, before)
+            if own.clip_qkv is not None:
+                clamped = partial(torch.clamp, min=-own.clip_qkv, max=own.clip_qkv)
+                for one in "qkv":  # what the products give is clamped in place
+                    after(layer.get_submodule(f"self_attn.{one}_proj"), f"layers.{i}.attn.{one}_clip", clamped)
             if own.parallel:
                 _tap_sum(layer, f"layers.{i}.attn_residual", own, see, stack)
             if own.experts is not None:

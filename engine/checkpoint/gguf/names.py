@@ -93,7 +93,9 @@ class NameRule:
 
 
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
-PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "arcee"})
+PAIRED: frozenset[Family] = frozenset(
+    {"llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "olmo"}
+)
 #: Families in whose GGUF files the heads of values of linear attention are in another order.
 TILED: frozenset[Family] = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 

@@ -210,6 +210,7 @@ def _llama4(config: Any) -> dict[str, Any]:
 _OWN |= {
     "phimoe": lambda config: {"norm": "layer", "head_bias": config.lm_head_bias},
     "apertus": lambda config: {"gated": False},
+    "olmo": lambda config: {"norm": "bare", "clip_qkv": config.clip_qkv},
     "phi": lambda config: {
         "norm": "layer",
         "parallel": True,

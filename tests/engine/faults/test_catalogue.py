@@ -56,6 +56,7 @@ MODELS = {
     "chunked": ("llama4_text", {}),
     "mixer": ("phimoe", {}),
     "trained-activation": ("apertus", {}),
+    "clamped": ("olmo", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

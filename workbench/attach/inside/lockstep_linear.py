@@ -35,6 +35,16 @@ GATED: dict[str, dict[str, str]] = {
     ".self_attn.q_proj": {"head left": ".attn.q_proj", "head right": ".attn.gate"},
     ".self_attn.o_proj": {"in": ".attn.gated", "out": ".attn.o_proj"},
 }
+#: Of attention that clamps q, k and v (OLMo): what it has rotated, and what it attends to, new tokens alone.
+CLIPPED: dict[str, dict[str, str]] = {
+    ".self_attn": {
+        "rotary q": ".attn.q_rope",
+        "rotary k": ".attn.k_rope",
+        "turned q": ".attn.q_clip",
+        "turned k": ".attn.k_clip",
+        "attended v": ".attn.v_clip",
+    }
+}
 _RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 
 
@@ -71,6 +81,9 @@ TAKE: dict[str, Callable[[Any, Any], Any]] = {
     "rule decay": lambda call, owner: call[1]["g"],
     "rule delta": lambda call, owner: call[2][0].flatten(2),
     "rule state": lambda call, owner: call[2][1],
+    "turned q": lambda call, owner: call[0][0].transpose(1, 2).flatten(2),
+    "turned k": lambda call, owner: call[0][1].transpose(1, 2).flatten(2),
+    "attended v": lambda call, owner: call[0][3][:, :, -call[0][1].shape[2] :].transpose(1, 2).flatten(2),
     "attended": lambda call, owner: call[2][0].flatten(2),
 }
 
@@ -85,6 +98,8 @@ def functions_of(take: str, part: Any) -> Iterator[tuple[Any, str]]:
             yield known, name
         elif hasattr(home, "eager_attention_forward"):
             yield vars(home), "eager_attention_forward"
+    elif take.startswith("turned "):
+        yield vars(home), "apply_rotary_pos_emb"
     elif take.startswith("rule"):
         yield from ((vars(home), name) for name in _RULES if hasattr(home, name))
 

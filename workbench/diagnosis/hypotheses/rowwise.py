@@ -204,7 +204,9 @@ def _with_parts(operands: Mapping[str, list[str]], tokens: Mapping[str, Load]) -
 
 def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
     """Its weight, other norms' weights and epsilons; of heads, the rotation that comes after it."""
-    own, model = site.weights["weight"], site.facts.model
+    model = site.facts.model
+    if (own := site.weights.get("weight")) is None:
+        return {"eps": lambda: eps_of(site.declared, model)}, Choices(numbers={"eps": KNOWN_EPS})
     held = site.facts.vector(own)
     names = list(norm_weights(site.facts, own, 0 if held is None else len(held)))
     weights: dict[str, Load] = {name: partial(site.facts.vector, name) for name in names}

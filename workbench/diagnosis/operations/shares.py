@@ -62,7 +62,8 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     if operation not in ("linear", "reduce", "norm", "experts"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)
-    return ({} if operation == "reduce" else {"weight": f"{module}.weight"}) | (
+    bare = operation == "reduce" or (operation == "norm" and not facts.model.norm_weight)
+    return ({} if bare else {"weight": f"{module}.weight"}) | (
         {"bias": f"{module}.bias"} if biased else {}
     )
 
