@@ -28,6 +28,8 @@ from lockstep.engine.layers.linear_attention import GatedDeltaNet
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
+from lockstep.engine.layers.short_convolution import ShortConvolution
+from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.step_inputs import StepInputs
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
@@ -43,7 +45,7 @@ class DecoderLayer:
 
     def __init__(
         self,
-        attention: Attention | GatedDeltaNet,
+        attention: Attention | StatefulLayer,
         mlp: MLP | MixtureOfExperts,
         norms: Mapping[str, Norm],
         comm: Comm,
@@ -172,18 +174,9 @@ class Decoder:
         return unfilled
 
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
-        m, tp, rank = self.model.of_layer(i), self.comm.size, self.comm.rank
-        name, store = f"model.layers.{i}", self._store
+        m, name, store = self.model.of_layer(i), f"model.layers.{i}", self._store
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
-        attention: Attention | GatedDeltaNet
-        if m.linear is not None:
-            values = shards.span_of("linear_values", m, tp, rank)
-            out_proj = RowParallelLinear(
-                modules["attn.out_proj"], values, m.hidden_size, False, self.comm, store
-            )
-            attention = GatedDeltaNet(i, m, m.linear, modules, out_proj, store)
-        else:
-            attention = self._attention(i, m, modules, rules)
+        attention = self._stateful(i, m, modules) or self._attention(i, m, modules, rules)
         mlp = self._mlp(name, m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
@@ -193,6 +186,18 @@ class Decoder:
         gate = None if m.layer_inputs is None else LayerInputGate(m, m.layer_inputs, modules, store)
         scalar = (f"{name}.{shards.LAYER_SCALAR}", store.vector(1)) if m.layer_scalar else None
         return DecoderLayer(attention, mlp, norms, self.comm, gate, scalar)
+
+    def _stateful(self, i: int, m: ModelConfig, modules: Mapping[str, str]) -> StatefulLayer | None:
+        """What a layer has in place of attention; None where it has that."""
+        tp, rank, store = self.comm.size, self.comm.rank, self._store
+        if not m.stateful:
+            return None
+        rows = shards.span_of("linear_values" if m.linear is not None else "conv_channels", m, tp, rank)
+        out_proj = RowParallelLinear(modules["attn.out_proj"], rows, m.hidden_size, False, self.comm, store)
+        if m.linear is not None:
+            return GatedDeltaNet(i, m, m.linear, modules, out_proj, store)
+        assert m.short_conv is not None, "a layer with a state has one of these"
+        return ShortConvolution(i, m, m.short_conv, modules, out_proj, store)
 
     def _attention(self, i: int, m: ModelConfig, modules: Mapping[str, str], rules: Rules) -> Attention:
         name, tp, rank, store = f"model.layers.{i}", self.comm.size, self.comm.rank, self._store
@@ -331,9 +336,9 @@ class Decoder:
         return None
 
     def fresh_states(self) -> dict[int, LayerState]:
-        """Of each layer with linear attention the state of a sequence that has read nothing."""
+        """Of each layer that keeps a state that of a sequence that has read nothing."""
         attention = (layer.attention for layer in self.layers)
-        return {one.layer: one.fresh() for one in attention if isinstance(one, GatedDeltaNet)}
+        return {one.layer: one.fresh() for one in attention if isinstance(one, StatefulLayer)}
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""

@@ -75,6 +75,10 @@ from transformers import (
     IQuestCoderConfig,
     Jais2Config,
     Jais2ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -173,6 +177,8 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "phimoe": (PhimoeConfig, PhimoeForCausalLM),
     "apertus": (ApertusConfig, ApertusForCausalLM),
     "phi": (PhiConfig, PhiForCausalLM),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM),
+    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
     "olmo": (OlmoConfig, OlmoForCausalLM),
     "mistral4": (Mistral4Config, Mistral4ForCausalLM),
     "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
@@ -347,6 +353,11 @@ OWN: dict[str, dict[str, Any]] = {
                    "original_max_position_embeddings": 8}},
     "apertus": {"num_hidden_layers": 2, "num_key_value_heads": 4},
     "olmo": {"num_hidden_layers": 2, "num_key_value_heads": 4, "clip_qkv": 0.75, "attention_bias": True},
+    "lfm2": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,
+             "block_multiple_of": 16, "tie_word_embeddings": True},
+    "lfm2_moe": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,
+                 "num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+                 "routed_scaling_factor": 1.5, "tie_word_embeddings": True},
     "phi": {"num_hidden_layers": 2, "num_key_value_heads": 4, "layer_norm_eps": 1e-4},
     "mistral4": {**LATENT, "num_hidden_layers": 2, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
                  "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "rope_parameters": {
@@ -475,6 +486,8 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": ("mistral4", {}),
     "apertus": ("apertus", {}),
     "phi": ("phi", {}),
+    "lfm2": ("lfm2", {}),
+    "lfm2-moe": ("lfm2_moe", {}),
     "olmo": ("olmo", {}),
     "phi-normed": ("phi", {"qk_layernorm": True, "num_key_value_heads": 8}),
     "phimoe": ("phimoe", {}),
@@ -520,7 +533,7 @@ def fill_randomly(model: Any, family: str, seed: int) -> None:
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
             if name.endswith("layer_scalar"):
                 buffer.copy_(1 + 0.2 * torch.randn(buffer.shape, generator=generator))

@@ -16,8 +16,9 @@ from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.experts import EXPERTS, WEIGHED_INPUTS
 from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS
 from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
-from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION
+from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION, OUTPUT
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
+from lockstep.engine.graph.short_convolution import SHORT_CONVOLUTION
 
 
 def _norm(
@@ -103,6 +104,8 @@ _ATTENTION = (
     _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
     *(replace(one, unless=(*one.unless, "linear_attn")) for one in _SOFTMAX_ATTENTION),
     *LINEAR_ATTENTION,
+    *SHORT_CONVOLUTION,
+    *OUTPUT,
     _norm(
         "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
     ),
@@ -150,6 +153,7 @@ _INSTEAD: Mapping[str, str] = {
     "attn.k_cache": "attn.keys",
     "attn.v_cache": "attn.values",
     "attn.o_proj": "attn.out_proj",
+    "attn.gated_norm": "attn.conv_gated",
 }
 #: What reads the first reads the first of these that is there, and comes before it.
 _THROUGH: Mapping[str, tuple[str, ...]] = {
@@ -211,7 +215,9 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "shared_expert": model.experts is not None and model.experts.shared_width > 0,
         "shared_gate": model.experts is not None and model.experts.shared_gated,
         "output_gate": model.output_gate,
-        "linear_attn": model.linear is not None,
+        "linear_attn": model.linear is not None or model.short_conv is not None,
+        "delta_net": model.linear is not None,
+        "short_conv": model.short_conv is not None,
         "value_norm": model.value_norm,
         "keys_as_values": model.keys_as_values,
         "shared_kv": model.kv_from is not None,

@@ -86,6 +86,9 @@ class Rules:
         recurrence.carried
     )
     short_conv: Callable[[Tensor, Tensor], Tensor] = recurrence.short_convolution
+    plain_conv: Callable[[Tensor, Tensor], Tensor] = recurrence.convolution
+    conv_in_gate: Callable[[Tensor, Tensor], Tensor] = recurrence.through_gate
+    conv_out_gate: Callable[[Tensor, Tensor], Tensor] = recurrence.through_gate
     l2_norm: Callable[[Tensor], Tensor] = recurrence.l2_normalised
     beta: Callable[[Tensor], Tensor] = recurrence.update_rate
     decay: Callable[[Tensor, Tensor, Tensor], Tensor] = recurrence.log_decay

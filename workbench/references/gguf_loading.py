@@ -26,6 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
 from lockstep.workbench.references import gguf_experts, gguf_linear
+from lockstep.workbench.references.doubles import rotary_of
 from lockstep.workbench.references.gguf_experts import Told
 from lockstep.workbench.references.request import ReferenceFailure
 
@@ -343,7 +344,7 @@ def fill_from_gguf(model: Any, path: Path) -> None:
 
 def scale_rotary(model: Any, path: Path) -> None:
     """Divide the rotary frequencies by those of the file, which transformers passes over."""
-    rotary = model.model.rotary_emb
+    rotary = getattr(model.model, rotary_of(model))
     for tensor in WholeReader(path).tensors:
         if tensor.name == _ROPE_FREQS:
             rotary.inv_freq /= torch.tensor(tensor.data, dtype=rotary.inv_freq.dtype)

@@ -9,6 +9,7 @@
 | `gate`, `in_proj_*` | the columns of theirs in what a stacked module gives |
 | `gated`, `act` | what goes into `o_proj`, `down_proj` |
 | `conv_*` … `delta` | the functions of linear attention (`recurrence.py`) |
+| `conv_in`, `conv` | the functions of short convolutions (`short_convolution.py`) |
 | `router`, `topk_ids`, `topk_weights` | what the router gives |
 | `experts.*` | the experts interface (`experts.py`) |
 | `combine` | the output of the module in place of the MLP |
@@ -44,6 +45,7 @@ from lockstep.workbench.references.attention import listening
 from lockstep.workbench.references.experts import hearing, in_order
 from lockstep.workbench.references.recurrence import following
 from lockstep.workbench.references.scaled_queries import rotating
+from lockstep.workbench.references.short_convolution import convolving
 
 #: Taps with no counterpart, and why.
 ABSENT = {
@@ -54,7 +56,7 @@ ABSENT = {
 }
 
 #: Operations that no module gives: they are what goes into the next one.
-_BEFORE = ("residual", "activation", "cache", "gate", "rope")
+_BEFORE = ("residual", "activation", "cache", "gate", "rope", "times")
 
 #: Families whose norms of heads are given [heads, T, D] by transformers, not [T, heads, D].
 _HEADS_FIRST: Collection[Family] = (
@@ -156,6 +158,8 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         stack.enter_context(rotating(attention, lambda i, x: see(f"layers.{i}.attn.q_rope", x)))
         linear = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
         stack.enter_context(following(linear, on_attention))
+        convolutions = [layer.conv for layer in decoder.layers if hasattr(layer, "conv")]
+        stack.enter_context(convolving(convolutions, on_attention))
         yield
 
 

@@ -57,6 +57,7 @@ MODELS = {
     "mixer": ("phimoe", {}),
     "trained-activation": ("apertus", {}),
     "clamped": ("olmo", {}),
+    "short-convolutions": ("lfm2", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

@@ -318,6 +318,8 @@ class _See:
         if own and x.shape[: len(shape)] != shape and len(x) != n:
             self.tape.skip()
             return
+        if self.take.startswith("conv "):  # behind rows of earlier passes
+            x = x[:, -shape[-1] :]
         if len(shape) == 2 and x.ndim > 2 and len(x) == shape[0]:
             length, new = (
                 shape[1],
@@ -343,7 +345,7 @@ def _register(part: nn.Module, see: _See) -> None:
         name = "apply_rotary_emb" if "rows" in take else "apply_rotary_pos_emb"
         if (home := home_of(part, name)) is not None:
             _replace(tape, home, name, see, lambda args: tape.layer == see.layer)
-    elif take.startswith(("attended", "rule", "turned ")):
+    elif take.startswith(("attended", "rule", "turned ", "conv ")):
         for functions, name in functions_of(take, part):
             mine = (
                 (lambda args: args[0] is part)

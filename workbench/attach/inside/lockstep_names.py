@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .lockstep_linear import LINEAR
+from .lockstep_linear import CONVOLUTIONS, LINEAR
 
 #: A map: module -> what to take of it -> the tap that this is. Outside the layers a module goes by its last name.
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
@@ -64,6 +64,12 @@ TRANSFORMERS: Names = BOTH | {
     ".self_attn.k_layernorm": {"out": ".attn.k_norm"},
     ".mlp.fc1": {"out": ".mlp.up"},
     ".mlp.fc2": {"in": ".mlp.act", "out": ".mlp.down"},
+    ".self_attn.out_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
+    ".operator_norm": {"out": ".attn_norm"},
+    ".ffn_norm": {"in": ".attn_residual", "out": ".mlp_norm"},
+    ".mlp.w1": {"out": ".mlp.gate"},
+    ".mlp.w3": {"out": ".mlp.up"},
+    ".mlp.w2": {"in": ".mlp.act", "out": ".mlp.down"},
     ".resid_dropout": {},
     ".mlp.act": {},
     ".mlp.act_fn": {},
@@ -73,9 +79,12 @@ TRANSFORMERS: Names = BOTH | {
     ".mlp.experts.act_fn": {},
     "norm": {"out": "final_norm"},
     "final_layernorm": {"out": "final_norm"},
+    "embedding_norm": {"out": "final_norm"},
     "embed_dropout": {},
     "rotary_emb": {},
+    "pos_emb": {},
     **LINEAR,
+    **CONVOLUTIONS,
 }
 FUSED: Names = BOTH | {
     ".input_layernorm": {"sum": "<.mlp_residual", "out": ".attn_norm"},

@@ -87,7 +87,7 @@ def rank_spans(
     ranks, model = len(taps.ranks), facts.model
     if ranks == 1:
         return None, None
-    declared = operation_at(tap)
+    declared = (None if facts.model_free else operation_of(model, local_name(tap))) or operation_at(tap)
     if declared is None:
         return None, None
     if declared.summed and operation in ("linear", "experts"):
