@@ -15,7 +15,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.checkpoint.load import TORCH_DTYPES
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
-from lockstep.engine.graph import GATE_UP, operations_of
+from lockstep.engine.graph import GATE_UP, final_norm_of, operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.attention import Attention
@@ -28,6 +28,8 @@ from lockstep.engine.layers.linear_attention import GatedDeltaNet
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
+from lockstep.engine.layers.short_convolution import ShortConvolution
+from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.step_inputs import StepInputs
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
@@ -43,7 +45,7 @@ class DecoderLayer:
 
     def __init__(
         self,
-        attention: Attention | GatedDeltaNet,
+        attention: Attention | StatefulLayer,
         mlp: MLP | MixtureOfExperts,
         norms: Mapping[str, Norm],
         comm: Comm,
@@ -154,7 +156,7 @@ class Decoder:
         inputs = model.layer_inputs
         self.layer_inputs = None if inputs is None else AllLayerInputs(model, inputs, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
-        self.final_norm = norm_of(model)("model.norm", model.hidden_size, model, self._store)
+        self.final_norm = norm_of(model)(final_norm_of(model), model.hidden_size, model, self._store)
         bias = self._store.bias(self.embed.span.size) if model.head_bias else None
         self.head = VocabParallelHead(self._head_weight(self.embed.span, rules), model, bias)
         self.head_name = rules.lm_head(model)
@@ -172,18 +174,9 @@ class Decoder:
         return unfilled
 
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
-        m, tp, rank = self.model.of_layer(i), self.comm.size, self.comm.rank
-        name, store = f"model.layers.{i}", self._store
+        m, name, store = self.model.of_layer(i), f"model.layers.{i}", self._store
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
-        attention: Attention | GatedDeltaNet
-        if m.linear is not None:
-            values = shards.span_of("linear_values", m, tp, rank)
-            out_proj = RowParallelLinear(
-                modules["attn.out_proj"], values, m.hidden_size, False, self.comm, store
-            )
-            attention = GatedDeltaNet(i, m, m.linear, modules, out_proj, store)
-        else:
-            attention = self._attention(i, m, modules, rules)
+        attention = self._stateful(i, m, modules) or self._attention(i, m, modules, rules)
         mlp = self._mlp(name, m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
@@ -193,6 +186,18 @@ class Decoder:
         gate = None if m.layer_inputs is None else LayerInputGate(m, m.layer_inputs, modules, store)
         scalar = (f"{name}.{shards.LAYER_SCALAR}", store.vector(1)) if m.layer_scalar else None
         return DecoderLayer(attention, mlp, norms, self.comm, gate, scalar)
+
+    def _stateful(self, i: int, m: ModelConfig, modules: Mapping[str, str]) -> StatefulLayer | None:
+        """What a layer has in place of attention; None where it has that."""
+        tp, rank, store = self.comm.size, self.comm.rank, self._store
+        if not m.stateful:
+            return None
+        rows = shards.span_of("linear_values" if m.linear is not None else "conv_channels", m, tp, rank)
+        out_proj = RowParallelLinear(modules["attn.out_proj"], rows, m.hidden_size, False, self.comm, store)
+        if m.linear is not None:
+            return GatedDeltaNet(i, m, m.linear, modules, out_proj, store)
+        assert m.short_conv is not None, "a layer with a state has one of these"
+        return ShortConvolution(i, m, m.short_conv, modules, out_proj, store)
 
     def _attention(self, i: int, m: ModelConfig, modules: Mapping[str, str], rules: Rules) -> Attention:
         name, tp, rank, store = f"model.layers.{i}", self.comm.size, self.comm.rank, self._store
@@ -210,13 +215,13 @@ class Decoder:
             q_norm = Norm(f"{name}.self_attn.q_norm", m.head_dim, m, store)
             return BorrowingAttention(i, whole, qkv, o_proj, q_norm, page)
         if m.value_norm:
-            return ValueNormAttention(i, whole, qkv, o_proj, self._qk_norm_by_head(name, m), page)
+            return ValueNormAttention(i, whole, qkv, o_proj, self._qk_norm_by_head(m, modules), page)
         sinks = store.vector(shards.heads(m, tp, rank).size) if m.sinks else None
         rotated = None
         if m.rotated_qk_norm:
             q, k = "attn.q_rope_norm", "attn.k_rope_norm"
             rotated = QKNorm(*(Norm(modules[tap], m.head_dim, m, store) for tap in (q, k)), taps=(q, k))
-        return Attention(i, whole, qkv, o_proj, self._qk_norm(name), sinks, page, gate, rotated)
+        return Attention(i, whole, qkv, o_proj, self._qk_norm(name, m, modules), sinks, page, gate, rotated)
 
     def _mlp(self, layer: str, m: ModelConfig, modules: Mapping[str, str]) -> MLP:
         rows, store = shards.intermediate(m, self.comm.size, self.comm.rank), self._store
@@ -263,16 +268,15 @@ class Decoder:
         expert = Expert(names, features, m.hidden_size, self._store)
         return SharedExpert(expert, gate, m.activation)
 
-    def _qk_norm(self, layer: str) -> QKNorm | None:
-        m, module = self.model, f"{layer}.self_attn"
+    def _qk_norm(self, layer: str, m: ModelConfig, modules: Mapping[str, str]) -> QKNorm | None:
         if not m.qk_norm:
             return None
         if m.qk_norm_whole:
-            return WholeQKNorm(module, m, self.comm, self._store)
-        return self._qk_norm_by_head(layer, m)
+            return WholeQKNorm(f"{layer}.self_attn", m, self.comm, self._store)
+        return self._qk_norm_by_head(m, modules)
 
-    def _qk_norm_by_head(self, layer: str, m: ModelConfig) -> QKNorm:
-        return QKNorm(*(Norm(f"{layer}.self_attn.{one}_norm", m.head_dim, m, self._store) for one in "qk"))
+    def _qk_norm_by_head(self, m: ModelConfig, modules: Mapping[str, str]) -> QKNorm:
+        return QKNorm(*(norm_of(m)(modules[f"attn.{one}_norm"], m.head_dim, m, self._store) for one in "qk"))
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's shard, sharing memory with the layers."""
@@ -332,9 +336,9 @@ class Decoder:
         return None
 
     def fresh_states(self) -> dict[int, LayerState]:
-        """Of each layer with linear attention the state of a sequence that has read nothing."""
+        """Of each layer that keeps a state that of a sequence that has read nothing."""
         attention = (layer.attention for layer in self.layers)
-        return {one.layer: one.fresh() for one in attention if isinstance(one, GatedDeltaNet)}
+        return {one.layer: one.fresh() for one in attention if isinstance(one, StatefulLayer)}
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""

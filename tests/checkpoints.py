@@ -75,6 +75,10 @@ from transformers import (
     IQuestCoderConfig,
     Jais2Config,
     Jais2ForCausalLM,
+    Lfm2Config,
+    Lfm2ForCausalLM,
+    Lfm2MoeConfig,
+    Lfm2MoeForCausalLM,
     Llama4ForCausalLM,
     Llama4TextConfig,
     LlamaConfig,
@@ -95,10 +99,14 @@ from transformers import (
     Olmo2ForCausalLM,
     Olmo3Config,
     Olmo3ForCausalLM,
+    OlmoConfig,
     OlmoeConfig,
     OlmoeForCausalLM,
+    OlmoForCausalLM,
     Phi3Config,
     Phi3ForCausalLM,
+    PhiConfig,
+    PhiForCausalLM,
     PhimoeConfig,
     PhimoeForCausalLM,
     Qwen2Config,
@@ -168,6 +176,10 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "dots1": (Dots1Config, Dots1ForCausalLM),
     "phimoe": (PhimoeConfig, PhimoeForCausalLM),
     "apertus": (ApertusConfig, ApertusForCausalLM),
+    "phi": (PhiConfig, PhiForCausalLM),
+    "lfm2": (Lfm2Config, Lfm2ForCausalLM),
+    "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
+    "olmo": (OlmoConfig, OlmoForCausalLM),
     "mistral4": (Mistral4Config, Mistral4ForCausalLM),
     "llama4_text": (Llama4TextConfig, Llama4ForCausalLM),
     "exaone_moe": (ExaoneMoeConfig, ExaoneMoeForCausalLM),
@@ -340,6 +352,13 @@ OWN: dict[str, dict[str, Any]] = {
                    "long_factor": [1.0, 2.0, 5.0, 9.0], "short_mscale": 1.2, "long_mscale": 1.2,
                    "original_max_position_embeddings": 8}},
     "apertus": {"num_hidden_layers": 2, "num_key_value_heads": 4},
+    "olmo": {"num_hidden_layers": 2, "num_key_value_heads": 4, "clip_qkv": 0.75, "attention_bias": True},
+    "lfm2": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,
+             "block_multiple_of": 16, "tie_word_embeddings": True},
+    "lfm2_moe": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,
+                 "num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+                 "routed_scaling_factor": 1.5, "tie_word_embeddings": True},
+    "phi": {"num_hidden_layers": 2, "num_key_value_heads": 4, "layer_norm_eps": 1e-4},
     "mistral4": {**LATENT, "num_hidden_layers": 2, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
                  "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "rope_parameters": {
                      **LATENT_YARN, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.5}},
@@ -466,6 +485,11 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "llama4": ("llama4_text", {}),
     "mistral4": ("mistral4", {}),
     "apertus": ("apertus", {}),
+    "phi": ("phi", {}),
+    "lfm2": ("lfm2", {}),
+    "lfm2-moe": ("lfm2_moe", {}),
+    "olmo": ("olmo", {}),
+    "phi-normed": ("phi", {"qk_layernorm": True, "num_key_value_heads": 8}),
     "phimoe": ("phimoe", {}),
     "olmo2-bias": ("olmo2", {"attention_bias": True, "num_key_value_heads": 2}),
 }
@@ -473,7 +497,7 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 #: Families that are others but for a few flags: of these, tests try less.
 ALIKE = (
     "gemma", "seed-oss", "exaone4", "ernie4-5", "glm", "helium", "cohere", "arcee", "stablelm", "stablelm-parallel",
-    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu",
+    "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu", "phi",
 )  # fmt: skip
 ALIKE_WITH_EXPERTS = (
     "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo", "mistral4",
@@ -509,7 +533,7 @@ def fill_randomly(model: Any, family: str, seed: int) -> None:
             else:
                 parameter.copy_(noise / parameter.shape[-1] ** 0.5)
         for name, buffer in model.named_buffers():
-            if name.endswith("e_score_correction_bias"):
+            if name.endswith(("e_score_correction_bias", "expert_bias")):
                 buffer.copy_(0.2 * torch.randn(buffer.shape, generator=generator))
             if name.endswith("layer_scalar"):
                 buffer.copy_(1 + 0.2 * torch.randn(buffer.shape, generator=generator))

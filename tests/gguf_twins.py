@@ -45,6 +45,8 @@ ARCHITECTURES = {
     "stablelm": gguf.MODEL_ARCH.STABLELM,
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
+    "olmo": gguf.MODEL_ARCH.OLMO,
+    "phi": gguf.MODEL_ARCH.PHI2,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
     "qwen2_moe": gguf.MODEL_ARCH.QWEN2MOE,
@@ -59,7 +61,8 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
 #: Whose q and k are permuted.
-PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3, gguf.MODEL_ARCH.ARCEE)
+PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3, gguf.MODEL_ARCH.ARCEE,
+          gguf.MODEL_ARCH.OLMO)
 LINEAR = (gguf.MODEL_ARCH.QWEN3NEXT, gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
 #: Whose norms are stored with 1 added.
 GEMMA = (
@@ -98,6 +101,9 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "stablelm-parallel": ("stablelm", {"use_parallel_residual": True}),
     "cohere": ("cohere", {}),
     "cohere2": ("cohere2", {"num_hidden_layers": 4, "layer_types": None}),
+    "olmo": ("olmo", {"attention_bias": False}),
+    "olmo-unclipped": ("olmo", {"attention_bias": False, "clip_qkv": None}),
+    "phi": ("phi", {}),
     "mixtral": ("mixtral", {}),
     "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": []}),
     "qwen2-moe": ("qwen2_moe", {"norm_topk_prob": False, "mlp_only_layers": []}),
@@ -222,6 +228,8 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_value_length(head_dim)
     if found := [key for key in ("norm_epsilon", "norm_eps", "layer_norm_eps") if key in config]:
         writer.add_layer_norm_eps(config[found[0]])
+    elif family == "olmo":
+        writer.add_layer_norm_eps(1e-5)
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
@@ -268,6 +276,8 @@ def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_parallel_residual(config["use_parallel_residual"])
     if family in ("olmo3", "exaone4"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
+    if config.get("clip_qkv"):
+        writer.add_clamp_kqv(config["clip_qkv"])
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if family in ("gemma2", "gemma3_text") and config["final_logit_softcapping"]:

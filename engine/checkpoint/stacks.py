@@ -102,6 +102,9 @@ def _heads_of(model: ModelConfig, apart: bool) -> dict[str, Place]:
             "self_attn.q_proj", {"self_attn.q_proj": model.head_dim, "self_attn.gate_proj": model.head_dim},
             model.num_heads, hidden,
         )  # fmt: skip
+    if model.short_conv is not None:
+        shape = (hidden, 1, model.conv)
+        return {"conv.conv.weight": Place("conv.conv.weight", Span(0, hidden), shape)}
     if linear is None:
         return {}
     values, dims = linear.group * linear.value_dim, (linear.key_dim, linear.key_dim)

@@ -89,6 +89,8 @@ def _misfit(model: ModelConfig, tp: int) -> str | None:
     for count in sorted({model.num_kv_heads, *(one.num_kv_heads for one in model.shapes)}):
         if count % tp and tp % count:
             return f"neither divides nor is a multiple of {count} key/value heads"
+    if model.short_conv is not None and model.hidden_size % tp:
+        return f"does not divide the {model.hidden_size} channels of short convolutions"
     if (linear := model.linear) is not None:
         if linear.value_heads % tp:
             return f"does not divide {linear.value_heads} linear value heads"

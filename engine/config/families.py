@@ -48,8 +48,8 @@ Family = Literal[
 ]
 FAMILIES: tuple[Family, ...] = get_args(Family)
 #: How a norm's weight is applied: to what was rounded, before that (`wide`), before that and with 1 added; LayerNorm,
-#: that with 1 added to the weight, and that without a bias.
-NormForm = Literal["rms", "wide", "plus_one", "layer", "layer_plus_one", "centred"]
+#: that with 1 added to the weight, that without a bias, and that without a weight either.
+NormForm = Literal["rms", "wide", "plus_one", "layer", "layer_plus_one", "centred", "bare"]
 #: The activation of the MLP's gate; GELU exact, or by a tanh; the square of ReLU; xIELU, which has numbers of its own.
 Activation = Literal["silu", "gelu", "gelu_tanh", "relu2", "xielu"]
 
@@ -407,7 +407,7 @@ class FamilyRules:
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
     rotate; `unrotated_full`: layers that see everything do not rotate where a window is in use; `ntk_alpha`:
     `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
-    `rope`: the rotary parameters; `linear`: layers may have linear attention; `intermediate`: the MLP's width, None
+    `eps_key`: "" where no key states the epsilon; `rope`: the rotary parameters; `linear`, `short_conv`: layers may have linear attention, or short convolutions; `intermediate`: the MLP's width, None
     where it must be stated; `shaped`: layers differ in size by their type, and the last one sees everything."""
 
     own: Callable[[Fields], Own]
@@ -431,6 +431,7 @@ class FamilyRules:
     latent: Callable[[Fields], LatentConfig] | None = None
     rope: Mapping[str, Any] | None = None
     linear: bool = False
+    short_conv: bool = False
     intermediate: int | None = None
     intermediate_key: str = "intermediate_size"
     shaped: bool = False

@@ -10,6 +10,7 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Family, FamilyRules, Own
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import latent_of
+from lockstep.engine.config.lfm2 import LFM2, LFM2_MOE
 from lockstep.engine.config.llama4 import LLAMA4
 from lockstep.engine.config.mistral4 import MISTRAL4
 from lockstep.engine.config.phimoe import PHIMOE
@@ -273,6 +274,20 @@ def _apertus(fields: Fields) -> Own:
     return {**_as("qwen3", fields), "gated": False}
 
 
+def _phi(fields: Fields) -> Own:
+    """The MLP, without a gate, beside attention; LayerNorm, of heads of q and k too; biases everywhere
+    (arXiv:2309.05463)."""
+    biases = {"qkv_bias": True, "o_bias": True, "mlp_bias": True, "head_bias": True}
+    norms = {"norm": "layer", "qk_norm": fields.flag("qk_layernorm", False)}
+    return {**biases, **norms, "parallel": True, "gated": False}
+
+
+def _olmo(fields: Fields) -> Own:
+    """Llama with LayerNorm that has no weights, and q, k and v clamped (arXiv:2402.00838)."""
+    clip = fields.optional_number("clip_qkv", above=0.0)
+    return {**_as("llama", fields), "mlp_bias": False, "norm": "bare", "clip_qkv": clip}
+
+
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
     "gemma": FamilyRules(
@@ -327,5 +342,11 @@ RULES: Mapping[Family, FamilyRules] = {
         _apertus, 65_536, eps=1e-5, theta=12e6, activation=("hidden_act", "xielu"),
         rope={"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0,
               "high_freq_factor": 4.0, "original_max_position_embeddings": 8192},
+    ),
+    "olmo": FamilyRules(_olmo, 2048, eps=1e-5, eps_key=""),
+    "lfm2": LFM2,
+    "lfm2_moe": LFM2_MOE,
+    "phi": FamilyRules(
+        _phi, 2048, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "gelu_new"), partial_rotary=0.5
     ),
 }  # fmt: skip

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from lockstep.engine.config.families import Activation, FamilyRules
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.linear_attention import LINEAR
+from lockstep.engine.config.short_convolution import CONVOLUTION
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable
 
@@ -20,11 +21,12 @@ ACTIVATIONS: Mapping[str, Activation] = {
     "silu": "silu",
     "gelu": "gelu",
     "gelu_pytorch_tanh": "gelu_tanh",
+    "gelu_new": "gelu_tanh",
     "relu2": "relu2",
     "xielu": "xielu",
 }
 #: Those that have no weights, which any family may have.
-_OF_ALL = ("silu", "gelu", "gelu_pytorch_tanh", "relu2")
+_OF_ALL = ("silu", "gelu", "gelu_pytorch_tanh", "gelu_new", "relu2")
 
 
 def refuse_unsupported(fields: Fields) -> None:
@@ -144,7 +146,8 @@ def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] 
         raise ConfigError(
             f"{fields.where}: layer_types has {len(types)} entries, num_hidden_layers is {layers}"
         )
-    supported = (FULL, LINEAR if rules.linear else CHUNKED if rules.windows == "chunked" else SLIDING)
+    others = {LINEAR: rules.linear, CONVOLUTION: rules.short_conv, CHUNKED: rules.windows == "chunked"}
+    supported = (FULL, next((kind for kind, there in others.items() if there), SLIDING))
     if other := sorted(set(types) - set(supported)):
         raise ConfigError(
             f"{fields.where}: layer_types names {printable(repr(other[0]))}; supported are {' and '.join(supported)}"

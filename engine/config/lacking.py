@@ -45,7 +45,7 @@ _HAD_BY: dict[str, tuple[str, ...]] = {
 }  # fmt: skip
 #: Where a model of text and more describes the part for text.
 _INNER = ("text_config", "language_config", "llm_config")
-_KNOWN_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh")
+_KNOWN_ACTIVATIONS = ("silu", "swish", "gelu", "gelu_pytorch_tanh", "gelu_new")
 _ACTIVATIONS = ("hidden_act", "hidden_activation", "activation_function")
 
 

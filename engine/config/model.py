@@ -33,6 +33,7 @@ from lockstep.engine.config.rope_scaling import (
     ropes_from_hf,
     rotary_dim,
 )
+from lockstep.engine.config.short_convolution import ShortConvolutionConfig
 from lockstep.engine.config.wrappers import SUPPORTED, text_fields
 
 DType = Literal["float32", "bfloat16", "float16"]
@@ -69,6 +70,7 @@ class ModelConfig:
     rotary_last: bool = False  # the last ones instead of the first
     neighbours: bool = False  # channels (2i, 2i + 1) are rotated together instead of (i, i + D/2)
     qkv_bias: bool = False
+    clip_qkv: float | None = None  # what q, k and v lie within
     o_bias: bool = False
     head_bias: bool = False  # of the output head
     mlp_bias: bool = False
@@ -87,6 +89,7 @@ class ModelConfig:
     clamp: ClampedSwiGLU | None = None  # in the activation's place
     experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
     linear: LinearAttentionConfig | None = None  # in place of attention, of some layers
+    short_conv: ShortConvolutionConfig | None = None  # the same
     shapes: tuple[LayerShape, ...] = ()  # where layers differ in size: of each its own
     keys_as_values: bool = False  # values are made by the product of keys
     kv_from: int | None = None  # of one layer: that whose cached keys and values it reads; None: its own
@@ -140,7 +143,12 @@ class ModelConfig:
     @property
     def centring(self) -> bool:
         """Whether the norms of the stream take the mean off."""
-        return self.norm == "centred" or self.norm_bias
+        return self.norm in ("centred", "bare") or self.norm_bias
+
+    @property
+    def norm_weight(self) -> bool:
+        """Whether the norms of the stream have weights."""
+        return self.norm != "bare"
 
     @property
     def norms_add_one(self) -> bool:
@@ -156,6 +164,18 @@ class ModelConfig:
     def expert_bias(self) -> bool:
         """Whether the router and the experts have biases."""
         return self.experts is not None and self.experts.biased
+
+    @property
+    def stateful(self) -> tuple[bool, ...]:
+        """Of each layer whether it keeps a state of fixed size instead of keys and values; empty: none does."""
+        found = self.linear or self.short_conv
+        return () if found is None else found.layers
+
+    @property
+    def conv(self) -> int:
+        """How many tokens the convolution of a stateful layer sees; 1 where there is none."""
+        found = self.linear or self.short_conv
+        return 1 if found is None else found.conv
 
     @property
     def rotary_dim(self) -> int:
@@ -245,7 +265,7 @@ class ModelConfig:
             wrapper=wrapper,
         )
         widest = max([plain.intermediate_size, *(one.intermediate_size for one in shapes)])
-        return replace(plain, intermediate_size=widest, **rules.own(fields))
+        return replace(plain, **{"intermediate_size": widest, **rules.own(fields)})
 
 
 @cache
@@ -258,6 +278,10 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
             model = replace(model, linear=own, qk_norm=False, output_gate=False)
         else:
             model = replace(model, linear=None)
+    if (short := model.short_conv) is not None:
+        there = any(short.layers[layer : layer + 1])
+        own_conv = replace(short, layers=(True,) * model.num_layers) if there else None
+        model = replace(model, short_conv=own_conv, qk_norm=model.qk_norm and not there)
     if layer < len(model.shapes):
         shape, inputs = model.shapes[layer], model.layer_inputs
         model = replace(

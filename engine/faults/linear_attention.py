@@ -47,10 +47,9 @@ def frozen(rows: Tensor, count: int) -> Tensor:
 
 def without_silu(rows: Tensor, weight: Tensor) -> Tensor:
     """The convolution alone."""
-    import torch.nn.functional as F
+    from lockstep.engine.rules.recurrence import convolution
 
-    out: Tensor = F.conv1d(rows.T.unsqueeze(0), weight.unsqueeze(1), groups=len(weight))
-    return out[0].T
+    return convolution(rows, weight)
 
 
 def not_normalised(x: Tensor) -> Tensor:
@@ -104,6 +103,11 @@ def has_states(model: ModelConfig, tp: int) -> str | None:
     return None if model.linear is not None else "the model has no linear attention"
 
 
+def has_convolutions(model: ModelConfig, tp: int) -> str | None:
+    """Some layers have a short convolution, alone or before linear attention."""
+    return None if model.stateful else "no layer has a short convolution"
+
+
 def shared_keys(model: ModelConfig, tp: int) -> str | None:
     """A rank has several key heads, of which each is read by several value heads."""
     if (linear := model.linear) is None:
@@ -139,12 +143,12 @@ FAULTS = (
         "gittensor-ai-lab/sparkinfer#1071", step=1,
     ),
     _fault(
-        "conv_kept", "one_short", "newest", one_short, "conv_q", "convolution state one token short",
-        "the first tokens of each later pass lack the oldest one of their window", step=1, level="build",
+        "conv_kept", "one_short", "newest", one_short, "conv*", "convolution state one token short",
+        "the first tokens of each later pass lack the oldest one of their window", step=1, level="build", needs=has_convolutions,
     ),
     _fault(
-        "conv_kept", "frozen", "newest", frozen, "conv_q", "convolution state not updated by decode steps",
-        "each later token sees those at the end of the prompt before it", step=2, level="build",
+        "conv_kept", "frozen", "newest", frozen, "conv*", "convolution state not updated by decode steps",
+        "each later token sees those at the end of the prompt before it", step=2, level="build", needs=has_convolutions,
     ),
     _fault(
         "short_conv", "linear", "silu", without_silu, "conv_q", "SiLU of the convolution left out",

@@ -27,8 +27,8 @@ def several_layers(model: ModelConfig, tp: int) -> str | None:
 
 def layers_alike(model: ModelConfig, tp: int) -> str | None:
     """Every layer has what the others have."""
-    if model.linear is not None:
-        return "some layers have linear attention, others attention"
+    if model.stateful:
+        return "some layers have a state, others attention"
     if (differing := same_sizes(model, tp)) is not None:
         return differing
     mixed = model.experts is not None and not all(model.experts.layers)

@@ -16,7 +16,17 @@ _MIXTRAL = {
 _BEHIND = {"post_attn_norm": "post_attention_layernorm", "post_mlp_norm": "post_feedforward_layernorm"}
 _GEMMA = {**_BEHIND, "mlp_norm": "pre_feedforward_layernorm"}
 _SHARED_EXPERTS = {f"mlp.shared.{one}": f"mlp.shared_experts.{one}_proj" for one in ("gate", "up", "down")}
-#: Family -> tap -> module within the layer.
+_LFM2 = {
+    "attn_norm": "operator_norm",
+    "mlp_norm": "ffn_norm",
+    "final_norm": "model.embedding_norm",
+    "attn.q_norm": "self_attn.q_layernorm",
+    "attn.k_norm": "self_attn.k_layernorm",
+    "attn.o_proj": "self_attn.out_proj",
+    "attn.out_proj": "conv.out_proj",
+    **{f"mlp.{ours}": f"feed_forward.{theirs}" for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+}
+#: Family -> tap -> module within the layer; outside of the layers its whole name.
 MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo2": _BEHIND,
     "olmo3": _BEHIND,
@@ -46,6 +56,24 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "mistral4": _SHARED_EXPERTS,
     "exaone_moe": {**_SHARED_EXPERTS, "mlp.topk_ids": "mlp"},
     "starcoder2": {"mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj"},
+    "lfm2": _LFM2,
+    "lfm2_moe": {
+        **_LFM2,
+        "mlp.router": "feed_forward.gate",
+        "mlp.topk_ids": "feed_forward",
+        **{
+            f"mlp.experts.{ours}": f"feed_forward.experts.{{}}.{theirs}"
+            for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+        },
+    },
+    "phi": {
+        "attn.o_proj": "self_attn.dense",
+        "attn.q_norm": "self_attn.q_layernorm",
+        "attn.k_norm": "self_attn.k_layernorm",
+        "mlp.up": "mlp.fc1",
+        "mlp.down": "mlp.fc2",
+        "final_norm": "model.final_layernorm",
+    },
     "apertus": {"attn_norm": "attention_layernorm", "mlp_norm": "feedforward_layernorm"},
     "llama4_text": {
         **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},
@@ -57,23 +85,26 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
 #: Stacks of the experts' gates and ups, and of their downs, where transformers writes them by other names.
 EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
     "llama4_text": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
+    "lfm2_moe": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
 _MIXED = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{one}" for one in "qkv")}
+_CONVOLVED = {"conv.in_proj": tuple(f"conv.in_proj_{one}" for one in "bcx")}
 #: As vLLM stacks them further.
 _MIXED_FURTHER = {
     f"linear_attn.in_proj_{name}": tuple(f"linear_attn.in_proj_{one}" for one in name)
     for name in ("qkvz", "ba")
 }
 #: Module that stacks the rows of others -> these, in that order: in some checkpoints, and in most engines.
-STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP, **_MIXED, **_MIXED_FURTHER}
+STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP, **_MIXED, **_MIXED_FURTHER, **_CONVOLVED}
 #: What GGUF files call the modules that are stacked there.
 GGUF_STACKS: dict[str, str] = {
     "mlp.gate_up_proj": "ffn_up",
     "self_attn.qkv_proj": "attn_qkv",
     "linear_attn.in_proj_qkv": "attn_qkv",
+    "conv.in_proj": "shortconv.in_proj",
 }
 #: The same of what models with linear attention stack otherwise than by whole modules: head by head, and kernels.
 GGUF_MIXED: dict[str, str] = {
@@ -101,4 +132,6 @@ FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "glm": _GATE_UP,
     "qwen3_5_text": _MIXED,
     "qwen3_5_moe_text": _MIXED,
+    "lfm2": _CONVOLVED,
+    "lfm2_moe": _CONVOLVED,
 }

@@ -16,8 +16,9 @@ from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.experts import EXPERTS, WEIGHED_INPUTS
 from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS
 from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
-from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION
+from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION, OUTPUT
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
+from lockstep.engine.graph.short_convolution import SHORT_CONVOLUTION
 
 
 def _norm(
@@ -29,10 +30,11 @@ def _norm(
     part: Part | None = None,
     unless: tuple[Part, ...] = (),
 ) -> Operation:
-    """RMSNorm over the stream, or over each head (arXiv:1910.07467), or LayerNorm over the stream."""
+    """RMSNorm over the stream, or over each head (arXiv:1910.07467), or LayerNorm."""
     form: Form = "rows" if width == "hidden" else "heads"
-    bias: Bias = "norm_bias" if width == "hidden" else ""
-    return Operation(tap, "norm", {"x": read}, width, form, module, gguf, bias, part=part, unless=unless)
+    return Operation(
+        tap, "norm", {"x": read}, width, form, module, gguf, "norm_bias", part=part, unless=unless
+    )
 
 
 def _linear(
@@ -57,6 +59,7 @@ def _summed(
 
 #: Parts of a layer that makes no keys and values by a product each.
 _NO_KV: tuple[Part, ...] = ("latent", "shared_kv")
+_QKV_WIDTHS: tuple[tuple[str, Width], ...] = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
 _SOFTMAX_ATTENTION = (
     _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias", ("query_latent",)),
     _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias", _NO_KV),
@@ -75,6 +78,10 @@ _SOFTMAX_ATTENTION = (
         "self_attn.v_norm",
         part="value_norm",
         unless=("shared_kv",),
+    ),
+    *(
+        Operation(f"attn.{one}_clip", "clip", {"x": f"attn.{one}_proj"}, width, part="clipped_qkv")
+        for one, width in _QKV_WIDTHS
     ),
     Operation("attn.q_rope", "rope", {"x": "attn.q_norm"}, "heads", "heads"),
     Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=_NO_KV),
@@ -97,6 +104,8 @@ _ATTENTION = (
     _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
     *(replace(one, unless=(*one.unless, "linear_attn")) for one in _SOFTMAX_ATTENTION),
     *LINEAR_ATTENTION,
+    *SHORT_CONVOLUTION,
+    *OUTPUT,
     _norm(
         "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
     ),
@@ -144,10 +153,14 @@ _INSTEAD: Mapping[str, str] = {
     "attn.k_cache": "attn.keys",
     "attn.v_cache": "attn.values",
     "attn.o_proj": "attn.out_proj",
+    "attn.gated_norm": "attn.conv_gated",
 }
 #: What reads the first reads the first of these that is there, and comes before it.
 _THROUGH: Mapping[str, tuple[str, ...]] = {
     "attn.context": ("attn.gated",),
+    "attn.q_norm": ("attn.q_clip",),
+    "attn.k_norm": ("attn.k_clip",),
+    "attn.v_norm": ("attn.v_clip",),
     "attn.q_rope": ("attn.q_scaled", "attn.q_unit_norm", "attn.q_rope_norm"),
     "attn.k_rope": ("attn.k_unit_norm", "attn.k_rope_norm"),
 }
@@ -202,7 +215,9 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "shared_expert": model.experts is not None and model.experts.shared_width > 0,
         "shared_gate": model.experts is not None and model.experts.shared_gated,
         "output_gate": model.output_gate,
-        "linear_attn": model.linear is not None,
+        "linear_attn": model.linear is not None or model.short_conv is not None,
+        "delta_net": model.linear is not None,
+        "short_conv": model.short_conv is not None,
         "value_norm": model.value_norm,
         "keys_as_values": model.keys_as_values,
         "shared_kv": model.kv_from is not None,
@@ -213,6 +228,7 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "query_scaling": model.query_scaling is not None,
         "weighed_inputs": model.experts is not None and model.experts.weighed_inputs,
         "parallel": model.parallel,
+        "clipped_qkv": model.clip_qkv is not None,
     }
     return frozenset(part for part, there in has.items() if there)
 
@@ -285,7 +301,7 @@ def outside_of(parts: Collection[Part]) -> tuple[Operation, ...]:
 
 def operation_of(model: ModelConfig, tap: str) -> Operation | None:
     """The operation of a tap, by its name within the layer or its whole name outside; None where the model has none."""
-    found = _by_tap(parts_of(model), model.family).get(tap) or OUTSIDE.get(tap)
+    found = _by_tap(parts_of(model), model.family).get(tap) or _outside(model.family).get(tap)
     if found is None or not found.is_in(parts_of(model)):
         return None
     return found if model.kv_from is None else _reading(found, model.kv_from)
@@ -294,6 +310,25 @@ def operation_of(model: ModelConfig, tap: str) -> Operation | None:
 @cache
 def _by_tap(parts: frozenset[Part], family: Family) -> Mapping[str, Operation]:
     return {one.tap: one for one in _operations(parts, family)}
+
+
+@cache
+def _outside(family: Family) -> Mapping[str, Operation]:
+    """Those outside of the layers, with the names of the family's checkpoints."""
+    modules = MODULES.get(family, {})
+    return {tap: replace(one, module=modules.get(tap, one.module)) for tap, one in OUTSIDE.items()}
+
+
+def final_norm_of(model: ModelConfig) -> str:
+    """The checkpoint's module that norms the last layer's output."""
+    return _outside(model.family)["final_norm"].module
+
+
+#: Modules outside of the layers, whatever family calls them so -> their taps.
+OUTSIDE_MODULES: Mapping[str, str] = {
+    **{one.module: tap for tap, one in OUTSIDE.items()},
+    **{module: tap for own in MODULES.values() for tap, module in own.items() if tap in OUTSIDE},
+}
 
 
 def instead_of(tap: str) -> tuple[str, ...]:

@@ -327,6 +327,8 @@ FORMULAS: Mapping[Kind, Node] = {
     "layer_input": _of("columns", _X, Node("input_first"), Node("input_width")),
     "query_scaling": _of("multiply", _X, _QUERY_FACTOR),
     "expert_input": _of("weighed", _X, Node("weights")),
+    "times": _of("multiply", _X, Node("gate")),
+    "clip": _of("clamped_within", _X, Node("clip")),
 }
 
 
@@ -344,6 +346,8 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
     match operation.kind:
         case "norm":
             weight = _of("add", Node("1"), _WEIGHT) if model.norms_add_one else _WEIGHT
+            if not model.norm_weight:
+                return _of("divide", CENTRED, _DEVIATION)
             if model.centring:
                 return substitute(LAYER_NORM if model.norm_bias else CENTRED_NORM, {"weight": weight})
             if operation.width in ("latent", "query_latent"):
@@ -381,6 +385,8 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
         case "head":
             divided = usual if model.logit_divisor == 1 else _of("divide", usual, Node("logit_divisor"))
             return _capped(divided, "logit_cap", model.logit_cap)
+        case "conv" if model.short_conv is not None:
+            return _of("convolved", Node("before"), _X, _WEIGHT)
         case "choice" | "choice_weights":
             return _routing(operation.kind, model.experts) if model.experts is not None else usual
         case "combine":
@@ -404,7 +410,9 @@ def _routing(kind: Kind, experts: ExpertsConfig) -> Node:
     if experts.jitter is not None:
         return _of("mixed", scores, Node("ids"), Node("jitter"))
     weights = _of("taken", scores, Node("ids"))
-    weights = _of("shares", weights) if experts.renormalised else weights
+    if experts.renormalised:
+        eps = [Node("shares_eps")] if experts.shares_eps else []
+        weights = _of("shares", weights, *eps)
     return _times(weights, "routed_factor", experts.factor)
 
 
@@ -444,11 +452,14 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
     if (experts := model.experts) is not None:
         more = {"top_k": experts.top_k, "groups": experts.groups, "top_groups": experts.top_groups}
         more["routed_factor"], more["group_best"] = experts.factor, experts.group_best
+        more |= {"shares_eps": experts.shares_eps} if experts.shares_eps else {}
         more |= {} if experts.jitter is None else {"jitter": experts.jitter}
     if (latent := model.latent) is not None:
         more |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
     if (clamp := model.clamp) is not None:
         more |= {"limit": clamp.limit, "slope": clamp.slope}
+    if model.clip_qkv is not None:
+        more["clip"] = model.clip_qkv
     if (linear := model.linear) is not None:
         more |= {"key_dim": linear.key_dim, "value_dim": linear.value_dim, "l2_eps": L2_EPS}
         more["key_scale"] = linear.key_dim**-0.5

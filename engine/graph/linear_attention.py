@@ -21,7 +21,7 @@ def _one(
 ) -> Operation:
     """An operation of such layers alone."""
     module = module and f"linear_attn.{module}"
-    return Operation(f"attn.{tap}", kind, inputs, width, form, module, gguf, part="linear_attn")
+    return Operation(f"attn.{tap}", kind, inputs, width, form, module, gguf, part="delta_net")
 
 
 def _projection(name: str, width: Width, gguf: str) -> Operation:
@@ -47,6 +47,9 @@ LINEAR_ATTENTION = (
     _one(
         "gated_norm", "gated_norm", {"x": "attn.delta", "gate": "attn.in_proj_z"}, "linear_values", "norm", "ssm_norm"
     ),
+)  # fmt: skip
+#: Behind whatever has a state.
+OUTPUT = (
     Operation(
         "attn.out_proj.partial", "linear", {"x": "attn.gated_norm"}, module="linear_attn.out_proj", gguf="ssm_out",
         summed=True, part="linear_attn",

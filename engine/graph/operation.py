@@ -11,6 +11,7 @@ Kind = Literal[
     "head", "choice", "choice_weights", "experts", "combine", "keys", "values", "gate", "conv", "l2_norm", "sigmoid",
     "decay", "state", "delta", "gated_norm", "unit_norm",
     "layer_inputs", "layer_input", "query_scaling", "expert_input",
+    "clip", "times",
 ]  # fmt: skip
 #: What the channels of a tensor are.
 Width = Literal[
@@ -34,6 +35,7 @@ Width = Literal[
     "linear_keys",
     "linear_values",
     "linear_heads",
+    "conv_channels",
     "layer_inputs",
     "layer_input",
 ]
@@ -54,6 +56,7 @@ Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
     "query_latent", "output_gate", "linear_attn", "rotated_qk_norm", "parallel", "value_norm", "keys_as_values",
     "shared_kv", "layer_inputs", "layer_scalar", "unit_qk_norm", "query_scaling", "weighed_inputs",
+    "clipped_qkv", "delta_net", "short_conv",
 ]  # fmt: skip
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.

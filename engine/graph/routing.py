@@ -59,9 +59,9 @@ def mixed(logits: Array, ids: Array, jitter: float) -> Array:
     return weights
 
 
-def shares(x: Array) -> Array:
-    """Each over the sum of its row."""
-    return np.asarray(x / x.sum(-1, keepdims=True))
+def shares(x: Array, eps: float = 0.0) -> Array:
+    """Each over the sum of its row and eps."""
+    return np.asarray(x / (x.sum(-1, keepdims=True) + eps))
 
 
 def routed(x: Array, weight: Mapping[int, NDArray[Any]], ids: Array) -> Array:

@@ -86,6 +86,7 @@ class Attention:
         self.head_dim = own.head_dim
         self.window = model.windows[layer] if model.windows else None
         self.chunked = model.chunked and self.window is not None
+        self.clip = own.clip_qkv
         self.unit_norm_eps = model.rms_eps if own.unit_qk_norm else None
         self.query_scaling = own.query_scaling
 
@@ -140,6 +141,7 @@ class Attention:
             self.rotated_norm.bind(wiring)
         names = ("q_proj", "k_proj", "v_proj")
         self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
+        self.taps_clipped = [wiring.tap(f"attn.{one}_clip") for one in "qkv"]
 
     def _by_hand(self) -> str:
         if self.sinks is not None:
@@ -274,12 +276,22 @@ class Attention:
             self.tap_k(k)
         if self.tap_v:
             self.tap_v(v)
+        if self.clip is not None:
+            q, k, v = self._clipped((q, k, v), self.clip)
         q, k, v = (
             self.qkv.own_heads(i, part).unflatten(-1, (-1, self.head_dim)) for i, part in enumerate((q, k, v))
         )
         if self.qk_norm is not None:
             q, k = self.qk_norm(q, k)
         return q, k, v
+
+    def _clipped(self, projected: tuple[Tensor, Tensor, Tensor], clip: float) -> list[Tensor]:
+        """q, k and v [T, width] within ±clip."""
+        clipped = [self.rules.clip_qkv(x, clip) for x in projected]
+        for tap, x in zip(self.taps_clipped, clipped, strict=True):
+            if tap:
+                tap(x)
+        return clipped
 
     def _rotate(self, q: Tensor, k: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
         q, k = self.rotate(q, *rope), self.rotate(k, *rope)

@@ -1,12 +1,11 @@
 """Linear attention with a recurrent state: Gated DeltaNet (arXiv:2412.06464).
 
-A sequence's tokens meet what its earlier passes left: the newest rows of the convolution and each head's state. Each
-sequence is computed by itself, so that it does not depend on the rest of the batch.
+What a sequence's earlier passes left is the newest rows of the convolution and each head's state.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,6 +17,7 @@ from lockstep.engine.config.linear_attention import LinearAttentionConfig
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.weight import KeptTensor, Store
 from lockstep.engine.layers.wiring import Wiring
 from lockstep.engine.parallel import shards
@@ -27,7 +27,7 @@ PROJECTED = tuple(f"attn.in_proj_{one}" for one in "qkvzba")
 _CONVOLVED = tuple(f"attn.conv_{one}" for one in "qkv")
 
 
-class GatedDeltaNet:
+class GatedDeltaNet(StatefulLayer):
     """One layer's linear attention over this rank's heads. `modules`: the checkpoint's, by tap."""
 
     def __init__(
@@ -81,11 +81,7 @@ class GatedDeltaNet:
     def __call__(self, x: Tensor, batch: Batch, rope: Any, inputs: Any, pool: KVPool) -> Tensor:
         """[T, hidden] -> the same. It rotates nothing and has no mask."""
         *mixed, z, b, a = self._seen(PROJECTED, self.in_proj(x))
-        before = [self._before(span.seq, span.stop - span.start, pool) for span in batch.spans]
-        rows = [
-            torch.cat((state.rows, torch.cat(mixed, -1)[span.start : span.stop]))  # [W - 1 + T, channels]
-            for state, span in zip(before, batch.spans, strict=True)
-        ]
+        rows = self._with_rows_before(torch.cat(mixed, -1), batch, pool)
         convolved = torch.cat([self.rules.short_conv(one, self.conv) for one in rows])
         q, k, v = self._seen(_CONVOLVED, convolved.split(self.sizes, -1))
         q, k = (self.rules.l2_norm(part.unflatten(-1, (-1, self.config.key_dim))) for part in (q, k))
@@ -119,16 +115,3 @@ class GatedDeltaNet:
         x, gate = by_head
         out = self.rules.gated_norm(x, self.norm, gate, self.model.rms_eps).flatten(1)
         return self._seen(("attn.gated_norm",), (out,))[0]
-
-    def _before(self, seq: int, new: int, pool: KVPool) -> LayerState:
-        states = pool.states
-        return self.rules.state_before(
-            states.of(seq, self.layer), states.last.get(self.layer), states.fresh[self.layer], new
-        )
-
-    def _seen(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
-        """The tensors, which their taps have seen."""
-        for name, tensor in zip(names, tensors, strict=True):
-            if tap := self.taps.get(name):
-                tap(tensor)
-        return tensors

@@ -72,8 +72,22 @@ class CentredNorm(Norm):
         self.rule = partial(wiring.rules.layer_norm, None)
 
 
+class BareNorm(CentredNorm):
+    """The same without a weight of the checkpoint's."""
+
+    def __init__(self, module: str, size: int, model: ModelConfig, store: Store) -> None:
+        super().__init__(module, size, model, store)
+        self.weight.fill_(1.0)
+
+    def parameters(self) -> dict[str, Tensor]:
+        """None."""
+        return {}
+
+
 def norm_of(model: ModelConfig) -> type[Norm]:
     """The kind of norms that a model has on its stream."""
+    if not model.norm_weight:
+        return BareNorm
     if model.norm == "centred":
         return CentredNorm
     return LayerNorm if model.norm_bias else Norm

@@ -25,7 +25,7 @@ from typing import Protocol
 
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.errors import ConfigError
-from lockstep.engine.graph import STREAM, Operation, Width, operation_of, operations_of
+from lockstep.engine.graph import STREAM, Operation, Width, final_norm_of, operation_of, operations_of
 from lockstep.engine.graph.layer_inputs import NORM, OF_ALL_LAYERS
 from lockstep.engine.graph.operation import WHOLE
 
@@ -108,11 +108,11 @@ def cached(model: ModelConfig, tp: int, rank: int) -> tuple[int, tuple[int, int]
 
 def cached_layers(model: ModelConfig) -> list[int]:
     """The layers that have keys and values, or latents, of their own in the cache."""
-    linear = () if model.linear is None else model.linear.layers
+    stateful = model.stateful
     return [
         layer
         for layer in range(model.num_layers)
-        if not any(linear[layer : layer + 1]) and model.of_layer(layer).kv_from is None
+        if not any(stateful[layer : layer + 1]) and model.of_layer(layer).kv_from is None
     ]
 
 
@@ -183,7 +183,7 @@ def expert_features(model: ModelConfig, tp: int, rank: int, ep: int, expert: int
 #: What the decay of a recurrent state is made from, by role.
 DECAY = {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
 #: The bias of a router by which experts are chosen, and no more.
-CORRECTION = "e_score_correction_bias"
+CORRECTION, EXPERT_BIAS = "e_score_correction_bias", "expert_bias"
 #: What each head's softmax has in its sum beside the keys.
 SINKS = "self_attn.sinks"
 #: The numbers of xIELU, by role: [1] both alphas, the others without an axis.
@@ -201,7 +201,7 @@ def correction_name(model: ModelConfig) -> str:
     """The correction's name within the layer."""
     found = (operation_of(model, tap) for tap in ("mlp.topk_ids", "mlp.router"))
     module = next(one.module for one in found if one is not None and one.module)
-    return f"{module}.{CORRECTION}"
+    return f"{module}.{EXPERT_BIAS if model.family == 'lfm2_moe' else CORRECTION}"
 
 
 def layer_of_parameter(name: str) -> int | None:
@@ -220,6 +220,7 @@ def size_of(width: Width, model: ModelConfig) -> int:
         "intermediate": model.intermediate_size,
         "vocab": model.vocab_size,
         "one": 1,
+        "conv_channels": model.hidden_size,
         "layer_inputs": 0 if model.layer_inputs is None else model.layer_inputs.total,
         "layer_input": 0 if model.layer_inputs is None else model.layer_inputs.width,
         **_latent_sizes(model),
@@ -273,6 +274,8 @@ def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
             return key_heads(model, tp, rank).scaled(0 if model.linear is None else model.linear.key_dim)
         case "linear_values" | "linear_heads":
             return even(size_of(width, model), tp, rank, "the number of linear value heads")
+        case "conv_channels":
+            return even(model.hidden_size, tp, rank, "the number of channels")
         case "vocab":
             return vocab(model.vocab_size, tp, rank)
         case _:  # WHOLE
@@ -298,6 +301,8 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
     for one in operations_of(model):
         widths[one.tap], rows = one.width, size_of(one.width, model)
         if one.kind == "norm":
+            if not model.norm_weight:
+                continue
             split = 0 if one.sharded and model.qk_norm_whole else None
             size = model.head_dim if one.sharded and split is None else rows
             found[f"{one.module}.weight"] = _Parameter((size,), split, one.width)
@@ -332,13 +337,13 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
 
 
 def _of_heads(operation: Operation, model: ModelConfig) -> dict[str, _Parameter]:
-    """What linear attention has beside its products."""
+    """What linear attention and short convolutions have beside their products."""
+    if operation.kind == "conv":
+        shape = size_of(operation.width, model), model.conv
+        return {f"{operation.module}.weight": _Parameter(shape, 0, operation.width)}
     if (linear := model.linear) is None:
         return {}
     match operation.kind:
-        case "conv":
-            shape = size_of(operation.width, model), linear.conv
-            return {f"{operation.module}.weight": _Parameter(shape, 0, operation.width)}
         case "decay":
             heads = _Parameter((linear.value_heads,), 0, operation.width)
             return dict.fromkeys(DECAY.values(), heads)
@@ -370,8 +375,8 @@ def parameters(model: ModelConfig) -> dict[str, tuple[int, ...]]:
     shapes = {"model.embed_tokens.weight": vocabulary, **_of_layer_inputs(model)}
     for i in range(model.num_layers):
         shapes |= {f"model.layers.{i}.{name}": shape for name, shape in layer_parameters(model, i).items()}
-    for kind in ("weight", "bias") if model.norm_bias else ("weight",):
-        shapes[f"model.norm.{kind}"] = (model.hidden_size,)
+    for kind in [*(["weight"] if model.norm_weight else []), *(["bias"] if model.norm_bias else [])]:
+        shapes[f"{final_norm_of(model)}.{kind}"] = (model.hidden_size,)
     if not model.tie_embeddings:
         shapes["lm_head.weight"] = vocabulary
     return shapes | ({HEAD_BIAS: (model.vocab_size,)} if model.head_bias else {})
@@ -415,7 +420,7 @@ def plan(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> Shar
     if (shape := _of_layer_inputs(model).get(name)) is not None:
         split = name == f"{OF_ALL_LAYERS[0].module}.weight"
         return Shard(shape, 0, vocab(model.vocab_size, tp, rank)) if split else _whole(shape, tp)
-    if name.startswith("model.norm."):
+    if name.rpartition(".")[0] == final_norm_of(model):
         return _whole((model.hidden_size,), tp)
     match = _LAYER.fullmatch(name)
     if match is None or int(match.group(1)) >= model.num_layers:

@@ -162,6 +162,11 @@ def softmax_scale(model: ModelConfig) -> float:
     return model.scale
 
 
+def clamped(x: Tensor, limit: float) -> Tensor:
+    """x within ±limit."""
+    return x.clamp(-limit, limit)
+
+
 def capped(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap): never beyond the cap (Gemma 2, arXiv:2408.00118)."""
     return (x / cap).tanh_().mul_(cap)

@@ -16,11 +16,21 @@ from lockstep.engine.kv.states import LayerState
 CHUNK = 64
 
 
-def short_convolution(rows: Tensor, weight: Tensor) -> Tensor:
-    """A causal convolution of each channel, then SiLU: rows [W - 1 + T, C], whose first are those before, and weights
-    [C, W] -> [T, C]."""
+def convolution(rows: Tensor, weight: Tensor) -> Tensor:
+    """A causal convolution of each channel: rows [W - 1 + T, C], whose first are those before, and weights [C, W] ->
+    [T, C]."""
     out: Tensor = F.conv1d(rows.T.unsqueeze(0), weight.unsqueeze(1), groups=len(weight))
-    return F.silu(out[0].T)
+    return out[0].T
+
+
+def short_convolution(rows: Tensor, weight: Tensor) -> Tensor:
+    """The same, then SiLU."""
+    return F.silu(convolution(rows, weight))
+
+
+def through_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """What goes into a short convolution [T, C], or comes out of it, times its gate."""
+    return x * gate
 
 
 def newest_rows(rows: Tensor, count: int) -> Tensor:

@@ -68,7 +68,7 @@ def mixed(logits: Tensor, ids: Tensor, jitter: float) -> Tensor:
 def finished(taken: Tensor, experts: ExpertsConfig) -> Tensor:
     """The chosen experts' scores [T, S], as shares of their sum and scaled where the model does so."""
     if experts.renormalised:
-        taken = taken / taken.sum(-1, keepdim=True)
+        taken = taken / (taken.sum(-1, keepdim=True) + experts.shares_eps)
     return taken if experts.factor == 1 else taken * experts.factor
 
 

@@ -52,6 +52,7 @@ class Rules:
     qkv_sizes: Callable[[Tensor, tuple[int, ...], ModelConfig, int], tuple[Tensor, ...]] = (
         defaults.split_packed
     )
+    clip_qkv: Callable[[Tensor, float], Tensor] = defaults.clamped
     layer_rope: Callable[[ModelConfig, int], ModelConfig] = ModelConfig.of_layer
     rope_theta: Callable[[ModelConfig], float] = defaults.configured_theta
     rope_frequencies: Callable[[ModelConfig, float, int], tuple[Tensor, float]] = frequencies
@@ -85,6 +86,9 @@ class Rules:
         recurrence.carried
     )
     short_conv: Callable[[Tensor, Tensor], Tensor] = recurrence.short_convolution
+    plain_conv: Callable[[Tensor, Tensor], Tensor] = recurrence.convolution
+    conv_in_gate: Callable[[Tensor, Tensor], Tensor] = recurrence.through_gate
+    conv_out_gate: Callable[[Tensor, Tensor], Tensor] = recurrence.through_gate
     l2_norm: Callable[[Tensor], Tensor] = recurrence.l2_normalised
     beta: Callable[[Tensor], Tensor] = recurrence.update_rate
     decay: Callable[[Tensor, Tensor, Tensor], Tensor] = recurrence.log_decay

@@ -94,7 +94,10 @@ def cache_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
 
 
 def state_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
-    """Bytes at most of a rank's states of linear attention: those that are met next, and those kept of before."""
+    """Bytes at most of a rank's states: those that are met next, and those kept of before."""
+    if model.short_conv is not None:
+        channels = shards.span_of("conv_channels", model, config.tp, rank).size
+        return _states(model, config, (model.conv - 1) * channels * DTYPE_BITS[config.dtype] // 8)
     if (linear := model.linear) is None:
         return 0
     sizes = {
@@ -103,7 +106,12 @@ def state_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
     }
     rows = (linear.conv - 1) * (2 * sizes["linear_keys"] + sizes["linear_values"])
     one = 4 * sizes["linear_values"] * linear.key_dim + rows * DTYPE_BITS[config.dtype] // 8
-    newest = config.max_sequences * one * sum(linear.layers)
+    return _states(model, config, one)
+
+
+def _states(model: ModelConfig, config: EngineConfig, one: int) -> int:
+    """Of all sequences' states and of those kept of before; `one` layer's of one sequence has so many bytes."""
+    newest = config.max_sequences * one * sum(model.stateful)
     return newest + min(KEPT_STATE_BYTES, newest * context_length(model, config))
 
 

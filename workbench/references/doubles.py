@@ -13,6 +13,11 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
+def rotary_of(model: Any) -> str:
+    """What the decoder calls the module that makes rotary angles."""
+    return "rotary_emb" if hasattr(model.model, "rotary_emb") else "pos_emb"
+
+
 class DoubleWhereFloat(TorchFunctionMode):
     """Inside, every explicit request for float32 (`.float()`, `dtype=torch.float32`) is served in float64."""
 
@@ -32,7 +37,8 @@ def _widen(value: Any) -> Any:
 def widen_rotary(model: Any) -> None:
     """Make the rotary frequencies, and the scales of the embeddings, again in float64: they were rounded to float32."""
     with DoubleWhereFloat():
-        model.model.rotary_emb = type(model.model.rotary_emb)(config=model.config).to(model.device)
+        rotary = rotary_of(model)
+        setattr(model.model, rotary, type(getattr(model.model, rotary))(config=model.config).to(model.device))
     for name in ("embed_tokens", "embed_tokens_per_layer"):
         embedding: Any = getattr(model.model, name, None)
         if hasattr(embedding, "scalar_embed_scale"):

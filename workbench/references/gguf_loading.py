@@ -26,6 +26,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
 from lockstep.workbench.references import gguf_experts, gguf_linear
+from lockstep.workbench.references.doubles import rotary_of
 from lockstep.workbench.references.gguf_experts import Told
 from lockstep.workbench.references.request import ReferenceFailure
 
@@ -229,6 +230,10 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "stablelm": _Architecture("stablelm", _stablelm),
     "command-r": _Architecture("cohere", _cohere),
     "cohere2": _Architecture("cohere2", _cohere),
+    "olmo": _Architecture(
+        "olmo", lambda file: {"clip_qkv": file.value("attention.clamp_kqv") or None}, LlamaTensorProcessor
+    ),
+    "phi2": _Architecture("phi", lambda file: {**_glm4(file), **_layer_norm(file)}),
     "qwen3moe": _Architecture("qwen3_moe", gguf_experts.qwen3_moe),
     "qwen2moe": _Architecture("qwen2_moe", gguf_experts.qwen2_moe),
     "olmoe": _Architecture("olmoe", lambda file: {"norm_topk_prob": False}),
@@ -339,7 +344,7 @@ def fill_from_gguf(model: Any, path: Path) -> None:
 
 def scale_rotary(model: Any, path: Path) -> None:
     """Divide the rotary frequencies by those of the file, which transformers passes over."""
-    rotary = model.model.rotary_emb
+    rotary = getattr(model.model, rotary_of(model))
     for tensor in WholeReader(path).tensors:
         if tensor.name == _ROPE_FREQS:
             rotary.inv_freq /= torch.tensor(tensor.data, dtype=rotary.inv_freq.dtype)

@@ -9,6 +9,7 @@
 | `gate`, `in_proj_*` | the columns of theirs in what a stacked module gives |
 | `gated`, `act` | what goes into `o_proj`, `down_proj` |
 | `conv_*` … `delta` | the functions of linear attention (`recurrence.py`) |
+| `conv_in`, `conv` | the functions of short convolutions (`short_convolution.py`) |
 | `router`, `topk_ids`, `topk_weights` | what the router gives |
 | `experts.*` | the experts interface (`experts.py`) |
 | `combine` | the output of the module in place of the MLP |
@@ -23,6 +24,7 @@ from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
+import torch
 from torch import Tensor, nn
 
 from lockstep.engine.checkpoint.stacks import Place, stored_in
@@ -30,8 +32,8 @@ from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import (
     LAYER,
     LAYER_OUTPUT,
-    OUTSIDE,
     Operation,
+    final_norm_of,
     operation_of,
     operations_of,
 )
@@ -43,6 +45,7 @@ from lockstep.workbench.references.attention import listening
 from lockstep.workbench.references.experts import hearing, in_order
 from lockstep.workbench.references.recurrence import following
 from lockstep.workbench.references.scaled_queries import rotating
+from lockstep.workbench.references.short_convolution import convolving
 
 #: Taps with no counterpart, and why.
 ABSENT = {
@@ -53,7 +56,7 @@ ABSENT = {
 }
 
 #: Operations that no module gives: they are what goes into the next one.
-_BEFORE = ("residual", "activation", "cache", "gate", "rope")
+_BEFORE = ("residual", "activation", "cache", "gate", "rope", "times")
 
 #: Families whose norms of heads are given [heads, T, D] by transformers, not [T, heads, D].
 _HEADS_FIRST: Collection[Family] = (
@@ -63,6 +66,7 @@ _HEADS_FIRST: Collection[Family] = (
     "hunyuan_v1_dense",
     "hunyuan_v1_moe",
     "apertus",
+    "phi",
 )
 
 See = Callable[[str, Seen], None]
@@ -112,7 +116,7 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             stack.callback(module.register_forward_pre_hook(hook).remove)
 
         before(decoder.layers[0], "embed")
-        after(model.get_submodule(OUTSIDE["final_norm"].module), "final_norm")
+        after(model.get_submodule(final_norm_of(model_config(model))), "final_norm")
         if hasattr(
             decoder, "_maybe_slice_kv_shared_inputs"
         ):  # layers that share keys and values run all tokens
@@ -123,8 +127,12 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         for i, layer in enumerate(decoder.layers):
             own = model_config(model).of_layer(i)
             _tap_layer(layer, f"layers.{i}", own, after, before)
+            if own.clip_qkv is not None:
+                clamped = partial(torch.clamp, min=-own.clip_qkv, max=own.clip_qkv)
+                for one in "qkv":  # what the products give is clamped in place
+                    after(layer.get_submodule(f"self_attn.{one}_proj"), f"layers.{i}.attn.{one}_clip", clamped)
             if own.parallel:
-                _tap_sum(layer, f"layers.{i}.attn_residual", see, stack)
+                _tap_sum(layer, f"layers.{i}.attn_residual", own, see, stack)
             if own.experts is not None:
                 names = ("mlp", "block_sparse_moe", "feed_forward")
                 mixture = next(getattr(layer, name) for name in names if hasattr(layer, name))
@@ -150,6 +158,8 @@ def tapped(model: Any, see: See) -> Iterator[None]:
         stack.enter_context(rotating(attention, lambda i, x: see(f"layers.{i}.attn.q_rope", x)))
         linear = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
         stack.enter_context(following(linear, on_attention))
+        convolutions = [layer.conv for layer in decoder.layers if hasattr(layer, "conv")]
+        stack.enter_context(convolving(convolutions, on_attention))
         yield
 
 
@@ -208,7 +218,7 @@ def _tap_layer_inputs(
         stack.callback(layer.register_forward_pre_hook(given).remove)
 
 
-def _tap_sum(layer: Any, tap: str, see: See, stack: ExitStack) -> None:
+def _tap_sum(layer: Any, tap: str, model: ModelConfig, see: See, stack: ExitStack) -> None:
     """The stream with attention's term, where the MLP's is added in the same line of the layer."""
     stream: list[Tensor] = []
 
@@ -219,7 +229,9 @@ def _tap_sum(layer: Any, tap: str, see: See, stack: ExitStack) -> None:
         see(tap, _unbatched(stream.pop() + output))
 
     stack.callback(layer.register_forward_pre_hook(on_stream).remove)
-    stack.callback(layer.self_attn.o_proj.register_forward_hook(on_attention).remove)
+    product = operation_of(model, "attn.o_proj")
+    assert product is not None
+    stack.callback(layer.get_submodule(product.module).register_forward_hook(on_attention).remove)
 
 
 def _tap_experts(mlp: Any, name: str, see: See, stack: ExitStack) -> None:

@@ -15,7 +15,7 @@ from transformers import DynamicCache
 
 from lockstep.sessions.meta import HUGGING_FACE, ConfigMeta, ModelMeta, SessionMeta
 from lockstep.sessions.records import Tap
-from lockstep.workbench.references.doubles import DoubleWhereFloat
+from lockstep.workbench.references.doubles import DoubleWhereFloat, rotary_of
 from lockstep.workbench.references.hooks import absent_taps, golden_taps, model_config, tapped
 from lockstep.workbench.references.loading import CACHE, load_golden
 from lockstep.workbench.references.request import GoldenRequest, model_path
@@ -67,7 +67,7 @@ class _TransformersModel:
         """[last, vocab]; `cached` is what went before, and has the tokens afterwards."""
         wide = DoubleWhereFloat() if self.model.dtype is torch.float64 else nullcontext()
         # Dynamic frequencies would stay those of the longest sequence that the model has seen.
-        self.model.model.rotary_emb.max_seq_len_cached = 0
+        getattr(self.model.model, rotary_of(self.model)).max_seq_len_cached = 0
         with torch.inference_mode(), wide:
             out = self.model(
                 input_ids=torch.tensor([ids], device=self.model.device),
@@ -87,7 +87,7 @@ class _TransformersModel:
         """Without a config every layer of the cache is complete; sliding-window layers would drop old keys. Where some
         have states it must be told which."""
         config = self.model.config
-        return DynamicCache(config=None if model_config(self.model).linear is None else config)
+        return DynamicCache(config=config if model_config(self.model).stateful else None)
 
     def meta(self) -> SessionMeta:
         config = self.model.config.to_dict()

@@ -47,6 +47,7 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "chunks_missing": "chunk=ignored",
     "chunks_sliding": "chunk=sliding",
     "rotated_norm_missing": "unit_qk_norm=missing",
+    "clip_missing": "clip_qkv=missing",
     "query_scaling_missing": "query_factor=missing",
     "expert_input_unweighed": "expert_input=unweighed",
     "value_norm_of_keys": "value_norm=keys",

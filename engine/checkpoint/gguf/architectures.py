@@ -163,6 +163,15 @@ def _cohere2(fields: Fields, of: StatedSizes) -> Own:
     return {**_cohere(fields, of), "windows": own, "layer_ropes": _rotated_by_windows(of, own)}
 
 
+def _olmo(fields: Fields, of: StatedSizes) -> Own:
+    return {"norm": "bare", "clip_qkv": fields.number("attention.clamp_kqv", 0.0) or None}
+
+
+def _phi2(fields: Fields, of: StatedSizes) -> Own:
+    norms = {"norm": "layer", "parallel": True}
+    return {**norms, "gated": False, "activation": "gelu_tanh", "head_bias": "output.bias" in of.tensors}
+
+
 def _rotated_by_windows(of: StatedSizes, own: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
     """Only layers with a window rotate."""
     return tuple(None if window is None else of.rope for window in own) if None in own else ()
@@ -213,6 +222,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     ),
     "command-r": Architecture("cohere", _cohere, ("logit_scale",), "attention.layer_norm_epsilon"),
     "cohere2": Architecture("cohere2", _cohere2, ("logit_scale", PATTERN), "attention.layer_norm_epsilon"),
+    "olmo": Architecture("olmo", _olmo, ("attention.clamp_kqv",), "attention.layer_norm_epsilon"),
+    "phi2": Architecture("phi", _phi2, eps_key="attention.layer_norm_epsilon", partial=True),
     "qwen3moe": Architecture("qwen3_moe", qwen3_moe, EXPERT_KEYS),
     "qwen2moe": Architecture("qwen2_moe", qwen2_moe, EXPERT_KEYS),
     "olmoe": Architecture("olmoe", olmoe, EXPERT_KEYS),

@@ -93,7 +93,9 @@ class NameRule:
 
 
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
-PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "arcee"})
+PAIRED: frozenset[Family] = frozenset(
+    {"llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "olmo"}
+)
 #: Families in whose GGUF files the heads of values of linear attention are in another order.
 TILED: frozenset[Family] = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 
@@ -136,7 +138,8 @@ def _rules(family: Family) -> _Rules:
         _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
         _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]
-    found += [*(NameRule(one.module, one.gguf) for one in OUTSIDE.values()), *whole]
+    outside = [NameRule(modules.get(one.tap, one.module), one.gguf) for one in OUTSIDE.values()]
+    found += [*outside, *whole]
     # A stack's name means the stack, not one of its parts.
     return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})
 

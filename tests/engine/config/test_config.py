@@ -45,7 +45,13 @@ def _windows(config: Any) -> tuple[int | None, ...]:
     )
 
 
-_ACTIVATIONS = {"xielu": "xielu", "silu": "silu", "gelu_pytorch_tanh": "gelu_tanh", "relu2": "relu2"}
+_ACTIVATIONS = {
+    "gelu_new": "gelu_tanh",
+    "xielu": "xielu",
+    "silu": "silu",
+    "gelu_pytorch_tanh": "gelu_tanh",
+    "relu2": "relu2",
+}
 _USUAL = {
     field.name: field.default
     for field in dataclasses.fields(ModelConfig)
@@ -204,6 +210,13 @@ def _llama4(config: Any) -> dict[str, Any]:
 _OWN |= {
     "phimoe": lambda config: {"norm": "layer", "head_bias": config.lm_head_bias},
     "apertus": lambda config: {"gated": False},
+    "olmo": lambda config: {"norm": "bare", "clip_qkv": config.clip_qkv},
+    "phi": lambda config: {
+        "norm": "layer",
+        "parallel": True,
+        "gated": False,
+        "head_bias": True,
+    },
 }
 _OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
@@ -314,7 +327,7 @@ def _theta(config: Any, dim: int) -> float:
 
 def _biased(config: Any) -> bool:
     found = (getattr(config, key, None) for key in ("attention_bias", "use_bias", "use_qkv_bias"))
-    return next((one for one in found if one is not None), False)
+    return next((one for one in found if one is not None), config.model_type == "phi")
 
 
 def _agree(ours: ModelConfig, theirs: Any) -> None:
@@ -348,8 +361,8 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "activation": _ACTIVATIONS[getattr(theirs, "hidden_activation", None) or theirs.hidden_act],
         "qkv_bias": ours.family in ("qwen2", "qwen2_moe") or (latent is None and _biased(theirs)),
         "o_bias": ours.family not in _NO_O_BIAS and getattr(theirs, "attention_out_bias", _biased(theirs)),
-        "mlp_bias": getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", False)),
-        "qk_norm": ours.family in _QK_NORM,
+        "mlp_bias": getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", theirs.model_type == "phi")),
+        "qk_norm": ours.family in _QK_NORM or getattr(theirs, "qk_layernorm", False),
         "experts": _experts(theirs),
         "tie_embeddings": theirs.tie_word_embeddings,
         "windows": _windows(theirs),

@@ -56,6 +56,8 @@ MODELS = {
     "chunked": ("llama4_text", {}),
     "mixer": ("phimoe", {}),
     "trained-activation": ("apertus", {}),
+    "clamped": ("olmo", {}),
+    "short-convolutions": ("lfm2", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

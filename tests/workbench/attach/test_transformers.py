@@ -138,6 +138,8 @@ PROMPT = "3,130,17,99,4,64,5,12,77,120,31,8"
         "starcoder2",
         "llama4",
         "apertus",
+        "phi-normed",
+        "olmo",
     ],
 )
 def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> None:

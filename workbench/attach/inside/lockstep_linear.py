@@ -35,6 +35,26 @@ GATED: dict[str, dict[str, str]] = {
     ".self_attn.q_proj": {"head left": ".attn.q_proj", "head right": ".attn.gate"},
     ".self_attn.o_proj": {"in": ".attn.gated", "out": ".attn.o_proj"},
 }
+#: Of layers with short convolutions (LFM2). "conv in", "conv out": what the function that convolves meets and gives.
+CONVOLUTIONS: dict[str, dict[str, str]] = {
+    ".conv.in_proj": {
+        "third 0": ".attn.conv_in_gate", "third 1": ".attn.conv_out_gate", "third 2": ".attn.conv_x",
+    },
+    ".conv": {"conv in": ".attn.conv_in", "conv out": ".attn.conv"},
+    ".conv.conv": {},
+    ".conv.out_proj": {"in": ".attn.conv_gated", "out": ".attn.out_proj"},
+}  # fmt: skip
+_CONVOLUTIONS = ("causal_conv1d_fn", "causal_conv1d_update")
+#: Of attention that clamps q, k and v (OLMo): what it has rotated, and what it attends to, new tokens alone.
+CLIPPED: dict[str, dict[str, str]] = {
+    ".self_attn": {
+        "rotary q": ".attn.q_rope",
+        "rotary k": ".attn.k_rope",
+        "turned q": ".attn.q_clip",
+        "turned k": ".attn.k_clip",
+        "attended v": ".attn.v_clip",
+    }
+}
 _RULES = ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule")
 
 
@@ -54,6 +74,11 @@ def _rows_of(name: str, x: Tensor, owner: Any) -> Tensor:
     return parts["qkv".index(name)]
 
 
+def _third(index: int, x: Tensor, owner: Any) -> Tensor:
+    """Of a product that has three vectors one behind the other."""
+    return x.chunk(3, -1)[index]
+
+
 def _half_of_heads(half: int, x: Tensor, owner: Any) -> Tensor:
     """Of a product that has two vectors for each head: one, heads side by side."""
     return x.reshape(*x.shape[:-1], -1, 2, owner.head_dim)[..., half, :].flatten(-2)
@@ -71,6 +96,12 @@ TAKE: dict[str, Callable[[Any, Any], Any]] = {
     "rule decay": lambda call, owner: call[1]["g"],
     "rule delta": lambda call, owner: call[2][0].flatten(2),
     "rule state": lambda call, owner: call[2][1],
+    **{f"third {index}": partial(_third, index) for index in range(3)},
+    "conv in": lambda call, owner: call[0][0].transpose(1, 2),
+    "conv out": lambda call, owner: call[2].transpose(1, 2),
+    "turned q": lambda call, owner: call[0][0].transpose(1, 2).flatten(2),
+    "turned k": lambda call, owner: call[0][1].transpose(1, 2).flatten(2),
+    "attended v": lambda call, owner: call[0][3][:, :, -call[0][1].shape[2] :].transpose(1, 2).flatten(2),
     "attended": lambda call, owner: call[2][0].flatten(2),
 }
 
@@ -85,6 +116,10 @@ def functions_of(take: str, part: Any) -> Iterator[tuple[Any, str]]:
             yield known, name
         elif hasattr(home, "eager_attention_forward"):
             yield vars(home), "eager_attention_forward"
+    elif take.startswith("conv "):
+        yield from ((vars(home), name) for name in _CONVOLUTIONS)
+    elif take.startswith("turned "):
+        yield vars(home), "apply_rotary_pos_emb"
     elif take.startswith("rule"):
         yield from ((vars(home), name) for name in _RULES if hasattr(home, name))
 

@@ -20,7 +20,7 @@ from .lockstep_calls import CallInputs
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
 from .lockstep_latent import LATENT, LATENT_TAKE, OF_CACHED, new_rows
 from .lockstep_limits import refuse_capture
-from .lockstep_linear import GATED, TAKE, functions_of, shown_call
+from .lockstep_linear import CLIPPED, GATED, TAKE, functions_of, shown_call
 from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other
 from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names
 from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names
@@ -37,10 +37,10 @@ _OF_MLP = {
 #: Mixtral's and MiniMax' name of the block and Llama 4's, which others call `mlp`.
 _BLOCKS = re.compile(r"^\.(block_sparse_moe|feed_forward)(?=\.|$)", re.ASCII)
 _SHARDED = (
-    "q_proj", "q_b_proj", "kv_b_proj", "q_norm", "q_rope", "q_rope_norm", "q_unit_norm", "context", "gated", "gate",
+    "q_proj", "q_b_proj", "kv_b_proj", "q_clip", "q_norm", "q_rope", "q_rope_norm", "q_unit_norm", "context", "gated", "gate",
     "up", "act",
 )  # fmt: skip
-_KV = ("k_proj", "k_norm", "k_rope", "k_rope_norm", "k_unit_norm", "v_proj", "v_norm")
+_KV = ("k_clip", "v_clip", "k_proj", "k_norm", "k_rope", "k_rope_norm", "k_unit_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
     **GEMMA4_TAKE,
@@ -100,6 +100,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         ".self_attn", {}
     ):
         names = names | LLAMA4
+    if tape.facts["config"].get("clip_qkv") and "rotary q" in names.get(".self_attn", {}):
+        names = names | CLIPPED
     if ".self_attn.rotary_emb" in names and any(
         local == ".self_attn.q_norm" and _is_over_all_heads(paths, path)
         for path, (_, local) in places.items()
@@ -316,6 +318,8 @@ class _See:
         if own and x.shape[: len(shape)] != shape and len(x) != n:
             self.tape.skip()
             return
+        if self.take.startswith("conv "):  # behind rows of earlier passes
+            x = x[:, -shape[-1] :]
         if len(shape) == 2 and x.ndim > 2 and len(x) == shape[0]:
             length, new = (
                 shape[1],
@@ -341,7 +345,7 @@ def _register(part: nn.Module, see: _See) -> None:
         name = "apply_rotary_emb" if "rows" in take else "apply_rotary_pos_emb"
         if (home := home_of(part, name)) is not None:
             _replace(tape, home, name, see, lambda args: tape.layer == see.layer)
-    elif take.startswith(("attended", "rule")):
+    elif take.startswith(("attended", "rule", "turned ", "conv ")):
         for functions, name in functions_of(take, part):
             mine = (
                 (lambda args: args[0] is part)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .lockstep_linear import LINEAR
+from .lockstep_linear import CONVOLUTIONS, LINEAR
 
 #: A map: module -> what to take of it -> the tap that this is. Outside the layers a module goes by its last name.
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
@@ -59,6 +59,18 @@ TRANSFORMERS: Names = BOTH | {
     ".mlp.gate_up_proj": {"left": ".mlp.gate", "right": ".mlp.up"},
     ".mlp.c_fc": {"out": ".mlp.up"},
     ".mlp.c_proj": {"in": ".mlp.act", "out": ".mlp.down"},
+    ".self_attn.dense": {"in": ".attn.context", "out": ".attn.o_proj"},
+    ".self_attn.q_layernorm": {"out": ".attn.q_norm"},
+    ".self_attn.k_layernorm": {"out": ".attn.k_norm"},
+    ".mlp.fc1": {"out": ".mlp.up"},
+    ".mlp.fc2": {"in": ".mlp.act", "out": ".mlp.down"},
+    ".self_attn.out_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
+    ".operator_norm": {"out": ".attn_norm"},
+    ".ffn_norm": {"in": ".attn_residual", "out": ".mlp_norm"},
+    ".mlp.w1": {"out": ".mlp.gate"},
+    ".mlp.w3": {"out": ".mlp.up"},
+    ".mlp.w2": {"in": ".mlp.act", "out": ".mlp.down"},
+    ".resid_dropout": {},
     ".mlp.act": {},
     ".mlp.act_fn": {},
     ".mlp.activation_fn": {},
@@ -66,8 +78,13 @@ TRANSFORMERS: Names = BOTH | {
     ".mlp.experts": {"chosen": ".mlp.topk_ids", "weights": ".mlp.topk_weights"},
     ".mlp.experts.act_fn": {},
     "norm": {"out": "final_norm"},
+    "final_layernorm": {"out": "final_norm"},
+    "embedding_norm": {"out": "final_norm"},
+    "embed_dropout": {},
     "rotary_emb": {},
+    "pos_emb": {},
     **LINEAR,
+    **CONVOLUTIONS,
 }
 FUSED: Names = BOTH | {
     ".input_layernorm": {"sum": "<.mlp_residual", "out": ".attn_norm"},
@@ -101,7 +118,11 @@ BEHIND: Names = {
     ".post_feedforward_layernorm": {"out": ".post_mlp_norm"},
 }
 #: Beside Gemma-3 the models of transformers that norm heads as [B, heads, T, D].
-HEADS_FIRST = ("exaone4", "exaone_moe", "apertus")
+HEADS_FIRST = ("exaone4", "exaone_moe", "apertus", "phi")
 #: Those that give the rotation only the part of each head that is rotated.
-IN_PART = ("stablelm", "nemotron")
-TURNED: Names = {f".self_attn.{one}_norm": {"turned": f".attn.{one}_norm"} for one in "qk"}
+IN_PART = ("stablelm", "nemotron", "phi")
+TURNED: Names = {
+    f".self_attn.{one}_{norm}": {"turned": f".attn.{one}_norm"}
+    for one in "qk"
+    for norm in ("norm", "layernorm")
+}

@@ -22,6 +22,8 @@ PARTIALS = {
         ".self_attn.o_proj": ".attn.o_proj.partial",
         ".mlp.down_proj": ".mlp.down.partial",
         ".mlp.c_proj": ".mlp.down.partial",
+        ".self_attn.dense": ".attn.o_proj.partial",
+        ".mlp.fc2": ".mlp.down.partial",
     }.items()
 }
 

@@ -12,7 +12,7 @@ from functools import partial
 
 import numpy as np
 
-from lockstep.engine.graph import LAYER, LAYER_OUTPUT
+from lockstep.engine.graph import LAYER, LAYER_OUTPUT, final_norm_of, operations_of
 from lockstep.engine.graph.formula import FORMULAS, Node, formula_of
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.hypotheses.edits import node_at, nodes, put
@@ -129,13 +129,13 @@ def norm_weights(facts: Facts, own: str, length: int) -> Iterator[str]:
     """The checkpoint's weights of norms of that length, the nearest layers first."""
     layer = layer_of(own.removeprefix("model."))
     at = facts.model.num_layers if layer is None else layer
-    kinds = [one.module for one in LAYER.values() if one.kind == "norm"]
+    kinds = [one.module for one in operations_of(facts.model) if one.kind == "norm"]
     names = [
         f"model.layers.{i}.{kind}.weight"
         for i in sorted(range(facts.model.num_layers), key=lambda i: abs(i - at))
         for kind in kinds
     ]
-    for name in (*names, "model.norm.weight"):
+    for name in (*names, f"{final_norm_of(facts.model)}.weight"):
         weight = facts.vector(name) if name != own else None
         if weight is not None and weight.shape == (length,):
             yield name

@@ -21,6 +21,7 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     ("gate", "multiply", "left_out", 0.0): "attention's output gate is left out: its output goes on as it is",
     ("gate", "sigmoid", "left_out", 0.0): "attention is multiplied by the gate itself, not by its sigmoid",
     ("gate", "sigmoid", "function", "silu"): "attention is multiplied by SiLU of the gate, not by its sigmoid",
+    ("times", "multiply", "left_out", 0.0): "a gate of the short convolution is left out",
     ("conv", "silu", "left_out", 0.0): "SiLU after the short convolution is left out",
     ("conv", "silu", "function", "sigmoid"): "the short convolution is followed by a sigmoid, not by SiLU",
     ("conv", "weight", "applied", "backwards"): "the kernel of the short convolution is applied backwards in time",

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.engine.graph import LAYER, OUTSIDE
+from lockstep.engine.graph import LAYER, final_norm_of, operations_of
 from lockstep.engine.graph.formula import eps_of, numbers_of, silu
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import operation_at
@@ -204,7 +204,9 @@ def _with_parts(operands: Mapping[str, list[str]], tokens: Mapping[str, Load]) -
 
 def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
     """Its weight, other norms' weights and epsilons; of heads, the rotation that comes after it."""
-    own, model = site.weights["weight"], site.facts.model
+    model = site.facts.model
+    if (own := site.weights.get("weight")) is None:
+        return {"eps": lambda: eps_of(site.declared, model)}, Choices(numbers={"eps": KNOWN_EPS})
     held = site.facts.vector(own)
     names = list(norm_weights(site.facts, own, 0 if held is None else len(held)))
     weights: dict[str, Load] = {name: partial(site.facts.vector, name) for name in names}
@@ -250,8 +252,10 @@ def _part(load: Load, span: slice | None) -> Any:
 
 def _of_residual(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
     """The norms that a term may go through; in place of the sum, what the norm that reads it makes of it."""
-    names = [f"model.layers.{site.layer}.{one.module}.weight" for one in LAYER.values() if one.kind == "norm"]
-    vectors = {name: site.facts.vector(name) for name in (*names, f"{OUTSIDE['final_norm'].module}.weight")}
+    model = site.facts.model
+    norms = [one.module for one in operations_of(model) if one.kind == "norm"]
+    names = [*(f"model.layers.{site.layer}.{module}" for module in norms), final_norm_of(model)]
+    vectors = {name: site.facts.vector(name) for name in (f"{one}.weight" for one in names)}
     weights: dict[str, Load] = {
         name: partial(np.asarray, x)
         for name, x in vectors.items()

@@ -147,8 +147,9 @@ def reduce(o: Operands) -> Result:
 
 
 def norm(o: Operands) -> Result:
-    """RMSNorm over the last axis."""
-    weight = o.weight().astype(np.float64)
+    """RMSNorm or LayerNorm over the last axis."""
+    bare = o.declared is not None and not o.facts.model.norm_weight
+    weight = np.ones(o.inputs["x"].shape[-1]) if bare else o.weight().astype(np.float64)
     x = as_normalised(o.inputs["x"], weight)
     out = o.value("norm", x=x, weight=weight, bias=0.0 if (bias := o.bias()) is None else bias)
     if "whole" in o.inputs:
@@ -249,6 +250,12 @@ def unit_norm(o: Operands) -> Result:
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 
+def clip(o: Operands) -> Result:
+    """Within a limit: nothing is rounded but the limit."""
+    out = o.value("clip")
+    return out, floor(o.facts, o.facts.unit * np.abs(out))
+
+
 def query_scaling(o: Operands) -> Result:
     """Queries times a factor of where they stand."""
     out = o.value(
@@ -323,4 +330,5 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "layer_inputs": layer_inputs,
     "layer_input": layer_input,
     "query_scaling": query_scaling,
+    "clip": clip,
 }

@@ -107,10 +107,10 @@ def _value(
 
 def _nothing(operation: Operation, model: ModelConfig, given: Mapping[str, Any]) -> Array:
     """What linear attention has before a sequence's first token."""
+    if operation.kind == "conv":
+        return np.zeros((model.conv - 1, given["x"].shape[1]))
     if (linear := model.linear) is None:
         return np.zeros(0)
-    if operation.kind == "conv":
-        return np.zeros((linear.conv - 1, given["x"].shape[1]))
     return np.zeros((linear.value_heads, linear.key_dim, linear.value_dim))
 
 
@@ -120,6 +120,7 @@ _INSIDE = (
     "attn.q_proj",
     "attn.o_proj",
     "attn.in_proj_q",
+    "attn.conv_x",
     "attn.out_proj",
     "mlp_norm",
     "mlp.gate",

@@ -25,6 +25,12 @@ def gate(o: Operands) -> Result:
     return out, floor(o.facts, 3 * o.facts.unit * np.abs(out))
 
 
+def times(o: Operands) -> Result:
+    """What goes into a short convolution, or comes out of it, times its gate."""
+    out = o.value("times")
+    return out, floor(o.facts, o.facts.unit * np.abs(out))
+
+
 def sigmoid(o: Operands) -> Result:
     out = o.value("sigmoid")
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
@@ -52,7 +58,7 @@ def gated_norm(o: Operands) -> Result:
 
 
 def conv(o: Operands) -> Result:
-    """The convolution's sums, and SiLU of what is left of them."""
+    """The convolution's sums, and SiLU of what is left of them where there is one."""
     weight, x, before = o.weight(), o.inputs["x"], o.inputs["before"]
     if x.shape[-1] != len(weight):
         raise Lacking(f"its input of shape {list(x.shape)} does not fit {len(weight)} channels")
@@ -91,6 +97,7 @@ def _noise(o: Operands, out: Array) -> Array:
 #: Row-wise ones.
 GATES: Mapping[str, Callable[[Operands], Result]] = {
     "gate": gate,
+    "times": times,
     "sigmoid": sigmoid,
     "decay": decay,
     "l2_norm": l2_norm,

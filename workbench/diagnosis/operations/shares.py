@@ -62,7 +62,8 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     if operation not in ("linear", "reduce", "norm", "experts"):
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)
-    return ({} if operation == "reduce" else {"weight": f"{module}.weight"}) | (
+    bare = operation == "reduce" or (operation == "norm" and not facts.model.norm_weight)
+    return ({} if bare else {"weight": f"{module}.weight"}) | (
         {"bias": f"{module}.bias"} if biased else {}
     )
 
@@ -86,7 +87,7 @@ def rank_spans(
     ranks, model = len(taps.ranks), facts.model
     if ranks == 1:
         return None, None
-    declared = operation_at(tap)
+    declared = (None if facts.model_free else operation_of(model, local_name(tap))) or operation_at(tap)
     if declared is None:
         return None, None
     if declared.summed and operation in ("linear", "experts"):

@@ -284,7 +284,7 @@ class _RankOperation:
     def _newest_rows(self, passes: list[int]) -> Array | None:
         """The last rows that a convolution read in those passes, zeros before the first; None where they lack."""
         tensors = self.taps.tensors(self.sources["x"].tap, self.rank)
-        count = 1 if self.facts.model.linear is None else self.facts.model.linear.conv - 1
+        count = max(1, self.facts.model.conv - 1)
         rows = np.zeros((0, next(x.shape[1] for x in tensors if x is not None)))
         for j in reversed(passes):
             if len(rows) >= count:

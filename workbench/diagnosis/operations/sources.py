@@ -29,6 +29,7 @@ from lockstep.workbench.diagnosis.operations.mixture import MIXTURE, ROOTS, read
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.recurrent import RECURRENT
 from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
+from lockstep.workbench.diagnosis.operations.shares import module_of
 from lockstep.workbench.diagnosis.recording import Array
 
 _Inputs = Mapping[str, tuple[str, ...]]
@@ -236,9 +237,11 @@ def made_ready(source: OperationInput, x: Array, rows: Sequence[Row], facts: Fac
     """What was recorded [N, …] with what was still to be done to it, as [N, heads, D] then. Lacking without the norm's
     weight."""
     if source.normalise:
-        name = f"model.layers.{layer_of(source.tap)}.self_attn.{local_name(source.tap)[5]}_norm.weight"
-        weight = None if facts.model.qk_norm_whole else facts.vector(name)
-        if facts.model.qk_norm_whole:
+        norm = f"layers.{layer_of(source.tap)}.attn.{local_name(source.tap)[5]}_norm"
+        name = f"{module_of(norm, facts.model)}.weight"
+        by_hand = facts.model.qk_norm_whole or facts.model.centring
+        weight = None if by_hand else facts.vector(name)
+        if by_hand:
             raise Lacking(f"{source.tap.replace('_proj', '_norm')} was not recorded")
         if weight is None:
             raise Lacking(f"the checkpoint has no {name}")

@@ -71,7 +71,10 @@ INPUTS: Mapping[str, str] = {
     if one.module and (read := one.inputs.get("x")) and (read == STREAM or not LAYER[read].module)
 }
 OUTSIDE: Mapping[str, tuple[str, ...]] = {
-    **{one.module.rpartition(".")[2]: _outputs(one) for one in graph.OUTSIDE.values()},
+    **{
+        module.rpartition(".")[2]: _outputs(graph.OUTSIDE[tap])
+        for module, tap in graph.OUTSIDE_MODULES.items()
+    },
     "logits_processor": ("logits",),
 }
 
@@ -161,7 +164,13 @@ class ModuleNames:
     def inputs(self, module: str, arrays: Sequence[Array]) -> list[Named]:
         """What a module's only tensor input is, where that is a tap of ours."""
         base, part = self._place(module)
-        tap = _STREAM if base == "" and part == "norm" else INPUTS.get(part) if base else None
+        tap = (
+            _STREAM
+            if base == "" and "final_norm" in OUTSIDE.get(part, ())
+            else INPUTS.get(part)
+            if base
+            else None
+        )
         if tap is None or len(arrays) != 1 or (self.behind and part == "post_attention_layernorm"):
             return []
         named = self._named(base, tap, arrays[0])

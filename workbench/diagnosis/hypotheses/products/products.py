@@ -11,7 +11,8 @@ from functools import lru_cache, partial
 
 import numpy as np
 
-from lockstep.engine.graph import GATE_UP, MULTIPLIED, QKV
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph import GATE_UP, MULTIPLIED, QKV, final_norm_of, operation_of
 from lockstep.engine.graph.formula import Node, numbers_of
 from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, nodes, together
@@ -80,7 +81,6 @@ from lockstep.workbench.diagnosis.recording import Array
 
 #: Hypotheses that are told of a site.
 _TOLD = 12
-_FIRST_NORMS = ("model.layers.0.input_layernorm.weight", "model.norm.weight")
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -301,15 +301,22 @@ def _of_end(site: Site, pool: _Pool) -> None:
         ("layer_normed", site.facts.model.rms_eps),
         *plus,
     ]
-    norms = {name: site.facts.vector(name) for name in _FIRST_NORMS}
+    norms = {name: site.facts.vector(name) for name in _outer_norms(site.facts.model)}
     pool.others.update({name: partial(np.asarray, one) for name, one in norms.items() if one is not None})
+
+
+def _outer_norms(model: ModelConfig) -> list[str]:
+    """The weights of the first norm and of the last one."""
+    first = operation_of(model.of_layer(0), "attn_norm")
+    modules = [*([] if first is None else [f"model.layers.0.{first.module}"]), final_norm_of(model)]
+    return [f"{module}.weight" for module in modules]
 
 
 def _normed(trial: RowTrial) -> Iterator[Edit]:
     """Rows of the embedding that go through a norm."""
     if trial.site.operation == "embedding":
         known = dict.fromkeys((trial.site.facts.model.rms_eps, 0.0, 1e-6, 1e-5))
-        names = [name for name in _FIRST_NORMS if name in trial.others]
+        names = [name for name in _outer_norms(trial.site.facts.model) if name in trial.others]
         yield from (Edit((), "inserted", ("norm", name, eps)) for name in ("", *names) for eps in known)
 
 
