@@ -7,7 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from lockstep.workbench.views.causes import UNNAMED, Cause
+from lockstep.workbench.judgements.cause import UNNAMED, Cause
 
 
 class Row(msgspec.Struct, frozen=True):

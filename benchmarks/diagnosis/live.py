@@ -22,9 +22,9 @@ from lockstep.workbench.checking.forced_run import ForcedRun, check, record_refe
 from lockstep.workbench.checking.pipeline import CheckResult, Reference
 from lockstep.workbench.demo.checkpoints import DEMOS
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.judgements.cause import UNNAMED, Cause
 from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
-from lockstep.workbench.views.causes import UNNAMED, Cause
 from tests.gguf_twins import gguf_twin
 from tests.workbench.diagnosis.bugs.recording import Recordings
 from tests.workbench.diagnosis.bugs.scoring import class_of, sure

@@ -21,7 +21,7 @@ from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.inferior.inferior import Inferior
-from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.judgements.cause import Cause
 
 
 def confirm(

@@ -19,7 +19,7 @@ from lockstep.workbench.diagnosis.diagnose import Explanation
 from lockstep.workbench.diagnosis.judgement import Judgement
 from lockstep.workbench.diagnosis.verdict import FAIL
 from lockstep.workbench.references.request import ONE_PASS, OnePass
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 
 #: What counts as noise where there is no floor, and the least that does not: of the largest logit.
 _FIXED, _LEAST = 1e-4, 1e-7

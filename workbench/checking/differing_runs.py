@@ -11,8 +11,8 @@ from collections.abc import Sequence
 from msgspec.structs import replace
 
 from lockstep.workbench.checking.invariants.invariant import Invariant
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.golden_event import GoldenEvent
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 
 
 def with_runs(event: GoldenEvent, found: Sequence[Invariant]) -> GoldenEvent:

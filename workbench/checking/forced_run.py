@@ -26,6 +26,7 @@ from lockstep.workbench.checking.pipeline import CheckResult, Progress, Referenc
 from lockstep.workbench.checking.verdicts import store_judgement
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.session import create_session
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.models.opening import OpenedModel
 from lockstep.workbench.references.golden import (
@@ -39,7 +40,6 @@ from lockstep.workbench.references.golden import (
 )
 from lockstep.workbench.references.recorder_process import StandbyRecorder
 from lockstep.workbench.references.request import GoldenSequence, ReferenceFailure, ReferenceName
-from lockstep.workbench.views.golden_event import GoldenEvent
 
 
 def record_reference(

@@ -42,10 +42,10 @@ from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.quantisation import quantisation_loss
 from lockstep.workbench.diagnosis.reconcile import reconciled
 from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.golden_event import GoldenEvent, plain
 from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.references.request import GoldenSequence
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.golden_event import GoldenEvent, plain
 
 #: `progress(what, done, of)`: what is done, and how many of its forward passes are over (`of` 0: it makes none).
 Progress = Callable[[str, int, int], None]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.thresholds import thresholds
 from lockstep.sessions import Session
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 
 def not_reached(session: Session, model: ModelConfig, branch: int = 0) -> list[str]:

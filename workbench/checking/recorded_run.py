@@ -38,11 +38,11 @@ from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.foreign.importing import dropped_lines
 from lockstep.workbench.inferior.identity import checkpoint_digest
+from lockstep.workbench.judgements.coverage import Coverage, coverage
+from lockstep.workbench.judgements.golden_event import Divergence
 from lockstep.workbench.references.golden import record_golden, record_pair
 from lockstep.workbench.references.request import DTYPES, GoldenSequence, ReferenceFailure
-from lockstep.workbench.views.coverage import Coverage, coverage
-from lockstep.workbench.views.golden_event import Divergence
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 #: Where to find out which checkpoint a recording is of.
 NEEDS_MODEL = "give its checkpoint: lockstep diagnose {name} --model MODEL"

@@ -8,10 +8,10 @@ from typing import Literal
 from lockstep.sessions import Session
 from lockstep.workbench.diagnosis.row_comparison import RowComparison, TapRows, compare_rows
 from lockstep.workbench.diagnosis.row_sides import RowSide
-from lockstep.workbench.views.coverage import Coverage, coverage
+from lockstep.workbench.judgements.coverage import Coverage, coverage
 from lockstep.workbench.views.moved import ROUNDING
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.verdicts import WRONG_ABOVE
+from lockstep.workbench.words.plain_text import plural
 
 RegressionVerdict = Literal["match", "diverged", "inconclusive"]
 

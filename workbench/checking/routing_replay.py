@@ -27,7 +27,7 @@ from lockstep.workbench.diagnosis.quantisation import divergence_of
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.patches import Patch
-from lockstep.workbench.views.golden_event import RoutingReplay
+from lockstep.workbench.judgements.golden_event import RoutingReplay
 
 #: What is forced: the experts that a token goes to, or these and their weights.
 Forced = Literal["ids", "weights"]

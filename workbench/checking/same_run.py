@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from lockstep.sessions import Session
 from lockstep.workbench.diagnosis.row_comparison import Place, compare_rows
 from lockstep.workbench.diagnosis.row_sides import RowSide
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,9 @@ from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.verdict import judge
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.golden_event import Divergence, TokenMismatch, UntappedRun
 from lockstep.workbench.models.capture import Capture
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.golden_event import Divergence, TokenMismatch, UntappedRun
 
 #: No statistics and no tensor of attention: what `generate` runs, the logits, and to which experts tokens go.
 UNTAPPED = Capture(statistics=False, full=("logits", "layers.*.mlp.router", "layers.*.mlp.topk_ids"), last=())

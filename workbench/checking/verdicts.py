@@ -9,8 +9,8 @@ from lockstep.sessions import SessionWriter, VerdictRecord
 from lockstep.sessions.records import JSON
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.ledger import in_words
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.golden_event import KIND, GoldenEvent, QuantisationLoss, UntappedRun, plain
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.golden_event import KIND, GoldenEvent, QuantisationLoss, UntappedRun, plain
 
 _WORST = ("fail", "suspect", "pass", "absent")
 

@@ -22,10 +22,10 @@ from lockstep.workbench.export import csv, junit
 from lockstep.workbench.export.cases import cases
 from lockstep.workbench.export.check_text import inconclusive, render, where
 from lockstep.workbench.export.json import dumps
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 from lockstep.workbench.library import judging
 from lockstep.workbench.library.verdict import Verdict
 from lockstep.workbench.paths import session_of
-from lockstep.workbench.views.golden_event import GoldenEvent
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

@@ -29,7 +29,7 @@ from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.models.identify import of_wrapper
 from lockstep.workbench.models.opening import OpenedModel, open_model
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

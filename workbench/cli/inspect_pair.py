@@ -14,7 +14,7 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.diagnosis.relations import TensorRelation, relations
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.models.opening import OpenedModel
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 
 #: Fields of a configuration that say how it is stored and not what it computes.
 _STORAGE = ("dtype", "notes", "block_types")

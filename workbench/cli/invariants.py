@@ -18,7 +18,7 @@ from lockstep.workbench.export import junit
 from lockstep.workbench.export.check_text import say
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.library.checked_model import ModelToCheck
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 _MARKS = {"holds": ("✓", "green"), "broken": ("✗", "bold red"), "not tried": ("-", "dim")}
 _RESULTS: dict[str, junit.Result] = {"holds": "pass", "broken": "fail", "not tried": "absent"}

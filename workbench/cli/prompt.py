@@ -22,7 +22,7 @@ from lockstep.workbench.debugger.errors import CommandError, RunEnded
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.paths import data_directory
 from lockstep.workbench.views.identity import model_name
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 #: Groups whose last command an empty line repeats.
 _REPEATED = ("running", "reversing")

@@ -23,11 +23,11 @@ from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.export.regression import junit_of, sarif_of
 from lockstep.workbench.inferior.destination import may_write
+from lockstep.workbench.judgements.golden_event import plain
 from lockstep.workbench.library.attached import tap_request
 from lockstep.workbench.library.imported import import_attached
 from lockstep.workbench.paths import find_session, new_session_path
 from lockstep.workbench.settings import session_limits
-from lockstep.workbench.views.golden_event import plain
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 

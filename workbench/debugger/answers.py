@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.sessions.text import clean
-from lockstep.workbench.views import numbers
+from lockstep.workbench.words import numbers
 
 #: What programs are told: free in its form, a kind at a time.
 JsonObject = dict[str, Any]

@@ -16,11 +16,11 @@ from lockstep.sessions.meta import CACHE_ROWS
 from lockstep.workbench.diagnosis.causes import taps_in_words
 from lockstep.workbench.diagnosis.findings import WrongOperation
 from lockstep.workbench.diagnosis.operations.site import Unjudged
-from lockstep.workbench.views.causes import UNNAMED, Cause, numbers_in_words
-from lockstep.workbench.views.golden_event import Divergence
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.judgements.cause import UNNAMED, Cause, numbers_in_words
+from lockstep.workbench.judgements.golden_event import Divergence
 from lockstep.workbench.views.provenance.findings import CacheAudit, CacheFinding, cache_audit, request_name
 from lockstep.workbench.views.provenance.ledger import Misuse
+from lockstep.workbench.words.plain_text import plural
 
 #: Operations that read the cache.
 _READERS = ("attn.scores", "attn.probs", "attn.context", "attn.k_cache", "attn.v_cache")

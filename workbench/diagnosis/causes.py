@@ -15,9 +15,9 @@ from lockstep.workbench.diagnosis.findings import Hypothesis, Survey, WrongOpera
 from lockstep.workbench.diagnosis.hypotheses.words import sentence_of
 from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, SequencePass
-from lockstep.workbench.views.causes import UNNAMED, Cause, numbers_in_words
-from lockstep.workbench.views.golden_event import plain
-from lockstep.workbench.views.known_faults import fault_of
+from lockstep.workbench.judgements.cause import UNNAMED, Cause, numbers_in_words
+from lockstep.workbench.judgements.golden_event import plain
+from lockstep.workbench.judgements.known_faults import fault_of
 
 #: Hypotheses that are named among those that were ruled out.
 _MOST_RULED_OUT = 12

@@ -11,7 +11,7 @@ from lockstep.workbench.diagnosis.findings import Hypothesis
 from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER
 from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
-from lockstep.workbench.views.reproduction import Outcome
+from lockstep.workbench.judgements.reproduction import Outcome
 
 #: Error over noise from which on a fit says something: a hypothesis that explains less than that may be one of many.
 TELLING = 30.0

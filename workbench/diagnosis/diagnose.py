@@ -27,7 +27,7 @@ from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.rounding_order import rounding_orders
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS, SearchTime
 from lockstep.workbench.diagnosis.stream_scale import ScaledStream, scaled_stream
-from lockstep.workbench.views.causes import Cause
+from lockstep.workbench.judgements.cause import Cause
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.judgement import TapVerdict
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.recording import Array, Recording
-from lockstep.workbench.views.golden_event import RoutingFlip
+from lockstep.workbench.judgements.golden_event import RoutingFlip
 
 #: Steps of the search for a margin.
 _HALVINGS = 48

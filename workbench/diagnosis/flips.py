@@ -18,7 +18,7 @@ from lockstep.workbench.diagnosis.judgement import TapVerdict
 from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.upstream import Upstream
-from lockstep.workbench.views.golden_event import RoutingFlip, TokenMismatch
+from lockstep.workbench.judgements.golden_event import RoutingFlip, TokenMismatch
 
 
 def is_choice(tap: str) -> bool:

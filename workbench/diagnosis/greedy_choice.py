@@ -17,8 +17,8 @@ from msgspec.structs import replace
 from lockstep.engine.parallel import shards
 from lockstep.workbench.diagnosis.recording import Array, Recording
 from lockstep.workbench.diagnosis.tokens import chosen, is_greedy
-from lockstep.workbench.views.causes import NO_CAUSE, UNNAMED, Cause, numbers_in_words
-from lockstep.workbench.views.golden_event import Divergence
+from lockstep.workbench.judgements.cause import NO_CAUSE, UNNAMED, Cause, numbers_in_words
+from lockstep.workbench.judgements.golden_event import Divergence
 from lockstep.workbench.views.moved import ROUNDING
 
 #: Engines pad the vocabulary to a multiple of this, or to one of their ranks, before it is cut.

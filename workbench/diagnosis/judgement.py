@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 from typing import Literal
 
-from lockstep.workbench.views.golden_event import Divergence, Faulty, RoutingFlip, TokenMismatch
+from lockstep.workbench.judgements.golden_event import Divergence, Faulty, RoutingFlip, TokenMismatch
 
 TapResult = Literal["pass", "suspect", "fail", "absent"]
 

@@ -18,7 +18,7 @@ from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings, limits_of, measure
 from lockstep.workbench.diagnosis.upstream import Upstream
 from lockstep.workbench.diagnosis.verdict import verdict_of
-from lockstep.workbench.views.golden_event import Faulty
+from lockstep.workbench.judgements.golden_event import Faulty
 
 #: How many groups of operations are named; the rest is counted.
 _NAMED = 6

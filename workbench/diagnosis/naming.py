@@ -24,8 +24,8 @@ from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.operations.sources import sources_of
 from lockstep.workbench.diagnosis.recording import Array, Recording
-from lockstep.workbench.views.causes import NO_CAUSE, UNNAMED, Cause
-from lockstep.workbench.views.golden_event import Divergence
+from lockstep.workbench.judgements.cause import NO_CAUSE, UNNAMED, Cause
+from lockstep.workbench.judgements.golden_event import Divergence
 from lockstep.workbench.views.moved import ROUNDING
 
 _STAND_IN = "its own inputs were not recorded: the reference's stand in for them"

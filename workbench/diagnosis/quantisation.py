@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.sessions.metrics import metrics
 from lockstep.sessions.session import Session
 from lockstep.workbench.diagnosis.recording import Array, Recording
-from lockstep.workbench.views.golden_event import QuantisationLoss
+from lockstep.workbench.judgements.golden_event import QuantisationLoss
 
 
 def quantisation_loss(engine: Session, stored: Session, golden: Session) -> QuantisationLoss:

@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.diagnose import Explanation
 from lockstep.workbench.diagnosis.findings import WrongOperation
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.verdict import AMPLIFIED
-from lockstep.workbench.views.golden_event import Divergence, Faulty
+from lockstep.workbench.judgements.golden_event import Divergence, Faulty
 
 #: Taps of a softmax, alone or in one kernel with its product.
 _EXPONENTIAL = ("attn.probs", "attn.context")

@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep.sessions.records import SequenceStep
 from lockstep.workbench.diagnosis.recording import Array, Recording
-from lockstep.workbench.views.golden_event import TokenMismatch
+from lockstep.workbench.judgements.golden_event import TokenMismatch
 
 
 @dataclass(frozen=True, slots=True)

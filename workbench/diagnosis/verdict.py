@@ -45,10 +45,10 @@ from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.tokens import TokenComparison, compare_tokens
 from lockstep.workbench.diagnosis.upstream import Upstream
-from lockstep.workbench.views.golden_event import Divergence, TokenMismatch
+from lockstep.workbench.judgements.golden_event import Divergence, TokenMismatch
 from lockstep.workbench.views.moved import ROUNDING
-from lockstep.workbench.views.numbers import times
 from lockstep.workbench.views.verdicts import WRONG_ABOVE
+from lockstep.workbench.words.numbers import times
 
 #: Error over floor up to which a tap passes, and above which it has failed.
 PASS, FAIL = 1.5, WRONG_ABOVE

@@ -12,10 +12,10 @@ from rich.text import Text
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.sessions.text import clean
 from lockstep.workbench.diagnosis.judgement import TapVerdict
-from lockstep.workbench.views.causes import NO_CAUSE, cause_lines
-from lockstep.workbench.views.golden_event import Divergence, GoldenEvent, UntappedRun
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.judgements.cause import NO_CAUSE, cause_lines
+from lockstep.workbench.judgements.golden_event import Divergence, GoldenEvent, UntappedRun
 from lockstep.workbench.views.verdicts import JUDGED_WORDS
+from lockstep.workbench.words.numbers import number
 
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {

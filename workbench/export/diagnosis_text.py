@@ -6,8 +6,8 @@ from rich.console import Console
 
 from lockstep.sessions.text import clean
 from lockstep.workbench.export.check_text import inconclusive, rests, say
-from lockstep.workbench.views.causes import NO_CAUSE, cause_lines
-from lockstep.workbench.views.golden_event import GoldenEvent
+from lockstep.workbench.judgements.cause import NO_CAUSE, cause_lines
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 
 
 def render_diagnosis(event: GoldenEvent, console: Console) -> None:

@@ -5,11 +5,11 @@ from __future__ import annotations
 from dataclasses import asdict, replace
 
 from lockstep.sessions.meta import WeightShare
+from lockstep.workbench.judgements.golden_event import plain
 from lockstep.workbench.views.attention import LayerAttention
 from lockstep.workbench.views.biases import Bias
 from lockstep.workbench.views.branch_sentinel import BranchSentinel
 from lockstep.workbench.views.branches import BranchLine
-from lockstep.workbench.views.golden_event import plain
 from lockstep.workbench.views.journal import JournalEntry
 from lockstep.workbench.views.rank_weights import shape_text
 from lockstep.workbench.views.series import STATISTIC, TapSeries

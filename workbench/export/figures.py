@@ -12,8 +12,8 @@ from lockstep.workbench.export.plots import sparkline
 from lockstep.workbench.export.svg import Picture, el
 from lockstep.workbench.views.attention import AttentionHead, LayerAttention
 from lockstep.workbench.views.biases import Bias
-from lockstep.workbench.views.numbers import fixed, number
 from lockstep.workbench.views.series import STATISTIC, TapSeries
+from lockstep.workbench.words.numbers import fixed, number
 
 _ONE_HEAD, _MANY_HEADS = 520.0, 132.0
 _STRIP = 12.0  # the height of one head of a bias

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from lockstep.workbench.views.numbers import number, times
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.story import Story
 from lockstep.workbench.views.verdicts import Judged
+from lockstep.workbench.words.numbers import number, times
+from lockstep.workbench.words.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

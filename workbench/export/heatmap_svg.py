@@ -12,7 +12,7 @@ from lockstep.workbench.export.colormap import SHADES, Scale, shades
 from lockstep.workbench.export.png import data_uri, indexed_png
 from lockstep.workbench.export.pooling import FINITE, NAN, pool
 from lockstep.workbench.export.svg import el
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 
 #: Beyond the shades of the map: NaN, Inf, and nothing there.
 _NAN, _INF, _NOTHING = SHADES, SHADES + 1, SHADES + 2

@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 
 from lockstep.workbench.export.palette import RANK_HUES
 from lockstep.workbench.export.svg import Picture, el, path_of
-from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.verdicts import Judged
+from lockstep.workbench.words.numbers import number
 
 _WIDTH, _HEIGHT = 960.0, 250.0
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52.0, 12.0, 26.0, 34.0

@@ -24,14 +24,14 @@ from lockstep.workbench.export.plots import depth_plot, told
 from lockstep.workbench.export.svg import STYLE
 from lockstep.workbench.export.token_blocks import blocks_of
 from lockstep.workbench.export.token_view import token_class, token_data, token_title
+from lockstep.workbench.judgements.cause import Cause, cause_lines
 from lockstep.workbench.views.branch_sentinel import BranchSentinel
-from lockstep.workbench.views.causes import Cause, cause_lines
-from lockstep.workbench.views.numbers import chance, number
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.rank_weights import shape_text
 from lockstep.workbench.views.request import Limits
 from lockstep.workbench.views.story import Story
 from lockstep.workbench.views.verdicts import Judged, State, StepVerdict
+from lockstep.workbench.words.numbers import chance, number
+from lockstep.workbench.words.plain_text import plural
 
 _TEMPLATES = Path(__file__).parent / "templates"
 

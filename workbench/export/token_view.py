@@ -8,8 +8,8 @@ import math
 from markupsafe import Markup
 
 from lockstep.workbench.export.json import jsonable
-from lockstep.workbench.views.numbers import chance, number
 from lockstep.workbench.views.sequence_tokens import BranchTokens, EmittedToken, SequenceTokens
+from lockstep.workbench.words.numbers import chance, number
 
 
 def token_data(tokens: SequenceTokens, now: int | None) -> Markup:

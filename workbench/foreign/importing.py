@@ -15,7 +15,7 @@ from lockstep.sessions.lock import WriterLock
 from lockstep.sessions.meta import ForeignMeta, ModelMeta, SessionMeta
 from lockstep.sessions.recording_file import put_in_place
 from lockstep.workbench.foreign.passes import Counted, ForeignDumpError, ForeignRun, TokenText
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

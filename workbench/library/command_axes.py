@@ -25,7 +25,7 @@ from lockstep.workbench.library.imported import import_attached
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import OpenedModel
 from lockstep.workbench.settings import session_limits
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 Arguments = Mapping[str, int | bool]
 

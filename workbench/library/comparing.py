@@ -17,11 +17,11 @@ from lockstep.workbench.debugger.commands.judged_diff import (
     judged_diff,
 )
 from lockstep.workbench.debugger.commands.row_diff import row_diff
+from lockstep.workbench.judgements.coverage import Coverage
 from lockstep.workbench.library import html
 from lockstep.workbench.library.reading import RecordedRun
 from lockstep.workbench.paths import find_session
 from lockstep.workbench.settings import session_limits
-from lockstep.workbench.views.coverage import Coverage
 
 #: A recording: its file, its name among the user's sessions, or one that is open.
 Recorded = str | Path | RecordedRun

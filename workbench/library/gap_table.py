@@ -6,7 +6,7 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.diagnosis.mismatch.shares import GapShare, GapShares
 from lockstep.workbench.export.bars import bar_chart
 from lockstep.workbench.export.svg import Picture
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 #: Operations that are shown, and the share that they have at least.
 _MOST, _LEAST = 10, 0.01

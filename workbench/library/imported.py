@@ -15,11 +15,11 @@ from lockstep.workbench.foreign.importing import dropped_lines, import_run
 from lockstep.workbench.foreign.passes import ForeignRun
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from lockstep.workbench.inferior.identity import checkpoint_digest
+from lockstep.workbench.judgements.coverage import Coverage, coverage
+from lockstep.workbench.judgements.golden_event import plain
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import OpenedModel
 from lockstep.workbench.settings import session_limits
-from lockstep.workbench.views.coverage import Coverage, coverage
-from lockstep.workbench.views.golden_event import plain
 
 
 @dataclass(frozen=True, slots=True)

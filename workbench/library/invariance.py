@@ -12,6 +12,7 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult, AxisVerdict, overall, parse_axes
 from lockstep.workbench.debugger.answers import JsonObject
 from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.judgements.golden_event import plain
 from lockstep.workbench.library import html
 from lockstep.workbench.library.attached import tap_request
 from lockstep.workbench.library.checked_model import ModelToCheck
@@ -20,8 +21,7 @@ from lockstep.workbench.library.judging import FaultWords, Ids, Texts, ids_of, t
 from lockstep.workbench.library.listening import Listener, Warned
 from lockstep.workbench.models.opening import open_to_run
 from lockstep.workbench.paths import cache_directory
-from lockstep.workbench.views.golden_event import plain
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 _MARKS: dict[AxisVerdict, str] = {
     "equal": "✓", "rounding": "≈", "bug": "✗", "inconclusive": "?", "not tried": "-",

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from markupsafe import Markup
 
 from lockstep.workbench.export.check_text import explanation
+from lockstep.workbench.judgements.cause import Cause, cause_lines
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 from lockstep.workbench.library import html
-from lockstep.workbench.views.causes import Cause, cause_lines
-from lockstep.workbench.views.golden_event import GoldenEvent
 
 
 def judged(event: GoldenEvent, conclusion: str = "", more: Iterable[tuple[str, str]] = ()) -> list[Markup]:

@@ -23,7 +23,7 @@ from lockstep.workbench.library.attached import tap_request
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.library.module_weights import write_module
 from lockstep.workbench.paths import cache_directory
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 if TYPE_CHECKING:
     from torch import nn

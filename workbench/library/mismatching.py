@@ -18,12 +18,12 @@ from lockstep.workbench.diagnosis.mismatch.logprobs import Reported
 from lockstep.workbench.diagnosis.mismatch.report import MismatchReport, compare_runs
 from lockstep.workbench.diagnosis.mismatch.shares import GapShares
 from lockstep.workbench.diagnosis.operations.facts import Facts
+from lockstep.workbench.judgements.golden_event import plain
 from lockstep.workbench.library import html
 from lockstep.workbench.library.comparing import Recorded, opened
 from lockstep.workbench.library.gap_table import share_lines, share_picture
 from lockstep.workbench.models.opening import open_model
-from lockstep.workbench.views.golden_event import plain
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 _MARKS = {"equal": "✓", "differs": "✗", "unknown": "?"}
 

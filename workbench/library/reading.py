@@ -12,19 +12,19 @@ from numpy.typing import NDArray
 from lockstep.sessions import STATISTICS, Session, SessionError
 from lockstep.sessions.meta import is_companion
 from lockstep.sessions.text import clean
+from lockstep.workbench.judgements.golden_event import GoldenEvent, last_golden_event
 from lockstep.workbench.library import html
 from lockstep.workbench.library.judged_html import judged
 from lockstep.workbench.library.pictures import Drawing, attention_drawing, tensor_drawing
 from lockstep.workbench.paths import find_session
 from lockstep.workbench.settings import session_limits
 from lockstep.workbench.views.attention import attention
-from lockstep.workbench.views.golden_event import GoldenEvent, last_golden_event
 from lockstep.workbench.views.identity import dtype_name, model_name
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.tensor import REBUILT
 from lockstep.workbench.views.tensor import tensor as tensor_view
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

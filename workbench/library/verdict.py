@@ -14,11 +14,11 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.diagnosis.judgement import TapVerdict
 from lockstep.workbench.export.check_text import conclusion, explain, explanation, rests, verdict
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.coverage import Coverage
+from lockstep.workbench.judgements.golden_event import Divergence, Faulty, GoldenEvent
 from lockstep.workbench.library import html
 from lockstep.workbench.library.judged_html import judged
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.coverage import Coverage
-from lockstep.workbench.views.golden_event import Divergence, Faulty, GoldenEvent
 
 #: Columns of the text.
 _WIDTH = 100

@@ -20,12 +20,12 @@ from lockstep.workbench.debugger.host.options import Launch
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.diagnosis_text import render_diagnosis
+from lockstep.workbench.judgements.golden_event import GoldenEvent, plain
 from lockstep.workbench.library import comparing, judging
 from lockstep.workbench.library.verdict import Verdict
 from lockstep.workbench.mcp.answers import answer, basis
 from lockstep.workbench.mcp.roots import Roots
 from lockstep.workbench.mcp.runs import OpenRuns, limited
-from lockstep.workbench.views.golden_event import GoldenEvent, plain
 
 _WIDTH = 100
 

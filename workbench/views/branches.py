@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.sessions import Session
 from lockstep.sessions.text import clean
-from lockstep.workbench.views.plain_text import said
+from lockstep.workbench.words.plain_text import said
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,11 +13,11 @@ from lockstep.sessions.errors import SessionError
 from lockstep.sessions.records import STATISTICS
 from lockstep.sessions.text import clean
 from lockstep.workbench.views.moved import ROUNDING, MovedStatistic, most_moved
-from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.sides import GOLDEN, Other, Sides, sides
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.verdicts import WRONG_ABOVE, Judged, judged_at
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import number
 
 #: In the order of the rows. "bits": the checksums differ and no statistic does by more than rounding: only the tensors
 #: could tell rounding from another order of the same values. "unknown": nothing could be compared.

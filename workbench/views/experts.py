@@ -18,10 +18,10 @@ from lockstep.sessions.layouts import Rebuilt
 from lockstep.sessions.text import clean
 from lockstep.workbench.views.axes import tap_axes
 from lockstep.workbench.views.cached_lengths import runs, span
-from lockstep.workbench.views.numbers import number, scalar
 from lockstep.workbench.views.present_layer import present_layer
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import number, scalar
 
 #: The taps that it is read from: the choice [T, S], its weights [T, S], the logits of all experts [T, E].
 CHOSEN, WEIGHTS, ROUTER = "mlp.topk_ids", "mlp.topk_weights", "mlp.router"

@@ -13,8 +13,8 @@ from lockstep.sessions.meta import CaptureMeta, SamplingMeta, SessionMeta
 from lockstep.sessions.state import State, state_of
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.views.branches import BranchLine, branch_lines
-from lockstep.workbench.views.plain_text import plural, said
 from lockstep.workbench.views.trail import Trail
+from lockstep.workbench.words.plain_text import plural, said
 
 
 class CatalogueEntry(Protocol):

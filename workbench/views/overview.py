@@ -14,9 +14,9 @@ from lockstep.sessions.meta import is_companion
 from lockstep.sessions.records import SequenceStep, StepInFlight, StepRecord
 from lockstep.sessions.state import State, foreign_log, state_of
 from lockstep.sessions.text import clean
+from lockstep.workbench.judgements.golden_event import last_golden_event
 from lockstep.workbench.views.branches import BranchLine, branch_lines, engine_name
 from lockstep.workbench.views.candidates import emitted_probability
-from lockstep.workbench.views.golden_event import last_golden_event
 from lockstep.workbench.views.identity import device_name, dtype_name, file_name, model_name
 from lockstep.workbench.views.sentinels import NAMES, alarm
 from lockstep.workbench.views.sequences import Sequences

@@ -12,9 +12,9 @@ from lockstep.engine.taps.names import local_name
 from lockstep.sessions import Session, Tap
 from lockstep.workbench.views import sentinels
 from lockstep.workbench.views.branch_sentinel import BranchSentinel, fired_at, why_blind
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.sentinels import NAMES, TAIL, SentinelFinding, SentinelKind
 from lockstep.workbench.views.trail import Trail
+from lockstep.workbench.words.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

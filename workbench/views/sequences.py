@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from itertools import chain
 
 from lockstep.sessions.records import SequenceStep
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

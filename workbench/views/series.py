@@ -11,8 +11,8 @@ from numpy.typing import NDArray
 from lockstep.engine.taps.names import local_name, matches
 from lockstep.sessions import STATISTICS, Session, Tap
 from lockstep.workbench.views.operations import agreement
-from lockstep.workbench.views.plain_text import said
 from lockstep.workbench.views.statistics import counted
+from lockstep.workbench.words.plain_text import said
 
 #: What the line shows: NaN and Inf make it break off, which is then marked.
 STATISTIC = "rms"

@@ -9,10 +9,10 @@ from typing import Literal
 from lockstep.sessions.alignment import input_mismatch
 from lockstep.sessions.errors import SessionError
 from lockstep.workbench.views.branches import BranchLine, branch_lines
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.token_line import LinePair, TokenLines, compare
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.plain_text import plural
 
 GOLDEN: Literal["golden"] = "golden"
 #: What stands on the other side: a branch by its number, or the golden reference.

@@ -15,8 +15,8 @@ from lockstep.sessions.layouts import Rebuilt
 from lockstep.sessions.meta import SessionMeta
 from lockstep.sessions.records import SequenceStep, StepInFlight, StepRecord
 from lockstep.sessions.session import Session
+from lockstep.workbench.judgements.golden_event import last_golden_event
 from lockstep.workbench.paths import golden_directory
-from lockstep.workbench.views.golden_event import last_golden_event
 from lockstep.workbench.views.sequences import Sequences
 from lockstep.workbench.views.token_texts import TokenTexts, checkpoint_path
 from lockstep.workbench.views.where import Where

@@ -10,8 +10,8 @@ from numpy.typing import NDArray
 from lockstep.engine.errors import RequestError
 from lockstep.engine.taps.names import matches
 from lockstep.sessions import STATISTICS, Session, Tap
-from lockstep.workbench.views.plain_text import said
 from lockstep.workbench.views.verdicts import Judged, verdicts_at
+from lockstep.workbench.words.plain_text import said
 
 COLUMNS = ("branch", "step", "tap", "layout", "rank", *STATISTICS, "checksum", "verdict", "rel_l2")
 

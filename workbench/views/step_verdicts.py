@@ -6,12 +6,12 @@ from dataclasses import dataclass
 
 from lockstep.engine.taps.names import local_name
 from lockstep.sessions.text import clean
-from lockstep.workbench.views.golden_event import last_golden_event
-from lockstep.workbench.views.numbers import times
-from lockstep.workbench.views.plain_text import figure_of
+from lockstep.workbench.judgements.golden_event import last_golden_event
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import times
+from lockstep.workbench.words.plain_text import figure_of
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,6 @@ from lockstep.workbench.views.branch_sentinel import BranchSentinel, left_golden
 from lockstep.workbench.views.branches import BranchLine, branch_lines
 from lockstep.workbench.views.identity import CatalogueEntry, Identity, file_name, identify
 from lockstep.workbench.views.journal import JournalEntry, journal_entries
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.request import Request
 from lockstep.workbench.views.sentinel_scan import scan_steps
 from lockstep.workbench.views.sequence_tokens import SequenceTokens, tokens_of
@@ -22,6 +21,7 @@ from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.trail import Trail, follow
 from lockstep.workbench.views.verdicts import BranchJudgement, first_failed, judged_of, judgement
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.plain_text import plural
 
 #: Damaged steps that are named; `lockstep sessions verify` names all.
 _MOST_DAMAGE = 10

@@ -8,9 +8,9 @@ from typing import Literal
 
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.sessions import Session, VerdictRecord
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.golden_event import GoldenEvent, TokenMismatch, last_golden_event
-from lockstep.workbench.views.plain_text import figure_of, mapping, said
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.golden_event import GoldenEvent, TokenMismatch, last_golden_event
+from lockstep.workbench.words.plain_text import figure_of, mapping, said
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]
 #: … in words.

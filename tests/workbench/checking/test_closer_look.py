@@ -14,8 +14,8 @@ from lockstep.workbench.checking.closer_look import SMALL, CloserLook, first_loo
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.diagnosis.by_statistics import MovedTap
 from lockstep.workbench.diagnosis.judgement import Judgement
-from lockstep.workbench.views.coverage import Coverage
-from lockstep.workbench.views.golden_event import Divergence, GoldenEvent
+from lockstep.workbench.judgements.coverage import Coverage
+from lockstep.workbench.judgements.golden_event import Divergence, GoldenEvent
 
 LAYERS = 12
 LARGE = SMALL + 1

@@ -8,8 +8,8 @@ import pytest
 
 from lockstep.workbench.checking.differing_runs import with_runs
 from lockstep.workbench.checking.invariants.invariant import Invariant
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.golden_event import GoldenEvent
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 
 TWO, DECODE = "tp 1 = tp 2", "prefill = decode"
 

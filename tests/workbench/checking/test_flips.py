@@ -14,9 +14,9 @@ from lockstep.workbench.checking.forced_run import check, record_reference
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.checking.routing_replay import Forced, replay_routing
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.judgements.golden_event import RoutingFlip, golden_events
 from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import open_model
-from lockstep.workbench.views.golden_event import RoutingFlip, golden_events
 from tests.checkpoints import tiny_checkpoint
 
 #: Family -> what makes its tiny model flip: many experts, many layers.

@@ -18,8 +18,8 @@ from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.checking.recorded_run import diagnose_recording
 from lockstep.workbench.export.check_text import verdict
 from lockstep.workbench.foreign.session import write_session
-from lockstep.workbench.views.coverage import coverage
-from lockstep.workbench.views.golden_event import plain
+from lockstep.workbench.judgements.coverage import coverage
+from lockstep.workbench.judgements.golden_event import plain
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRun, Rows, packed
 

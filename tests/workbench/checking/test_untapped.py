@@ -13,10 +13,10 @@ from lockstep.workbench.checking.untapped import UNTAPPED, judge_untapped
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.judgements.golden_event import UntappedRun
 from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import open_model
 from lockstep.workbench.models.requests import plan
-from lockstep.workbench.views.golden_event import UntappedRun
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic, tiny_case
 

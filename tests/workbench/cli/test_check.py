@@ -17,7 +17,7 @@ from lockstep.sessions import Session, SessionWriteError, SessionWriter
 from lockstep.sessions.format import database
 from lockstep.workbench.cli.main import run
 from lockstep.workbench.export.check_text import HEADS, render
-from lockstep.workbench.views.golden_event import Divergence, GoldenEvent
+from lockstep.workbench.judgements.golden_event import Divergence, GoldenEvent
 from tests.checkpoints import tiny_checkpoint
 
 

@@ -12,7 +12,7 @@ import pytest
 from lockstep.sessions import Session
 from lockstep.workbench.cli.main import run
 from lockstep.workbench.foreign.session import write_session
-from lockstep.workbench.views.golden_event import last_golden_event
+from lockstep.workbench.judgements.golden_event import last_golden_event
 from tests.workbench.checking.test_foreign_verdict import edited
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import Rows, packed

@@ -12,8 +12,8 @@ import pytest
 from lockstep.sessions import Session
 from lockstep.workbench.diagnosis.cache_causes import unknown_rows, with_cache_causes
 from lockstep.workbench.diagnosis.findings import WrongOperation
-from lockstep.workbench.views.causes import UNNAMED, Cause
-from lockstep.workbench.views.golden_event import Divergence
+from lockstep.workbench.judgements.cause import UNNAMED, Cause
+from lockstep.workbench.judgements.golden_event import Divergence
 from tests.workbench.foreign.test_cache import imported, run
 from tests.workbench.views.provenance.paged import with_rows
 

@@ -21,10 +21,10 @@ from lockstep.workbench.diagnosis.ledger import in_words, ledger
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.inferior.inferior import Inferior
+from lockstep.workbench.judgements.golden_event import Faulty
 from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.models.requests import plan
-from lockstep.workbench.views.golden_event import Faulty
 from tests.checkpoints import tiny_checkpoint
 
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]

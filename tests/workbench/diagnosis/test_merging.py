@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.hypotheses.operands import READER
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting
 from lockstep.workbench.diagnosis.hypotheses.words import sentence_of
 from lockstep.workbench.diagnosis.merging import groups
-from lockstep.workbench.views.causes import cause_lines
+from lockstep.workbench.judgements.cause import cause_lines
 from tests.workbench.diagnosis.variants.made import MODEL
 
 EXTENT = Extent(layers=3, ranks=2, steps=(0, 1, 2), decode=frozenset({1, 2}), seqs=(0, 1))

@@ -24,7 +24,7 @@ from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.operations.weights import checkpoint_weights
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.verdict import judge
-from lockstep.workbench.views.causes import UNNAMED, Cause
+from lockstep.workbench.judgements.cause import UNNAMED, Cause
 from tests.workbench.diagnosis.synthetic import Case, Place, halves, synthetic, tiny_case
 
 Q = "layers.1.attn.q_proj"

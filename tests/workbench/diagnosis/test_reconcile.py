@@ -10,7 +10,7 @@ from lockstep.workbench.diagnosis.diagnose import Explanation
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.operations.site import Unjudged
 from lockstep.workbench.diagnosis.reconcile import reconciled
-from lockstep.workbench.views.golden_event import Divergence, Faulty
+from lockstep.workbench.judgements.golden_event import Divergence, Faulty
 from tests.workbench.diagnosis.test_merging import wrong
 
 RIGHT = Explanation((), (), (), (), 40, ())

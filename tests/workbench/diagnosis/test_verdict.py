@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.ledger import ledger
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.verdict import FAIL, judge
-from lockstep.workbench.views.golden_event import plain
+from lockstep.workbench.judgements.golden_event import plain
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, halves, synthetic
 
 Q = "layers.1.attn.q_proj"

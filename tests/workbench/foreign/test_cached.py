@@ -12,7 +12,7 @@ from lockstep.sessions import Session
 from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from lockstep.workbench.foreign.session import write_session
-from lockstep.workbench.views.coverage import coverage
+from lockstep.workbench.judgements.coverage import coverage
 from lockstep.workbench.views.provenance.findings import cache_audit
 from lockstep.workbench.views.provenance.ledger import Misuse
 from tests.workbench.views.provenance.paged import PagedEngine, as_told

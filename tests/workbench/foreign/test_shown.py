@@ -12,9 +12,9 @@ from lockstep.sessions import Session, SessionWriter, VerdictRecord
 from lockstep.workbench.cli.main import run
 from lockstep.workbench.foreign.importing import import_run
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from lockstep.workbench.judgements.golden_event import KIND, GoldenEvent, plain
 from lockstep.workbench.tui.screens.status import status_facts
 from lockstep.workbench.views.branches import branch_lines
-from lockstep.workbench.views.golden_event import KIND, GoldenEvent, plain
 from lockstep.workbench.views.overview import overview, present
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where

@@ -13,9 +13,9 @@ import pytest
 import lockstep
 from lockstep.engine.errors import CheckpointError, ConfigError, RequestError
 from lockstep.workbench.cli.main import run
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.golden_event import Faulty
 from lockstep.workbench.library.judging import ids_of, words_of
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.golden_event import Faulty
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.library.safe_html import Shown
 

@@ -14,7 +14,7 @@ from lockstep.sessions.records import SequenceStep, StepInFlight
 from lockstep.workbench.tui.panes.attention import AttentionPane
 from lockstep.workbench.tui.widgets.heatmap import Heatmap
 from lockstep.workbench.tui.widgets.multiples import Multiples
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.synthetic import PROMPT, TEXTS, build
 

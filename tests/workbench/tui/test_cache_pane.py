@@ -14,7 +14,7 @@ from lockstep.sessions.format import codec
 from lockstep.sessions.records import SequenceStep, StepInFlight, TensorRecord
 from lockstep.workbench.tui.panes.cache import CachePane
 from lockstep.workbench.tui.widgets.heatmap import Heatmap
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 from tests.sessions.samples import tamper
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.synthetic import HEAD_DIM, LAYERS, RANKS, build

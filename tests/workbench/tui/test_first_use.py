@@ -19,8 +19,8 @@ from lockstep.workbench.paths import find_session
 from lockstep.workbench.tui.drivers.port import CommandStage
 from lockstep.workbench.tui.theme import DARK, LIGHT, paint
 from lockstep.workbench.tui.widgets.sparkline import sparkline
-from lockstep.workbench.views.numbers import chance
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import chance
 from tests.sessions.samples import create
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.judgements.reproduction import Reproduction
 from lockstep.workbench.tui.drivers.port import CommandStage
 from lockstep.workbench.tui.panes.golden_text import verdict_lines
-from lockstep.workbench.views.reproduction import Reproduction
 from lockstep.workbench.views.step_verdicts import JudgedStep
 from tests.workbench.tui.conftest import Bench, enter, press, text_of, until
 

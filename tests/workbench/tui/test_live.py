@@ -29,8 +29,8 @@ from lockstep.workbench.tui.settings import UserSettings, load
 from lockstep.workbench.tui.widgets.grid import Grid
 from lockstep.workbench.tui.widgets.heatmap import Heatmap
 from lockstep.workbench.views.attention import attention
-from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.operations import operations
+from lockstep.workbench.words.numbers import number
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.tui.conftest import enter, press, settle, text_of, until
 

@@ -15,12 +15,12 @@ from lockstep.workbench.views.attention import attention
 from lockstep.workbench.views.kv_cache import cache
 from lockstep.workbench.views.lens import lens
 from lockstep.workbench.views.logits import logits
-from lockstep.workbench.views.numbers import cell
 from lockstep.workbench.views.overview import overview, present
 from lockstep.workbench.views.request import Request
 from lockstep.workbench.views.sentinels import misaligned
 from lockstep.workbench.views.story import tell
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import cell
 from tests.workbench.views.test_same_words import Told, told  # noqa: F401 - the fixture
 
 

@@ -23,8 +23,8 @@ from lockstep.workbench.debugger.host.replay import open_replay
 from lockstep.workbench.export.document import document
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.export.report import render
+from lockstep.workbench.judgements.golden_event import last_golden_event
 from lockstep.workbench.views.branch_sentinel import BranchSentinel
-from lockstep.workbench.views.golden_event import last_golden_event
 from lockstep.workbench.views.journal import journal
 from lockstep.workbench.views.operations import operations
 from lockstep.workbench.views.overview import overview, present

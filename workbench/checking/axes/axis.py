@@ -9,8 +9,8 @@ from typing import Literal, get_args
 from lockstep.sessions.text import clean
 from lockstep.workbench.diagnosis.row_comparison import Place
 from lockstep.workbench.exit_codes import UsageError
-from lockstep.workbench.views.numbers import number
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.numbers import number
+from lockstep.workbench.words.plain_text import plural
 
 AxisName = Literal["batch", "order", "preempt", "chunk", "prefix", "tp", "ep", "speculation"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)

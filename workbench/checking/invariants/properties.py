@@ -14,8 +14,8 @@ from lockstep.engine.taps.names import STATISTICS, local_name
 from lockstep.workbench.checking.invariants.invariant import Invariant
 from lockstep.workbench.checking.invariants.runs import Run
 from lockstep.workbench.diagnosis.operations.expected import as_read, heads_of
-from lockstep.workbench.views.numbers import number
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.numbers import number
+from lockstep.workbench.words.plain_text import plural
 
 Property = Callable[[Run, ModelConfig, float], Invariant]
 

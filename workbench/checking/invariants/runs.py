@@ -15,8 +15,8 @@ from lockstep.engine.graph import LAYER
 from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.views.moved import ROUNDING
-from lockstep.workbench.views.numbers import number
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.numbers import number
+from lockstep.workbench.words.plain_text import plural
 
 Array = NDArray[np.float64]
 

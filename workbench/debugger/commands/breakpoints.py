@@ -10,7 +10,7 @@ from lockstep.workbench.debugger.core.tensors import rank_of
 from lockstep.workbench.debugger.errors import CommandError
 from lockstep.workbench.debugger.language import expressions
 from lockstep.workbench.debugger.stops.breakpoints import AT_TAPS, SENTINELS, Breakpoint
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 NUMBER = Argument("number", "breakpoint", help="a breakpoint's number; none: all of them")
 WHERE = Argument(

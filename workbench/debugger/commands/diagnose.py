@@ -17,9 +17,9 @@ from lockstep.workbench.debugger.core.origins import find_origin, stand_at
 from lockstep.workbench.debugger.core.registry import Argument, Key, command
 from lockstep.workbench.debugger.errors import NotCaptured
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
-from lockstep.workbench.views.causes import NO_CAUSE, Cause, cause_lines
-from lockstep.workbench.views.golden_event import GoldenEvent, plain
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.judgements.cause import NO_CAUSE, Cause, cause_lines
+from lockstep.workbench.judgements.golden_event import GoldenEvent, plain
+from lockstep.workbench.words.plain_text import plural
 
 #: What a run is of which nothing is wrong: held against a reference, or not.
 _MATCHES = "the branch matches its golden reference"

@@ -24,12 +24,12 @@ from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.core.golden_reference import golden_session
 from lockstep.workbench.debugger.core.registry import Argument, command
 from lockstep.workbench.debugger.errors import DebuggerError
+from lockstep.workbench.judgements.coverage import coverage
 from lockstep.workbench.paths import find_session
 from lockstep.workbench.settings import session_limits
-from lockstep.workbench.views.coverage import coverage
 from lockstep.workbench.views.moved import most_moved
-from lockstep.workbench.views.numbers import scalar
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.numbers import scalar
+from lockstep.workbench.words.plain_text import plural
 
 
 @command(

@@ -17,9 +17,9 @@ from lockstep.workbench.debugger.errors import CommandError
 from lockstep.workbench.views.attention import row_figures
 from lockstep.workbench.views.branches import engine_name
 from lockstep.workbench.views.candidates import candidates
-from lockstep.workbench.views.numbers import cell, scalar
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.sequences import of_all
+from lockstep.workbench.words.numbers import cell, scalar
+from lockstep.workbench.words.plain_text import plural
 
 
 @command("where", "bt", "backtrace", group="inspection", help="where the debugger stands")

@@ -23,9 +23,9 @@ from lockstep.workbench.debugger.errors import DebuggerError, NotCaptured
 from lockstep.workbench.debugger.events import ProgressEvent
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
 from lockstep.workbench.inferior.step_record import taps_of
+from lockstep.workbench.judgements.golden_event import KIND, GoldenEvent, compared_by, plain
 from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.references.request import REFERENCES, GoldenSequence, ReferenceName
-from lockstep.workbench.views.golden_event import KIND, GoldenEvent, compared_by, plain
 
 
 @command(

@@ -15,10 +15,10 @@ from lockstep.workbench.diagnosis.naming import named
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.reconcile import reconciled
 from lockstep.workbench.diagnosis.verdict import judge
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.coverage import Coverage, coverage
-from lockstep.workbench.views.golden_event import plain
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.coverage import Coverage, coverage
+from lockstep.workbench.judgements.golden_event import plain
+from lockstep.workbench.words.plain_text import plural
 
 #: Who writes golden references, and what they compute in.
 _REFERENCES = {"transformers": ("float64",), "llama.cpp": ("float32", "float64")}

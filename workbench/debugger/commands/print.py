@@ -15,7 +15,7 @@ from lockstep.workbench.debugger.core.tensors import check_rank, parts_of, selec
 from lockstep.workbench.debugger.errors import CommandError
 from lockstep.workbench.debugger.language import expressions
 from lockstep.workbench.debugger.language.operands import evaluate_fact
-from lockstep.workbench.views.numbers import scalar
+from lockstep.workbench.words.numbers import scalar
 
 _WHICH = re.compile(r"^(?:(?:rank\s+(\d+)|seq\s+(\d+)|step\s+(\d+)|branch\s+(\S+))\s*)*$")
 _REFERENCE = "TAP[index] [rank R] [seq S] [step K] [branch B]"

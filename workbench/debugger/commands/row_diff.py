@@ -9,8 +9,8 @@ from lockstep.workbench.debugger.commands.judged_diff import ComparisonTable, Co
 from lockstep.workbench.debugger.errors import DebuggerError
 from lockstep.workbench.diagnosis.row_comparison import Place, RowComparison, TapRows, compare_rows
 from lockstep.workbench.diagnosis.row_sides import RowSide
-from lockstep.workbench.views.coverage import Coverage, coverage
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.judgements.coverage import Coverage, coverage
+from lockstep.workbench.words.plain_text import plural
 
 _COLUMNS = ["tap", "rows", "by itself", "first", "equal bits", "max abs", "max ulp", "rel l2", "NMSE", "PCC", "cosine",
             "KL"]  # fmt: skip

@@ -22,7 +22,7 @@ from lockstep.workbench.debugger.language.operands import evaluate_fact
 from lockstep.workbench.debugger.language.scripts import read_script, run_script
 from lockstep.workbench.models.capture import words_of
 from lockstep.workbench.models.opening import DEMO
-from lockstep.workbench.views.numbers import scalar
+from lockstep.workbench.words.numbers import scalar
 
 
 @command(

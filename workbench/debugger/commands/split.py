@@ -15,11 +15,11 @@ from lockstep.workbench.debugger.core.registry import Argument, Key, command
 from lockstep.workbench.debugger.errors import CommandError, DebuggerError
 from lockstep.workbench.views.compared_logits import compared_logits
 from lockstep.workbench.views.compared_step import compared_step
-from lockstep.workbench.views.numbers import scalar
 from lockstep.workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, other_sides, usual_side
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.token_line import TokenLine
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import scalar
 
 #: Steps that are shown before and after the present one.
 _AROUND = 8

@@ -15,8 +15,8 @@ from lockstep.workbench.debugger.core.goal import Goal
 from lockstep.workbench.debugger.core.motion import forward
 from lockstep.workbench.debugger.core.step_end import eos_ids
 from lockstep.workbench.debugger.core.timeline import Timeline
-from lockstep.workbench.views.numbers import number
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.numbers import number
+from lockstep.workbench.words.plain_text import plural
 
 #: Steps that a branch and its parent go beyond the fork, at least.
 AHEAD = 8

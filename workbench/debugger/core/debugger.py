@@ -30,8 +30,8 @@ from lockstep.workbench.debugger.events import OnEvent, RankLostEvent, StoppedEv
 from lockstep.workbench.debugger.failures import exit_code
 from lockstep.workbench.debugger.stops.breakpoints import Breakpoints
 from lockstep.workbench.exit_codes import Exit
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 from lockstep.workbench.references.recorder_process import StandbyRecorder
-from lockstep.workbench.views.golden_event import GoldenEvent
 from lockstep.workbench.views.token_texts import TokenTexts
 
 #: Bytes that must be free for a recorder to wait: it takes a fifth of that.

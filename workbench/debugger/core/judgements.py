@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from lockstep.workbench.debugger.core.debugger import Debugger
-from lockstep.workbench.views.golden_event import GoldenEvent, last_golden_event
+from lockstep.workbench.judgements.golden_event import GoldenEvent, last_golden_event
 
 
 def last_judgement(debugger: Debugger) -> GoldenEvent | None:

@@ -8,9 +8,9 @@ from collections.abc import Callable, Sequence
 from lockstep.sessions import Session
 from lockstep.workbench.debugger.core.timeline import Timeline
 from lockstep.workbench.views import sentinels
-from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.sentinels import SentinelFinding
 from lockstep.workbench.views.verdicts import judged_at
+from lockstep.workbench.words.numbers import number
 
 
 def repetition(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep.engine.config import ModelConfig
-from lockstep.workbench.views.causes import numbers_in_words
+from lockstep.workbench.judgements.cause import numbers_in_words
 
 _RESTARTED = "the state is not carried on: the pass begins with zeros in place of what the sequence has"
 _PAIRED = (

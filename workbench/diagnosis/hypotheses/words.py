@@ -28,7 +28,7 @@ from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.views.causes import numbers_in_words
+from lockstep.workbench.judgements.cause import numbers_in_words
 
 #: Functions that round, and how that is said.
 PRECISIONS = ("bfloat16", "float16", "float32")

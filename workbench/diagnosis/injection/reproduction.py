@@ -25,8 +25,8 @@ from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.reproduction import Outcome, Reproduction
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.reproduction import Outcome, Reproduction
 
 #: What the graph may be off transformers in float64 by, relative: transformers has single steps in float32.
 GRAPH_IS_REFERENCE = 1e-5

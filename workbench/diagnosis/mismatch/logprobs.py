@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.mismatch.side import Side, Values
 from lockstep.workbench.diagnosis.mismatch.tokens import Line
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.row_sides import RowSide
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 #: The log-probabilities that a side reported, by sequence.
 Reported = Mapping[int, Sequence[float]]

@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.mismatch.weights import are_others
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.row_comparison import RowComparison, TapRows
 from lockstep.workbench.diagnosis.row_sides import Kind, RowSide, paired
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 #: Roundings of the result, in the norm, by which two right kernels may differ.
 ROUNDINGS = 4.0

@@ -11,7 +11,7 @@ import numpy as np
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.mismatch.level import Level
 from lockstep.workbench.diagnosis.row_sides import RowSide, paired
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 CHOSEN, SCORES = "mlp.topk_ids", "mlp.router"
 

@@ -28,7 +28,7 @@ from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.row_sides import paired
 from lockstep.workbench.diagnosis.search_time import SearchTime
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 #: Tokens that are looked at: those with the largest gaps.
 _TOKENS = 64

@@ -8,8 +8,8 @@ from difflib import SequenceMatcher
 
 from lockstep.workbench.diagnosis.mismatch.level import Level
 from lockstep.workbench.diagnosis.row_sides import RowSide
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.token_texts import TokenTexts
+from lockstep.workbench.words.plain_text import plural
 
 #: Tokens by which two sequences may be displaced and still are the same one.
 _DISPLACED = 16

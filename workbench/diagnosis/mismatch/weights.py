@@ -11,7 +11,7 @@ from lockstep.workbench.diagnosis.diagnose import Explanation
 from lockstep.workbench.diagnosis.mismatch.level import Level
 from lockstep.workbench.diagnosis.row_comparison import RowComparison
 from lockstep.workbench.diagnosis.row_sides import RowSide
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 #: Weights that are named, of those that differ.
 _NAMED = 4

@@ -17,6 +17,7 @@ from textual.widget import Widget
 from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.export.colormap import Scale
 from lockstep.workbench.export.table import Table
+from lockstep.workbench.judgements.cause import numbers_in_words
 from lockstep.workbench.tui.panes.attention_text import (
     about,
     head_axes,
@@ -37,7 +38,6 @@ from lockstep.workbench.tui.widgets.shading import Matrix
 from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.tui.widgets.text_block import TextBlock
 from lockstep.workbench.views.attention import LayerAttention, attention_and_golden
-from lockstep.workbench.views.causes import numbers_in_words
 
 _MODES = ("heads", "head", "rows")
 #: From this width on a head is large beside all heads.

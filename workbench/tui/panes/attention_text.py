@@ -10,7 +10,7 @@ from lockstep.workbench.tui.widgets.axes import Axes
 from lockstep.workbench.tui.widgets.grid import GridCell
 from lockstep.workbench.tui.widgets.text_block import TextLine, flow
 from lockstep.workbench.views.attention import AttentionHead, LayerAttention, RowFigures, row_figures
-from lockstep.workbench.views.numbers import fixed, number
+from lockstep.workbench.words.numbers import fixed, number
 
 #: The token at a position.
 Label = Callable[[int], str]

@@ -6,15 +6,15 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
+from lockstep.workbench.judgements.cause import numbers_in_words
 from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.tui.widgets.text_block import TextLine, flow
 from lockstep.workbench.views.cache_history import CacheHistory
 from lockstep.workbench.views.cached_lengths import span
-from lockstep.workbench.views.causes import numbers_in_words
 from lockstep.workbench.views.kv_cache import Cache
-from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.states import StateHistory
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import number
 
 #: The token at a position.
 Label = Callable[[int], str]

@@ -11,8 +11,8 @@ from lockstep.workbench.tui.widgets.grid import GridCell, GridColumn
 from lockstep.workbench.tui.widgets.text_block import TextLine, flow
 from lockstep.workbench.views.cached_lengths import span
 from lockstep.workbench.views.experts import ExpertLoad, LayerExperts, TokenExperts, expert_number
-from lockstep.workbench.views.numbers import fixed, number
-from lockstep.workbench.views.plain_text import finite, plural
+from lockstep.workbench.words.numbers import fixed, number
+from lockstep.workbench.words.plain_text import finite, plural
 
 #: The token at a position.
 Label = Callable[[int], str]

@@ -10,8 +10,8 @@ from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.tui.widgets.text_block import TextLine
 from lockstep.workbench.views.candidate_history import CandidateHistory, CandidatePoint
 from lockstep.workbench.views.logits import Figures
-from lockstep.workbench.views.numbers import chance, number
-from lockstep.workbench.views.plain_text import finite, plural
+from lockstep.workbench.words.numbers import chance, number
+from lockstep.workbench.words.plain_text import finite, plural
 
 #: Cells that a step's numbers take, and those before the first.
 _CELL, _BEFORE = 13, 9

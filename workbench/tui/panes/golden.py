@@ -12,6 +12,7 @@ from textual.widget import Widget
 
 from lockstep.engine.taps.names import count_layers, layer_of, local_name
 from lockstep.workbench.export.table import Table
+from lockstep.workbench.judgements.golden_event import compared_by
 from lockstep.workbench.tui.drivers.port import CommandStage
 from lockstep.workbench.tui.panes.base import Pane
 from lockstep.workbench.tui.panes.golden_text import (
@@ -27,7 +28,6 @@ from lockstep.workbench.tui.panes.titles import GOLDEN, titled
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.text_block import TextBlock
 from lockstep.workbench.tui.widgets.verdict_map import VerdictMap, VerdictRow
-from lockstep.workbench.views.golden_event import compared_by
 from lockstep.workbench.views.step_verdicts import JudgedStep, judged_step, operations_of
 
 

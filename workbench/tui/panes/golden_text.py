@@ -9,10 +9,10 @@ from lockstep.workbench.tui.drivers.port import CommandStage
 from lockstep.workbench.tui.widgets.plot import curve, squeeze
 from lockstep.workbench.tui.widgets.text_block import TextLine
 from lockstep.workbench.tui.widgets.verdict_map import MARKS
-from lockstep.workbench.views.numbers import number, power
 from lockstep.workbench.views.sequences import of_all
 from lockstep.workbench.views.step_verdicts import GoldenTap, JudgedStep
 from lockstep.workbench.views.verdicts import JUDGED_WORDS, Judged, State
+from lockstep.workbench.words.numbers import number, power
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _LEAST = 1e-9

@@ -10,8 +10,8 @@ from lockstep.workbench.tui.widgets.grid import GridCell, GridColumn
 from lockstep.workbench.views.candidates import Candidate
 from lockstep.workbench.views.lens import Lens, LensLayer
 from lockstep.workbench.views.logits import Logits
-from lockstep.workbench.views.numbers import chance, fixed
-from lockstep.workbench.views.plain_text import finite
+from lockstep.workbench.words.numbers import chance, fixed
+from lockstep.workbench.words.plain_text import finite
 
 LENS_COLUMNS = (
     GridColumn("after", 8),

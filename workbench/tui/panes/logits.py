@@ -24,10 +24,10 @@ from lockstep.workbench.tui.widgets.text_block import TextBlock
 from lockstep.workbench.views.candidate_history import CandidateHistory, candidate_history
 from lockstep.workbench.views.lens import Lens, lens
 from lockstep.workbench.views.logits import Logits, logits
-from lockstep.workbench.views.numbers import chance, number
-from lockstep.workbench.views.plain_text import finite
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import chance, number
+from lockstep.workbench.words.plain_text import finite
 
 _EIGHTHS = " ▏▎▍▌▋▊▉█"
 #: Cells from which the candidates and the lens stand side by side.

@@ -24,10 +24,10 @@ from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.tui.widgets.status_line import Fact
-from lockstep.workbench.views.numbers import count, number
 from lockstep.workbench.views.operations import INF, NAN, Operations, operations
 from lockstep.workbench.views.sequences import of_all
 from lockstep.workbench.views.verdicts import Judged
+from lockstep.workbench.words.numbers import count, number
 
 #: The statistics worth a look over steps, in the order in which the key goes through them.
 _SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")

@@ -16,8 +16,8 @@ from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
 from lockstep.workbench.views.branch_sentinel import BranchSentinel
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.sentinel_watch import Watch
+from lockstep.workbench.words.plain_text import plural
 
 
 class SentinelsPane(Pane):

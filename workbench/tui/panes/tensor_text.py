@@ -11,11 +11,11 @@ from lockstep.workbench.tui.widgets.axes import Axes
 from lockstep.workbench.tui.widgets.fit import fit
 from lockstep.workbench.tui.widgets.plot import bars, squeeze
 from lockstep.workbench.tui.widgets.text_block import TextLine
-from lockstep.workbench.views.numbers import count, number
 from lockstep.workbench.views.rank_weights import shape_text
 from lockstep.workbench.views.sheet import Coordinates, Sheet, Strong
 from lockstep.workbench.views.tensor import DIFFERENCE, GOLDEN, REBUILT, Tensor, TensorFigures
 from lockstep.workbench.views.tensor_look import TensorLook
+from lockstep.workbench.words.numbers import count, number
 
 #: Cells of the least column of words beside the map.
 SIDE = 30

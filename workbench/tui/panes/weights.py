@@ -22,9 +22,9 @@ from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.plot import bars
 from lockstep.workbench.tui.widgets.shading import Matrix
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
-from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.rank_weights import shape_text
 from lockstep.workbench.views.weights import Parameter, Weights, weights
+from lockstep.workbench.words.numbers import number
 
 if TYPE_CHECKING:
     from lockstep.workbench.views.weight_values import ParameterValues

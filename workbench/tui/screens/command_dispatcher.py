@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
+from lockstep.workbench.judgements.golden_event import compared_by
 from lockstep.workbench.tui.panes.titles import GOLDEN, TITLES
 from lockstep.workbench.tui.reader import Reader
 from lockstep.workbench.tui.screens import commands
@@ -15,7 +16,6 @@ from lockstep.workbench.tui.screens.replies import AsMessage, AsSheet, AsTensor,
 from lockstep.workbench.tui.screens.runner import CommandRunner
 from lockstep.workbench.tui.screens.tensor_opener import TensorOpener
 from lockstep.workbench.tui.screens.view_actions import ViewActions
-from lockstep.workbench.views.golden_event import compared_by
 from lockstep.workbench.views.sides import Other, other_sides, usual_side
 from lockstep.workbench.views.where import Where
 

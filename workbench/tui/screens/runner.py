@@ -8,8 +8,8 @@ from collections.abc import Awaitable, Callable
 
 from lockstep.sessions.text import clean
 from lockstep.workbench.tui.drivers.port import CommandFailed, Driver, Reply
-from lockstep.workbench.views.plain_text import plural
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.plain_text import plural
 
 #: Seconds after which what runs is said to run.
 SAY_AFTER = 0.2

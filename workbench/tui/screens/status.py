@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from lockstep.sessions.state import STATE_WORDS
 from lockstep.workbench.tui.widgets.status_line import Fact
-from lockstep.workbench.views.numbers import chance, fixed, number
 from lockstep.workbench.views.overview import Overview, Present
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import chance, fixed, number
 
 #: Dtypes as they fit on the line.
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}

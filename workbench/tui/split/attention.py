@@ -34,7 +34,7 @@ from lockstep.workbench.tui.widgets.shading import Matrix
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 from lockstep.workbench.views.attention import LayerAttention
 from lockstep.workbench.views.compared_tensors import ComparedAttention, compared_attention
-from lockstep.workbench.views.numbers import fixed, number
+from lockstep.workbench.words.numbers import fixed, number
 
 
 class SplitAttention(MapsPart):

@@ -12,8 +12,8 @@ from lockstep.workbench.tui.split.part import SplitPart
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 from lockstep.workbench.views.compared_logits import ComparedLogits, RankedOn, compared_logits
-from lockstep.workbench.views.numbers import chance, number
-from lockstep.workbench.views.plain_text import finite
+from lockstep.workbench.words.numbers import chance, number
+from lockstep.workbench.words.plain_text import finite
 
 
 class SplitLogits(SplitPart):

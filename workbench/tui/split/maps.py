@@ -23,7 +23,7 @@ from lockstep.workbench.tui.widgets.shading import Matrix
 from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
 from lockstep.workbench.views.difference import hidden_by_one, hides
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 
 #: Cells from which the three stand beside each other.
 _BESIDE = 90

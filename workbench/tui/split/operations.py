@@ -15,7 +15,7 @@ from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.text_block import TextBlock
 from lockstep.workbench.views.compared_step import ComparedStep, ComparedTap, Difference, compared_step
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 
 _MARKS: dict[Difference, tuple[str, str]] = {
     "beyond": ("≠", "wrong"),

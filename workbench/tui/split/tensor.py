@@ -30,10 +30,10 @@ from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
 from lockstep.workbench.views.axes import Axis, strides
 from lockstep.workbench.views.compared_tensors import ComparedTensor, compared_tensor
 from lockstep.workbench.views.difference import hides
-from lockstep.workbench.views.numbers import number
 from lockstep.workbench.views.rank_weights import shape_text
 from lockstep.workbench.views.sheet import Sheet, arrangements, sheet
 from lockstep.workbench.views.tensor import Tensor
+from lockstep.workbench.words.numbers import number
 
 
 class SplitTensor(MapsPart):

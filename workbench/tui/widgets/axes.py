@@ -15,7 +15,7 @@ from lockstep.workbench.export.colormap import SHADES, Scale, shades
 from lockstep.workbench.export.pooling import INF, NAN, Pixels
 from lockstep.workbench.tui.theme import Paint
 from lockstep.workbench.tui.widgets.fit import fit
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 
 #: Below this many cells a map has no room for labels.
 _NARROW, _LOW = 24, 5

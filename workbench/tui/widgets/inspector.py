@@ -5,12 +5,12 @@ from __future__ import annotations
 from lockstep.sessions.records import STATISTICS
 from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
-from lockstep.workbench.views.numbers import count, number
 from lockstep.workbench.views.operations import Operations
 from lockstep.workbench.views.overview import Overview
 from lockstep.workbench.views.sequences import of_all
 from lockstep.workbench.views.verdicts import JUDGED_WORDS
 from lockstep.workbench.views.where import Where
+from lockstep.workbench.words.numbers import count, number
 
 
 class Inspector(TextBlock):

@@ -10,8 +10,7 @@ from numpy.typing import NDArray
 
 from lockstep.sessions import Session
 from lockstep.sessions.meta import CACHE_READS, CACHE_ROWS, ForeignMeta
-from lockstep.workbench.views.causes import numbers_in_words
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.judgements.cause import numbers_in_words
 from lockstep.workbench.views.provenance.accesses import NOT_WRITTEN, CachePass, passes_of
 from lockstep.workbench.views.provenance.ledger import (
     CacheWrite,
@@ -19,6 +18,7 @@ from lockstep.workbench.views.provenance.ledger import (
     SlotLedger,
     WrongAccess,
 )
+from lockstep.workbench.words.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)

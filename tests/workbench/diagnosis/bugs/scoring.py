@@ -12,8 +12,8 @@ from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.checking.recorded_run import diagnose_recording
-from lockstep.workbench.views.causes import UNNAMED, Cause
-from lockstep.workbench.views.golden_event import Divergence
+from lockstep.workbench.judgements.cause import UNNAMED, Cause
+from lockstep.workbench.judgements.golden_event import Divergence
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.recording import Recorded
 

@@ -25,10 +25,10 @@ from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.sites import sites
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.search_time import SearchTime
+from lockstep.workbench.judgements.reproduction import Reproduction
 from lockstep.workbench.references.golden import forced_onto
 from lockstep.workbench.references.request import GoldenRequest
 from lockstep.workbench.references.transformers_recorder import record
-from lockstep.workbench.views.reproduction import Reproduction
 from tests.checkpoints import FAMILY_VARIANTS
 from tests.workbench.diagnosis.bugs import recording
 from tests.workbench.diagnosis.bugs.all_bugs import bugs

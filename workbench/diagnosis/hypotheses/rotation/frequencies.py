@@ -17,7 +17,7 @@ from lockstep.engine.config.rope_scaling import RopeScaling
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, magnitude
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.views.causes import numbers_in_words
+from lockstep.workbench.judgements.cause import numbers_in_words
 
 #: Bases that models really have.
 KNOWN_BASES = (

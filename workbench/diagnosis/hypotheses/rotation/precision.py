@@ -14,7 +14,7 @@ from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.facts import SIXTEEN_BITS, rounded
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.views.plain_text import listed
+from lockstep.workbench.words.plain_text import listed
 
 #: The points at which a rotation may be rounded, in words, in their order.
 _POINTS: Mapping[str, str] = {

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from lockstep.engine.faults.catalogue import FAULTS, parse_fault
-from lockstep.workbench.views.known_faults import KNOWN_FAULTS, KNOWN_POSITIONS, fault_of
+from lockstep.workbench.judgements.known_faults import KNOWN_FAULTS, KNOWN_POSITIONS, fault_of
 
 
 @pytest.mark.parametrize("fault", sorted(set(KNOWN_FAULTS.values())))
@@ -19,9 +19,10 @@ PLACED_ONLY = {
     "residual_factor=one", "soft_cap=missing",
 }  # fmt: skip
 
-#: Faults of linear attention, whose causes are edits of its formulas without a name of the catalogue.
+#: Faults of linear attention and of short convolutions, whose causes are edits of their formulas without a name of the
+#: catalogue.
 OF_STATES = {
-    "beta=linear", "conv_kept=frozen", "conv_kept=one_short", "decay=linear", "decay=unbiased", "gated_norm=ungated",
+    "beta=linear", "conv_in_gate=missing", "conv_out_gate=missing", "plain_conv=backwards", "conv_kept=frozen", "conv_kept=one_short", "decay=linear", "decay=unbiased", "gated_norm=ungated",
     "key_heads=tiled", "l2_norm=missing", "output_gate=missing", "short_conv=linear", "state_before=left",
     "state_before=restarted", "state_kept=bfloat16",
 }  # fmt: skip

@@ -7,7 +7,7 @@ from typing import Literal
 
 import msgspec
 
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.words.numbers import number
 
 #: "partly": it takes away at least half of the difference; "not tried": it could not be put in.
 Outcome = Literal["reproduced", "partly", "not reproduced", "not tried"]

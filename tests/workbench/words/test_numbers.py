@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.workbench.debugger.host.replay import open_replay
-from lockstep.workbench.views.numbers import cell, chance, fixed, number, scalar, times
+from lockstep.workbench.words.numbers import cell, chance, fixed, number, scalar, times
 from tests.workbench.tui.odd import build_odd
 
 

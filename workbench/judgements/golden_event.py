@@ -15,9 +15,9 @@ import numpy as np
 from lockstep.sessions import Session
 from lockstep.sessions.records import JSON
 from lockstep.sessions.text import clean
-from lockstep.workbench.views.causes import NO_CAUSE, Cause
-from lockstep.workbench.views.coverage import Coverage
-from lockstep.workbench.views.numbers import number
+from lockstep.workbench.judgements.cause import NO_CAUSE, Cause
+from lockstep.workbench.judgements.coverage import Coverage
+from lockstep.workbench.words.numbers import number
 
 #: The kind of the event.
 KIND = "golden"

@@ -8,8 +8,8 @@ from collections.abc import Iterator, Sequence
 import msgspec
 
 from lockstep.sessions.records import JSON
-from lockstep.workbench.views.remedies import remedy_of
-from lockstep.workbench.views.reproduction import Reproduction
+from lockstep.workbench.judgements.remedies import remedy_of
+from lockstep.workbench.judgements.reproduction import Reproduction
 
 #: The class of a cause that has no name: what is known is where it is, and what it is not.
 UNNAMED = "unknown"

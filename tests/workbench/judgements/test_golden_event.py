@@ -10,8 +10,8 @@ import pytest
 
 from lockstep.sessions import Session, SessionWriter
 from lockstep.sessions.meta import SessionMeta
-from lockstep.workbench.views.causes import Cause
-from lockstep.workbench.views.golden_event import (
+from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.golden_event import (
     KIND,
     Divergence,
     GoldenEvent,

@@ -23,7 +23,7 @@ from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.meta import PASS_STATISTICS, ROW_STATISTICS, ForeignMeta, is_companion
 from lockstep.sessions.slices import apply, parse
 from lockstep.sessions.text import clean
-from lockstep.workbench.views.plain_text import plural
+from lockstep.workbench.words.plain_text import plural
 
 #: How far rows of a scaled embedding may be from that factor, relative: low precision rounds the factor too.
 _SCALED = 1e-2

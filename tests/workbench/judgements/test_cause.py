@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 
-from lockstep.workbench.views.causes import Cause, cause_lines, numbers_in_words
-from lockstep.workbench.views.remedies import remedy_of
+from lockstep.workbench.judgements.cause import Cause, cause_lines, numbers_in_words
+from lockstep.workbench.judgements.remedies import remedy_of
 
 
 def test_everything_known_of_a_cause_is_said() -> None:

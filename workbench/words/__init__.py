@@ -1,0 +1,1 @@
+"""Numbers and words as every part of the workbench writes them."""
