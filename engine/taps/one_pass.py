@@ -205,7 +205,7 @@ def measured(pieces: Sequence[Measurand | Growing], tables: Tables) -> tuple[Ten
     return parts, sums
 
 
-def _divisors(by: NDArray[np.int64]) -> NDArray[np.int64]:
+def divisors(by: NDArray[np.int64]) -> NDArray[np.int64]:
     """What the kernel divides 31 bits by each number with: ceil(2**(31 + l) / d) and, in the lowest eight bits, l - 1,
     of d up to 2**l (Granlund and Montgomery 1994, doi:10.1145/178243.178249); 0 of 1, and of 0."""
     logs = np.array([(max(1, d) - 1).bit_length() for d in by.tolist()], np.int64)
@@ -228,7 +228,7 @@ def _launch(
     chunks = np.maximum(1, -(-rows[:, -1] // CHUNK))  # one for an empty tensor
     first, total = np.cumsum(chunks) - chunks, int(chunks.sum())
     lists = (
-        np.column_stack((rows, _divisors(rows[:, 2]), _divisors(rows[:, 3]), first)),
+        np.column_stack((rows, divisors(rows[:, 2]), divisors(rows[:, 3]), first)),
         np.repeat(np.arange(count), chunks),
         np.array(numbers, np.int64),
         chunks,
