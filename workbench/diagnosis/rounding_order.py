@@ -376,7 +376,9 @@ def _rotation(site: Site, at: Any, x: Array, *, coarse: bool) -> Mapping[str, An
     angles = angles_of(model, site.rows)[at]
     if coarse:
         positions = np.array([row.position for row in site.rows], dtype=np.float64)[at, None, None]
-        by = np.broadcast_to(frequencies(model, lengths_of(site.rows)), (len(site.rows), *angles.shape[1:]))[at]
+        by = np.broadcast_to(frequencies(model, lengths_of(site.rows)), (len(site.rows), *angles.shape[1:]))[
+            at
+        ]
         angles = positions * rounded(by, site.facts.dtype).astype(np.float64)
     right = np.broadcast_to(np.pi / 2, angles.shape)
     ahead, back = (turned(model, ones, sign * angles, magnitude(model)) for sign in (1, -1))

@@ -180,7 +180,9 @@ def _positions(r: Rotated) -> Iterator[Variant]:
         for rule in r.position_rules(r.phases(RIGHT, by)):
             as_twice = rule.fitted.get("factor") == 2.0 and r.factor == 1
             phase = rule.at[:, None, None] * r.frequencies
-            as_others = any(np.allclose(phase, r.positions[:, None, None] * one.values) for one in _of_others(r))
+            as_others = any(
+                np.allclose(phase, r.positions[:, None, None] * one.values) for one in _of_others(r)
+            )
             if as_twice or as_others or (not rule.at.any() and r.factor == 1 and not r.decode_only):
                 continue  # told as a rotation applied twice, as another layer's, or not at all
             yield from at_positions(r, rule, by)
