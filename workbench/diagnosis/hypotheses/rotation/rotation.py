@@ -229,8 +229,8 @@ def _frequencies(r: Rotated) -> Iterator[Variant]:
 
 
 def _of_others(r: Rotated) -> list[FrequencyRule]:
-    """The frequencies of other layers of the model: their numbers are known, so that they say more than the same numbers
-    by a factor would."""
+    """The frequencies of other layers of the model: their numbers are known, so that they say more than the same by a
+    factor would."""
     return list(rules_of_other_layers(r.site.facts.whole, r.model, r.lengths))
 
 
