@@ -237,8 +237,8 @@ def _other(one: _Rounded, theirs: Mapping[Order, float]) -> tuple[Order, tuple[f
 def _coarse_frequencies(
     tap: str, taps: RecordedTaps, facts: Facts, one: _Rounded, theirs: Mapping[Order, float]
 ) -> tuple[float, float] | None:
-    """Whether frequencies of the engine's dtype give the bits of a rotation that no order of roundings by those of float32
-    gives: with the share of these and of the reference's."""
+    """Whether frequencies of the engine's dtype give the bits of a rotation that no order of roundings by those of
+    float32 gives: with the share of these and of the reference's."""
     of_theirs = max(one.share(order) for order in theirs)
     if one.formula != _ROTATED or of_theirs >= 1 - _SAME:
         return None

@@ -15,12 +15,14 @@ from lockstep.workbench.diagnosis.recording import Recording
 
 STEPS, RANKS, SIZE = 8, 2, 132  # which is padded to 192, and so cut at 96
 
+GREEDY = SamplingMeta()
+
 #: Of the logits up to now, the newest last: the token that goes on.
 Choose = Callable[[list[np.ndarray]], int]
 
 
 def found(
-    path: Path, choose: Choose, sampling: SamplingMeta | None = SamplingMeta(), *, forced: bool = False
+    path: Path, choose: Choose, sampling: SamplingMeta | None = GREEDY, *, forced: bool = False
 ) -> WrongChoices | None:
     """What is said of a run of one sequence whose tokens are chosen so."""
     generator = np.random.default_rng(5)

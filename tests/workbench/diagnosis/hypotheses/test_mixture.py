@@ -135,6 +135,14 @@ def test_a_bias_of_the_experts_that_is_left_out_is_named(tmp_path: Path) -> None
     assert [one.name for one in found.causes] == ["expert_bias_missing"]
 
 
+def test_a_bias_of_the_experts_that_is_added_without_weights_is_named(tmp_path: Path) -> None:
+    def unweighed(f: Experts, m: Any, x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+        return f(x, ids, w) + ((1 - w)[..., None] * m.down_proj_bias[ids]).sum(1)
+
+    found = explained(tiny_variant(tmp_path, "gpt-oss"), tmp_path, "float32", _kernel(unweighed))
+    assert [one.name for one in found.causes] == ["expert_bias_unweighed"]
+
+
 def _with_corrections(path: Path, around: float) -> Path:
     """The checkpoint with correction biases about a value, as training leaves them."""
     weights = load_file(path / "model.safetensors")

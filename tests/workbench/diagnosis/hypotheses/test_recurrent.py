@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from transformers.cache_utils import Cache, LinearAttentionLayer
+from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
 from tests.checkpoints import tiny_variant
@@ -119,3 +120,44 @@ def test_a_state_that_is_lost_between_chunks_of_a_prompt_is_named(
     causes = attached_and_diagnosed(path, tmp_path, "float32", prefill_chunk_size=5).causes
     assert {one.name for one in causes} == {"conv_restarted", "state_restarted", "delta_restarted"}
     assert all("positions 5–7, 10–12" in one.place for one in causes if "conv" in one.tap)
+
+
+def _in_bfloat16(x: Any) -> Any:
+    return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
+
+
+#: What the rule of the state is given instead -> dtype, and the sentence.
+RULES: dict[str, tuple[Callable[..., dict[str, Any]], str, str]] = {
+    "another key head": (
+        lambda query, key, **named: {"query": query.flip(2), "key": key.flip(2)}, "float32",
+        "value heads are given other key heads than their own: value heads 0, 1 get key head 3 instead of 0",
+    ),
+    "the norm in bfloat16": (
+        lambda query, key, **named: {
+            "query": _in_bfloat16(query), "key": _in_bfloat16(key), "use_qk_l2norm_in_kernel": False,
+        }, "bfloat16", "queries and keys are divided by their length in bfloat16",
+    ),
+    "the decay in bfloat16": (
+        lambda g, **named: {"g": g.exp().bfloat16().float().log()}, "bfloat16",
+        "the share of the state that is kept, the exponential of its decay, is rounded to bfloat16",
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.sampled(1)
+@pytest.mark.parametrize("case", RULES)
+def test_what_the_rule_of_the_state_is_given_is_named(
+    case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change, dtype, words = RULES[case]
+    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+        right = getattr(modeling_qwen3_5, name)
+
+        def rule(query: Any, key: Any, value: Any, right: Any = right, **named: Any) -> Any:
+            given = {"query": query, "key": key, "value": value, **named}
+            return right(**{**given, **change(**given)})
+
+        monkeypatch.setattr(modeling_qwen3_5, name, rule)
+    first = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3.5"), tmp_path, dtype).causes[0]
+    assert first.tap == "layers.0.attn.state"
+    assert first.text.startswith(words)

@@ -17,13 +17,23 @@ CAP = "logit_cap"
 #: What logits are divided by.
 DIVISOR = "logit_divisor"
 #: Those of published models; another one is solved for.
-OF_LOGITS: Mapping[str, Sequence[float]] = {CAP: (30.0, 50.0), DIVISOR: (1.0,)}
+OF_LOGITS: Mapping[str, Sequence[float]] = {CAP: (30.0, 50.0), DIVISOR: ()}
 
 
 def without_cap(formula: Node, edit: Edit) -> bool:
     """Whether an edit leaves the cap out."""
+    return _left_out(formula, edit).name == "tanh"
+
+
+def undivided(formula: Node, edit: Edit) -> bool:
+    """Whether an edit leaves the divisor out."""
+    return _left_out(formula, edit).args[1:] == (Node(DIVISOR),)
+
+
+def _left_out(formula: Node, edit: Edit) -> Node:
+    """The node that an edit leaves out; a leaf without a name where it does something else."""
     at = edit.place
-    return edit.kind == "left_out" and not isinstance(at, str) and node_at(formula, at).name == "tanh"
+    return Node("") if edit.kind != "left_out" or isinstance(at, str) else node_at(formula, at)
 
 
 def uncapped_noise(trial: RowTrial) -> Array:

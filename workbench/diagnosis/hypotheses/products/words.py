@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.hypotheses.fits import named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.functions import MISREAD
 from lockstep.workbench.diagnosis.hypotheses.operands import place_of
-from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, DIVISOR, without_cap
+from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, DIVISOR, undivided, without_cap
 from lockstep.workbench.diagnosis.hypotheses.products.phrases import Phrase, phrase
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING, HEAD, whose
@@ -101,6 +101,8 @@ def phrase_of(at: Setting, edits: Sequence[Edit]) -> Phrase | None:
         case "number" if leaf == DIVISOR:
             by, own = float(first.detail[0] or 0), at.model.logit_divisor
             return phrase(at, "other_divisor", by, own, fitted={"divisor": by, "should_be": own})
+        case "left_out" if undivided(at.formula, first):
+            return phrase(at, "other_divisor", 1.0, at.model.logit_divisor)
         case "left_out" if without_cap(at.formula, first):
             return phrase(at, "uncapped", at.model.logit_cap)
     ran, right = formula_text(edited(edits, at.formula)), formula_text(at.formula)

@@ -180,7 +180,9 @@ def _positions(r: Rotated) -> Iterator[Variant]:
         for rule in r.position_rules(r.phases(RIGHT, by)):
             as_twice = rule.fitted.get("factor") == 2.0 and r.factor == 1
             phase = rule.at[:, None, None] * r.frequencies
-            as_others = any(np.allclose(phase, r.positions[:, None, None] * one.values) for one in _of_others(r))
+            as_others = any(
+                np.allclose(phase, r.positions[:, None, None] * one.values) for one in _of_others(r)
+            )
             if as_twice or as_others or (not rule.at.any() and r.factor == 1 and not r.decode_only):
                 continue  # told as a rotation applied twice, as another layer's, or not at all
             yield from at_positions(r, rule, by)
@@ -227,8 +229,8 @@ def _frequencies(r: Rotated) -> Iterator[Variant]:
 
 
 def _of_others(r: Rotated) -> list[FrequencyRule]:
-    """The frequencies of other layers of the model: their numbers are known, so that they say more than the same numbers
-    by a factor would."""
+    """The frequencies of other layers of the model: their numbers are known, so that they say more than the same by a
+    factor would."""
     return list(rules_of_other_layers(r.site.facts.whole, r.model, r.lengths))
 
 

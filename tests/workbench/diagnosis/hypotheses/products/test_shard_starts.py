@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -78,3 +80,15 @@ def test_a_rank_that_alone_has_nothing_was_never_loaded(others: float, name: str
     )  # fmt: skip
     (fit,) = [one for one in fits(site, (product_maps,)) if one.accepted]
     assert fit.variant.name == name
+
+
+def test_a_weight_that_is_not_cut_is_named() -> None:
+    rng = np.random.default_rng(3)
+    x, weight = drawn(rng, len(ROWS), 64), drawn(rng, 96, 64)
+    right = made_site(
+        "linear", "layers.1.mlp.up", {"x": x}, x @ weight[OWN].T, weights={UP: weight}, tp=2, span=OWN
+    )
+    site = replace(right, parts=(replace(right.parts[0], seen=x @ weight.T),))
+    (fit,) = [one for one in fits(site, (product_maps,)) if one.accepted]
+    assert fit.variant.name == "not_cut"
+    assert "with all of model.layers.1.mlp.up_proj, not with its part" in fit.variant.text

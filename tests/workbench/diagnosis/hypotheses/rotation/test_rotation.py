@@ -424,3 +424,19 @@ def test_fewer_channels_of_pairs_of_neighbours_are_named() -> None:
     (found,) = best(site(seen, model))
     assert found.variant.name == "rope_partial"
     assert found.variant.text.startswith("the first 4 of the 16 channels that rotate do")
+
+
+def test_halves_that_an_engine_rotates_and_weaves_are_named() -> None:
+    """As where an engine gives halves for neighbours, and what comes in is not put apart before."""
+    halves = turned(POSITIONS)
+    woven = np.stack([halves[..., :8], halves[..., 8:]], -1).reshape(X.shape)
+    model = of_model(neighbours=True)
+    assert [one.variant.name for one in best(site(woven, model))] == ["rope_halves"]
+
+
+def test_the_scaling_of_other_layers_comes_before_a_factor_that_gives_the_same() -> None:
+    """Layer 1 has none of its own, layers 0 and 2 are stretched by 4."""
+    plain, stretched = (Rope(MODEL.rope_theta, one) for one in (RopeScaling(), RopeScaling("linear", 4.0)))
+    model = of_model(layer_ropes=(stretched, plain, stretched))
+    found = best(site(turned(POSITIONS / 4), model))
+    assert [one.variant.name for one in found] == ["rope_of_other_layers"]
