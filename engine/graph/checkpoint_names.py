@@ -123,6 +123,9 @@ GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
     "qwen3_5_text": _MLP_NORM,
     "qwen3_5_moe_text": _MLP_NORM,
     "seed_oss": _MLP_NORM,
+    **dict.fromkeys(
+        ("lfm2", "lfm2_moe"), {"final_norm": "token_embd_norm", "attn.out_proj": "shortconv.out_proj"}
+    ),
 }
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
