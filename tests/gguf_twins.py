@@ -63,8 +63,13 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
 #: Whose q and k are permuted.
-PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3, gguf.MODEL_ARCH.ARCEE,
-          gguf.MODEL_ARCH.OLMO)
+PAIRED = (
+    gguf.MODEL_ARCH.LLAMA,
+    gguf.MODEL_ARCH.GRANITE,
+    gguf.MODEL_ARCH.SMOLLM3,
+    gguf.MODEL_ARCH.ARCEE,
+    gguf.MODEL_ARCH.OLMO,
+)
 LINEAR = (gguf.MODEL_ARCH.QWEN3NEXT, gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
 #: Whose norms are stored with 1 added.
 GEMMA = (
@@ -167,7 +172,12 @@ def gguf_twin(
         if name.endswith("conv.conv.weight"):
             tensor = tensor.squeeze(1)
         array = tensor.float().contiguous().numpy()
-        plain = array.ndim == 1 or target.endswith(".bias") or ".ffn_gate_inp" in target or ".shortconv.conv" in target
+        plain = (
+            array.ndim == 1
+            or target.endswith(".bias")
+            or ".ffn_gate_inp" in target
+            or ".shortconv.conv" in target
+        )
         # The converter stores what does not divide into blocks as F16; here it stays what it is.
         whole = array.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == 0
         stored = gguf.GGMLQuantizationType["F32" if plain or not whole else kind]

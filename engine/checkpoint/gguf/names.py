@@ -93,9 +93,7 @@ class NameRule:
 
 
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
-PAIRED: frozenset[Family] = frozenset(
-    {"llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "olmo"}
-)
+PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "olmo"})
 #: Families in whose GGUF files the heads of values of linear attention are in another order.
 TILED: frozenset[Family] = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 
@@ -134,7 +132,11 @@ def _rules(family: Family) -> _Rules:
     chooser = modules.get("mlp.topk_ids") or modules.get("mlp.router", "mlp.gate")
     found += [
         _layer_rule(f"{chooser}.{CORRECTION}", "exp_probs_b", kind="bias"),
-        *([_layer_rule(f"{chooser}.{EXPERT_BIAS}", "exp_probs_b", kind="bias")] if family == "lfm2_moe" else []),
+        *(
+            [_layer_rule(f"{chooser}.{EXPERT_BIAS}", "exp_probs_b", kind="bias")]
+            if family == "lfm2_moe"
+            else []
+        ),
         _layer_rule(SINKS, "attn_sinks", kind="weight"),
         _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
         _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),

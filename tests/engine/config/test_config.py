@@ -219,6 +219,8 @@ _OWN |= {
         "head_bias": True,
     },
 }
+
+
 def _lfm2(config: Any) -> dict[str, Any]:
     own = {"conv": config.conv_L_cache, "layers": tuple(kind == "conv" for kind in config.layer_types)}
     if config.model_type == "lfm2_moe":
@@ -271,8 +273,17 @@ def _experts(config: Any) -> dict[str, Any] | None:
         }
         return _USUAL_EXPERTS | one | {"top_k": config.num_experts_per_tok}
     if kind == "lfm2_moe":
-        one = {"scores": "sigmoid", "correction": config.use_expert_bias, "factor": config.routed_scaling_factor}
-        one |= {"width": width, "count": config.num_experts, "shares_eps": 1e-6, "top_k": config.num_experts_per_tok}
+        one = {
+            "scores": "sigmoid",
+            "correction": config.use_expert_bias,
+            "factor": config.routed_scaling_factor,
+        }
+        one |= {
+            "width": width,
+            "count": config.num_experts,
+            "shares_eps": 1e-6,
+            "top_k": config.num_experts_per_tok,
+        }
         return _USUAL_EXPERTS | one | {"layers": tuple(i >= config.num_dense_layers for i in layers)}
     if kind == "phimoe":
         one = {"scores": "logits", "jitter": config.router_jitter_noise, "renormalised": False, "top_k": 2}
