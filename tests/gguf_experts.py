@@ -38,7 +38,9 @@ def expert_keys(writer: gguf.GGUFWriter, config: Config) -> None:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
     if family == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])
-    if family in ("glm4_moe", "minimax_m2", "deepseek_v3"):
+    if family == "lfm2_moe":
+        writer.add_leading_dense_block_count(config["num_dense_layers"])
+    if family in ("glm4_moe", "minimax_m2", "deepseek_v3", "lfm2_moe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
     if family in ("glm4_moe", "deepseek_v2", "deepseek_v3"):
         writer.add_expert_shared_count(config["n_shared_experts"])
@@ -86,6 +88,8 @@ def unstacked(tensors: Tensors, config: Config, split_expansion: bool) -> Tensor
             found[name.replace("kv_b_proj", "v_b_proj")] = both[:, plain:]
         elif name.endswith("e_score_correction_bias"):
             found[name.replace("_bias", ".bias")] = tensor
+        elif name.endswith(".expert_bias"):
+            found[f"{name}.bias"] = tensor
         elif name.endswith(".sinks"):
             found[f"{name}.weight"] = tensor
         else:

@@ -46,6 +46,8 @@ ARCHITECTURES = {
     "cohere": gguf.MODEL_ARCH.COMMAND_R,
     "cohere2": gguf.MODEL_ARCH.COHERE2,
     "olmo": gguf.MODEL_ARCH.OLMO,
+    "lfm2": gguf.MODEL_ARCH.LFM2,
+    "lfm2_moe": gguf.MODEL_ARCH.LFM2MOE,
     "phi": gguf.MODEL_ARCH.PHI2,
     "mixtral": gguf.MODEL_ARCH.LLAMA,
     "qwen3_moe": gguf.MODEL_ARCH.QWEN3MOE,
@@ -61,8 +63,13 @@ ARCHITECTURES = {
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
 }
 #: Whose q and k are permuted.
-PAIRED = (gguf.MODEL_ARCH.LLAMA, gguf.MODEL_ARCH.GRANITE, gguf.MODEL_ARCH.SMOLLM3, gguf.MODEL_ARCH.ARCEE,
-          gguf.MODEL_ARCH.OLMO)
+PAIRED = (
+    gguf.MODEL_ARCH.LLAMA,
+    gguf.MODEL_ARCH.GRANITE,
+    gguf.MODEL_ARCH.SMOLLM3,
+    gguf.MODEL_ARCH.ARCEE,
+    gguf.MODEL_ARCH.OLMO,
+)
 LINEAR = (gguf.MODEL_ARCH.QWEN3NEXT, gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
 #: Whose norms are stored with 1 added.
 GEMMA = (
@@ -103,6 +110,8 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "cohere2": ("cohere2", {"num_hidden_layers": 4, "layer_types": None}),
     "olmo": ("olmo", {"attention_bias": False}),
     "olmo-unclipped": ("olmo", {"attention_bias": False, "clip_qkv": None}),
+    "lfm2": ("lfm2", {}),
+    "lfm2-moe": ("lfm2_moe", {"routed_scaling_factor": 1.0}),
     "phi": ("phi", {}),
     "mixtral": ("mixtral", {}),
     "qwen3-moe": ("qwen3_moe", {"mlp_only_layers": []}),
@@ -160,8 +169,15 @@ def gguf_twin(
             tensor = _permuted(tensor, config["num_key_value_heads"])
         if architecture in (*GEMMA, *LINEAR) and name.endswith("norm.weight") and "linear_attn" not in name:
             tensor = tensor + 1
+        if name.endswith("conv.conv.weight"):
+            tensor = tensor.squeeze(1)
         array = tensor.float().contiguous().numpy()
-        plain = array.ndim == 1 or target.endswith(".bias") or ".ffn_gate_inp" in target
+        plain = (
+            array.ndim == 1
+            or target.endswith(".bias")
+            or ".ffn_gate_inp" in target
+            or ".shortconv.conv" in target
+        )
         # The converter stores what does not divide into blocks as F16; here it stays what it is.
         whole = array.shape[-1] % gguf.GGML_QUANT_SIZES[gguf.GGMLQuantizationType[kind]][0] == 0
         stored = gguf.GGMLQuantizationType["F32" if plain or not whole else kind]
@@ -219,14 +235,20 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(config["intermediate_size"])
+    writer.add_feed_forward_length(_feed_forward(config))
     writer.add_head_count(heads)
-    if "kv_lora_rank" not in config:
+    if "conv_L_cache" in config:
+        kinds = config["layer_types"]
+        writer.add_head_count_kv([0 if kind == "conv" else config["num_key_value_heads"] for kind in kinds])
+        writer.add_shortconv_l_cache(config["conv_L_cache"])
+    elif "kv_lora_rank" not in config:
         writer.add_head_count_kv(config["num_key_value_heads"])
     if family not in ("phi3", "granite") and "kv_lora_rank" not in config:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
-    if found := [key for key in ("norm_epsilon", "norm_eps", "layer_norm_eps") if key in config]:
+    if "conv_L_cache" in config:
+        writer.add_layer_norm_rms_eps(config["norm_eps"])
+    elif found := [key for key in ("norm_epsilon", "norm_eps", "layer_norm_eps") if key in config]:
         writer.add_layer_norm_eps(config[found[0]])
     elif family == "olmo":
         writer.add_layer_norm_eps(1e-5)
@@ -238,6 +260,16 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     expert_keys(writer, config)
     if "linear_num_key_heads" in config:
         linear_keys(writer, config)
+
+
+def _feed_forward(config: dict[str, Any]) -> int:
+    """Of LFM2 what the converter makes of its config."""
+    width: int = config["intermediate_size"]
+    if not config.get("block_auto_adjust_ff_dim"):
+        return width
+    multiple = config["block_multiple_of"]
+    width = int(config["block_ffn_dim_multiplier"] * int(2 * width / 3))
+    return multiple * ((width + multiple - 1) // multiple)
 
 
 def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) -> None:

@@ -18,13 +18,14 @@ class ExpertsConfig:
     layer whether it has experts or a single MLP.
 
     An expert is chosen by its score: the router's logits, under a softmax, a sigmoid or as they are, with a
-    `correction` of the choice alone (a bias of the checkpoint); where there are several `groups`, from the `top_groups`
-    best ones, by the sum of each one's `group_best` best scores. What it gives is multiplied by its score, of
-    `renormalised` scores by its share in the chosen ones' sum (plus `shares_eps`), times `factor`. `shared_width`: of the expert to which
-    every token goes (0: none), times the sigmoid of a logit where it is `shared_gated`. `biased`: the router and the
-    experts have biases. `weighed_inputs`: what goes into an expert is multiplied by its weight, not what it gives.
-    `jitter`: of two experts each one's weight is its share among those whose logits are not much lower (SparseMixer).
-    `wide`: router and scores stay in float32 whatever the model's dtype; `wide_weights`: the scores alone.
+    `correction` of the choice alone (a bias of the checkpoint); where there are several `groups`, from the
+    `top_groups` best ones, by the sum of each one's `group_best` best scores. What it gives is multiplied by its
+    score, of `renormalised` scores by its share in the chosen ones' sum (plus `shares_eps`), times `factor`.
+    `shared_width`: of the expert to which every token goes (0: none), times the sigmoid of a logit where it is
+    `shared_gated`. `biased`: the router and the experts have biases. `weighed_inputs`: what goes into an expert is
+    multiplied by its weight, not what it gives. `jitter`: of two experts each one's weight is its share among those
+    whose logits are not much lower (SparseMixer). `wide`: router and scores stay in float32 whatever the model's
+    dtype; `wide_weights`: the scores alone.
     """
 
     count: int

@@ -407,8 +407,9 @@ class FamilyRules:
     rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
     rotate; `unrotated_full`: layers that see everything do not rotate where a window is in use; `ntk_alpha`:
     `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
-    `eps_key`: "" where no key states the epsilon; `rope`: the rotary parameters; `linear`, `short_conv`: layers may have linear attention, or short convolutions; `intermediate`: the MLP's width, None
-    where it must be stated; `shaped`: layers differ in size by their type, and the last one sees everything."""
+    `eps_key`: "" where no key states the epsilon; `rope`: the rotary parameters; `linear`, `short_conv`: layers may
+    have linear attention, or short convolutions; `intermediate`: the MLP's width, None where it must be stated;
+    `shaped`: layers differ in size by their type, and the last one sees everything."""
 
     own: Callable[[Fields], Own]
     max_position: int

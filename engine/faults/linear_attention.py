@@ -144,7 +144,8 @@ FAULTS = (
     ),
     _fault(
         "conv_kept", "one_short", "newest", one_short, "conv*", "convolution state one token short",
-        "the first tokens of each later pass lack the oldest one of their window", step=1, level="build", needs=has_convolutions,
+        "the first tokens of each later pass lack the oldest one of their window", step=1, level="build",
+        needs=has_convolutions,
     ),
     _fault(
         "conv_kept", "frozen", "newest", frozen, "conv*", "convolution state not updated by decode steps",

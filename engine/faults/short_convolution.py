@@ -30,7 +30,8 @@ def has_gated_convolutions(model: ModelConfig, tp: int) -> str | None:
 
 FAULTS = (
     one_seam(
-        "conv_in_gate", "missing", "times", ungated, "layers.*.attn.conv_in", "gate of the convolution's input left out",
+        "conv_in_gate", "missing", "times", ungated, "layers.*.attn.conv_in",
+        "gate of the convolution's input left out",
         "the convolution sees more than the gate lets through", has_gated_convolutions, group="attention",
     ),
     one_seam(
@@ -39,7 +40,8 @@ FAULTS = (
         group="attention",
     ),
     one_seam(
-        "plain_conv", "backwards", "causal", backwards, "layers.*.attn.conv", "kernel of the convolution backwards in time",
+        "plain_conv", "backwards", "causal", backwards, "layers.*.attn.conv",
+        "kernel of the convolution backwards in time",
         "the newest token counts as the oldest", has_gated_convolutions, group="attention",
     ),
 )  # fmt: skip

@@ -24,7 +24,10 @@ _LFM2 = {
     "attn.k_norm": "self_attn.k_layernorm",
     "attn.o_proj": "self_attn.out_proj",
     "attn.out_proj": "conv.out_proj",
-    **{f"mlp.{ours}": f"feed_forward.{theirs}" for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))},
+    **{
+        f"mlp.{ours}": f"feed_forward.{theirs}"
+        for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
+    },
 }
 #: Family -> tap -> module within the layer; outside of the layers its whole name.
 MODULES: Mapping[Family, Mapping[str, str]] = {
@@ -114,6 +117,7 @@ GGUF_MIXED: dict[str, str] = {
     "linear_attn.in_proj_ba": "ssm_ba",
     "linear_attn.conv1d": "ssm_conv1d",
 }
+_LFM2_GGUF = {"final_norm": "token_embd_norm", "attn.out_proj": "shortconv.out_proj"}
 _MLP_NORM = {"mlp_norm": "post_attention_norm"}
 #: Family -> tap -> what its GGUF files call the module, where it is not what most do.
 GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
@@ -123,6 +127,8 @@ GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
     "qwen3_5_text": _MLP_NORM,
     "qwen3_5_moe_text": _MLP_NORM,
     "seed_oss": _MLP_NORM,
+    "lfm2": _LFM2_GGUF,
+    "lfm2_moe": _LFM2_GGUF,
 }
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {

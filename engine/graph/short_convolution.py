@@ -17,7 +17,13 @@ def _one(tap: str, kind: Kind, inputs: dict[str, str], module: str = "", gguf: s
 PROJECTED = ("attn.conv_in_gate", "attn.conv_out_gate", "attn.conv_x")
 SHORT_CONVOLUTION = (
     *(
-        _one(tap.removeprefix("attn."), "linear", {"x": "attn_norm"}, f"conv.in_proj_{name}", "shortconv.in_proj")
+        _one(
+            tap.removeprefix("attn."),
+            "linear",
+            {"x": "attn_norm"},
+            f"conv.in_proj_{name}",
+            "shortconv.in_proj",
+        )
         for tap, name in zip(PROJECTED, "bcx", strict=True)
     ),
     _one("conv_in", "times", {"x": "attn.conv_x", "gate": "attn.conv_in_gate"}),

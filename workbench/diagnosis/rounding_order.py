@@ -329,7 +329,7 @@ def _formula(site: Site, at: Any, *, coarse: bool = False) -> tuple[Node, Mappin
         case "residual":
             return substitute(formula, {name: Node("identity", (Node(name),)) for name in _FACTORS}), given
         case "norm":
-            weight = operands.weight().astype(np.float64)
+            weight = operands.norm_weight()
             bias = operands.bias()
             given |= {"weight": weight, "bias": 0.0 if bias is None else bias}
             given["x"] = as_normalised(given["x"], weight)

@@ -20,7 +20,8 @@ from lockstep.workbench.words.numbers import number
 #: Heads of the columns: operations in execution order.
 HEADS: Mapping[str, str] = {
     "attn_norm": "n1", "attn.q_proj": "q", "attn.k_proj": "k", "attn.v_proj": "v", "attn.q_norm": "qn",
-    "attn.k_norm": "kn", "attn.q_clip": "tq", "attn.k_clip": "tk", "attn.v_clip": "tv", "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.q_rope_norm": "nq",
+    "attn.k_norm": "kn", "attn.q_clip": "tq", "attn.k_clip": "tk", "attn.v_clip": "tv",
+    "attn.q_rope": "qr", "attn.k_rope": "kr", "attn.q_rope_norm": "nq",
     "attn.k_rope_norm": "nk", "attn.q_unit_norm": "uq", "attn.k_unit_norm": "uk", "attn.q_scaled": "qs",
     "attn.k_cache": "kc", "attn.v_cache": "vc",
     "attn.q_a_proj": "qa", "attn.q_a_norm": "an", "attn.q_b_proj": "qb", "attn.kv_a_proj": "la", "attn.kv_a_norm": "ln",
@@ -30,7 +31,8 @@ HEADS: Mapping[str, str] = {
     "attn.in_proj_b": "ib", "attn.in_proj_a": "ia", "attn.conv_q": "cq", "attn.conv_k": "ck", "attn.conv_v": "cv",
     "attn.q_l2": "ql", "attn.k_l2": "kl", "attn.beta": "be", "attn.decay": "de", "attn.state": "st", "attn.delta": "dl",
     "attn.gated_norm": "gn", "attn.conv_in_gate": "gi", "attn.conv_out_gate": "go", "attn.conv_x": "cc",
-    "attn.conv_in": "ci", "attn.conv": "cs", "attn.conv_gated": "cg", "attn.out_proj.partial": "p+", "attn.out_proj": "op",
+    "attn.conv_in": "ci", "attn.conv": "cs", "attn.conv_gated": "cg",
+    "attn.out_proj.partial": "p+", "attn.out_proj": "op",
     "attn.scores": "sc", "attn.probs": "pr", "attn.context": "cx", "attn.gate": "ga",
     "attn.gated": "gx", "attn.o_proj.partial": "o+", "attn.o_proj": "o",
     "post_attn_norm": "on", "attn_residual": "r1", "mlp_norm": "n2", "mlp.gate": "g", "mlp.up": "u", "mlp.act": "a",

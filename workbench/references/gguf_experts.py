@@ -107,16 +107,18 @@ def stored_name(name: str) -> str:
     if name.endswith("e_score_correction_bias"):
         layer = name.split(".")[2]
         return f"model.layers.{layer}.mlp.gate.e_score_correction.bias"
+    if name.endswith(".expert_bias"):
+        return f"{name}.bias"
     return f"{name}.weight" if name.endswith(".sinks") else name
 
 
-def stack_experts(tensors: dict[str, Tensor], interleaved: bool) -> None:
+def stack_experts(tensors: dict[str, Tensor], interleaved: bool, block: str = "mlp") -> None:
     """In place of gate and up, and of keys and values of latents, the tensors that transformers has: those by their
     names in the file are taken out, these put in by their names there."""
     for name in [name for name in tensors if ".ffn_gate_exps." in name]:
         layer, kind = name.split(".")[1], name.rsplit(".", 1)[1]
         gate, up, down = (tensors.pop(f"blk.{layer}.ffn_{one}_exps.{kind}") for one in ("gate", "up", "down"))
-        module = f"model.layers.{layer}.mlp.experts"
+        module = f"model.layers.{layer}.{block}.experts"
         if not interleaved:
             both = torch.cat((gate, up), 1)
         else:

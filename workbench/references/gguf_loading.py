@@ -190,6 +190,23 @@ def _stablelm(file: WholeReader) -> Told:
     return {**_glm4(file), **_layer_norm(file), "use_qkv_bias": biased, "use_parallel_residual": parallel}
 
 
+def _lfm2(file: WholeReader) -> Told:
+    """Layers without key/value heads have a convolution. llama.cpp renormalises the weights of experts always, and
+    scales them never."""
+    heads = file.value("attention.head_count_kv")
+    return {
+        "num_key_value_heads": max(heads),
+        "layer_types": ["full_attention" if one else "conv" for one in heads],
+        "conv_L_cache": file.value("shortconv.l_cache"),
+        "norm_eps": file.value("attention.layer_norm_rms_epsilon"),
+        "block_auto_adjust_ff_dim": False,
+        "num_dense_layers": file.value("leading_dense_block_count") or 0,
+        "use_expert_bias": any(one.name.endswith("exp_probs_b.bias") for one in file.tensors),
+        "norm_topk_prob": True,
+        "routed_scaling_factor": 1.0,
+    }
+
+
 def _linear_attention(file: WholeReader) -> Told:
     return gguf_linear.linear_attention(file, _rope(file))
 
@@ -233,6 +250,8 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "olmo": _Architecture(
         "olmo", lambda file: {"clip_qkv": file.value("attention.clamp_kqv") or None}, LlamaTensorProcessor
     ),
+    "lfm2": _Architecture("lfm2", _lfm2),
+    "lfm2moe": _Architecture("lfm2_moe", _lfm2),
     "phi2": _Architecture("phi", lambda file: {**_glm4(file), **_layer_norm(file)}),
     "qwen3moe": _Architecture("qwen3_moe", gguf_experts.qwen3_moe),
     "qwen2moe": _Architecture("qwen2_moe", gguf_experts.qwen2_moe),
@@ -324,7 +343,13 @@ def fill_from_gguf(model: Any, path: Path) -> None:
         found[tensor.name] = torch.from_numpy(np.array(values)).to(model.dtype)
     if "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
         gguf_linear.restore_linear(found, model.config)
-    gguf_experts.stack_experts(found, interleaved=model.config.model_type == "gpt_oss")
+    for name in [name for name in found if name.endswith(".shortconv.conv.weight")]:
+        found[name] = found[name].unsqueeze(1)
+    gguf_experts.stack_experts(
+        found,
+        interleaved=model.config.model_type == "gpt_oss",
+        block="feed_forward" if model.config.model_type == "lfm2_moe" else "mlp",
+    )
     tensors, homeless, there = {}, [], set(model.state_dict())
     for name in found:
         ours = name if name in there else theirs.get(name)

@@ -130,7 +130,9 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             if own.clip_qkv is not None:
                 clamped = partial(torch.clamp, min=-own.clip_qkv, max=own.clip_qkv)
                 for one in "qkv":  # what the products give is clamped in place
-                    after(layer.get_submodule(f"self_attn.{one}_proj"), f"layers.{i}.attn.{one}_clip", clamped)
+                    after(
+                        layer.get_submodule(f"self_attn.{one}_proj"), f"layers.{i}.attn.{one}_clip", clamped
+                    )
             if own.parallel:
                 _tap_sum(layer, f"layers.{i}.attn_residual", own, see, stack)
             if own.experts is not None:

@@ -35,9 +35,7 @@ def convolving(modules: Sequence[nn.Module], on_convolution: OnConvolution) -> I
             functions = vars(sys.modules[code])
             plain = {name: inspect.unwrap(functions[name]) for name in _FUNCTIONS}
             stack.callback(functions.update, {name: functions[name] for name in plain})
-            functions.update(
-                {name: partial(_heard, plain[name], running, on_convolution) for name in plain}
-            )
+            functions.update({name: partial(_heard, plain[name], running, on_convolution) for name in plain})
         yield
 
 

@@ -7,6 +7,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+from lockstep.engine.checkpoint.gguf.convolution_architectures import (
+    CONVOLUTION_EXPERT_KEYS,
+    CONVOLUTION_KEYS,
+    lfm2,
+    lfm2_moe,
+)
 from lockstep.engine.checkpoint.gguf.expert_architectures import (
     EXPERT_KEYS,
     YARN_KEY,
@@ -223,6 +229,8 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "command-r": Architecture("cohere", _cohere, ("logit_scale",), "attention.layer_norm_epsilon"),
     "cohere2": Architecture("cohere2", _cohere2, ("logit_scale", PATTERN), "attention.layer_norm_epsilon"),
     "olmo": Architecture("olmo", _olmo, ("attention.clamp_kqv",), "attention.layer_norm_epsilon"),
+    "lfm2": Architecture("lfm2", lfm2, CONVOLUTION_KEYS),
+    "lfm2moe": Architecture("lfm2_moe", lfm2_moe, CONVOLUTION_EXPERT_KEYS),
     "phi2": Architecture("phi", _phi2, eps_key="attention.layer_norm_epsilon", partial=True),
     "qwen3moe": Architecture("qwen3_moe", qwen3_moe, EXPERT_KEYS),
     "qwen2moe": Architecture("qwen2_moe", qwen2_moe, EXPERT_KEYS),

@@ -52,13 +52,13 @@ def olmoe(fields: Fields, of: StatedSizes) -> Own:
 
 def glm4_moe(fields: Fields, of: StatedSizes) -> Own:
     """DeepSeek-V3's routing; norms of q and k in the larger models."""
-    experts = _with_shared(fields, _corrected(fields, of, fields.flag(_NORM, False)))
+    experts = _with_shared(fields, sigmoids(fields, of, fields.flag(_NORM, False)))
     return {"qk_norm": "blk.0.attn_q_norm.weight" in of.tensors, "experts": replace(experts, wide=True)}
 
 
 def minimax_m2(fields: Fields, of: StatedSizes) -> Own:
     """Norms over all heads of q and k; weights are renormalised always."""
-    return {"qk_norm": True, "qk_norm_whole": True, "experts": _corrected(fields, of, True)}
+    return {"qk_norm": True, "qk_norm_whole": True, "experts": sigmoids(fields, of, True)}
 
 
 def gpt_oss(fields: Fields, of: StatedSizes) -> Own:
@@ -81,7 +81,7 @@ def deepseek2(fields: Fields, of: StatedSizes) -> Own:
     of each group counts, as in the original; llama.cpp adds the two best."""
     sigmoid = fields.size(_GATING, _SOFTMAX, least=0) == _SIGMOID
     if sigmoid:
-        experts = _corrected(fields, of, fields.flag(_NORM, False))
+        experts = sigmoids(fields, of, fields.flag(_NORM, False))
     else:
         if fields.flag(_NORM, False):
             lost = "" if _GATING in fields else f"; a V3 has {_GATING} = {_SIGMOID}, which this file lacks"
@@ -139,7 +139,7 @@ def _softmax(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConf
     return _experts(fields, of, gating=(0, _SOFTMAX), renormalised=renormalised)
 
 
-def _corrected(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
+def sigmoids(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
     """Scores are sigmoids, of which a bias corrects the choice."""
     experts = _experts(fields, of, gating=(0, _SIGMOID), renormalised=renormalised, scores="sigmoid")
     factor = fields.number(_SCALE, 0.0) or 1.0

@@ -62,9 +62,7 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     _refuse_unsupported(fields, architecture.knows)
     heads, hidden = fields.size("attention.head_count"), fields.size("embedding_length")
     latent = latent_of_gguf(fields, tensors) if architecture.latent else None
-    kv_heads = heads if latent else fields.size("attention.head_count_kv", heads)
-    if heads % kv_heads:
-        raise fields.error("attention.head_count_kv", f"does not divide attention.head_count = {heads}")
+    kv_heads = heads if latent else _kv_heads(fields, heads)
     further = fields.size(FURTHER_KEY, 0, least=0)
     layers = fields.size("block_count", least=further + 1, most=MOST_LAYERS) - further
     head_dim = latent.head_dim if latent else _head_dim(fields, hidden, heads)
@@ -125,6 +123,22 @@ def _intermediate(fields: Fields) -> int:
     """The MLP's width; of a file in which all layers have experts, theirs."""
     key, other = "feed_forward_length", "expert_feed_forward_length"
     return fields.size(other if key not in fields and other in fields else key)
+
+
+def _kv_heads(fields: Fields, heads: int) -> int:
+    """Key/value heads; of a list those of the layers that have any."""
+    key = "attention.head_count_kv"
+    stated = fields.data.get(key)
+    if isinstance(stated, MetadataArray):
+        counts = {int(one) for one in stated.numbers()} - {0}
+        if len(counts) != 1:
+            raise fields.error(key, "layers that differ in it are not supported")
+        (count,) = counts
+    else:
+        count = fields.size(key, heads)
+    if count < 1 or heads % count:
+        raise fields.error(key, f"does not divide attention.head_count = {heads}")
+    return count
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:

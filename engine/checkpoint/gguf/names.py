@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import LAYER, OUTSIDE, instead_of
 from lockstep.engine.graph.checkpoint_names import FUSED, GGUF_MIXED, GGUF_MODULES, GGUF_STACKS, MODULES
-from lockstep.engine.parallel.shards import CORRECTION, DECAY, SINKS, Span
+from lockstep.engine.parallel.shards import CORRECTION, DECAY, EXPERT_BIAS, SINKS, Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
 Array = TypeVar("Array", bound=Any)
@@ -93,9 +93,7 @@ class NameRule:
 
 
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
-PAIRED: frozenset[Family] = frozenset(
-    {"llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "olmo"}
-)
+PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "olmo"})
 #: Families in whose GGUF files the heads of values of linear attention are in another order.
 TILED: frozenset[Family] = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 
@@ -134,11 +132,18 @@ def _rules(family: Family) -> _Rules:
     chooser = modules.get("mlp.topk_ids") or modules.get("mlp.router", "mlp.gate")
     found += [
         _layer_rule(f"{chooser}.{CORRECTION}", "exp_probs_b", kind="bias"),
+        *(
+            [_layer_rule(f"{chooser}.{EXPERT_BIAS}", "exp_probs_b", kind="bias")]
+            if family == "lfm2_moe"
+            else []
+        ),
         _layer_rule(SINKS, "attn_sinks", kind="weight"),
         _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
         _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]
-    outside = [NameRule(modules.get(one.tap, one.module), one.gguf) for one in OUTSIDE.values()]
+    outside = [
+        NameRule(modules.get(one.tap, one.module), theirs.get(one.tap, one.gguf)) for one in OUTSIDE.values()
+    ]
     found += [*outside, *whole]
     # A stack's name means the stack, not one of its parts.
     return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})

@@ -332,7 +332,7 @@ def _single(found: dict[str, PlacedTensor], model: ModelConfig) -> Iterator[tupl
 
 def _stack_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
     """The shape in which Hugging Face has the stack: kernels [channels, 1, width] are a matrix here."""
-    if name.endswith("linear_attn.conv1d.weight") and len(tensor.shape) == 2:
+    if name.endswith(("linear_attn.conv1d.weight", ".conv.conv.weight")) and len(tensor.shape) == 2:
         return tensor.shape[0], 1, tensor.shape[1]
     return tensor.shape
 

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 from transformers import AutoConfig
 from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+from transformers.models.lfm2.modeling_lfm2 import Lfm2MLP
 
 from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
 from lockstep.engine.config.experts import ExpertsConfig
@@ -218,6 +219,17 @@ _OWN |= {
         "head_bias": True,
     },
 }
+
+
+def _lfm2(config: Any) -> dict[str, Any]:
+    own = {"conv": config.conv_L_cache, "layers": tuple(kind == "conv" for kind in config.layer_types)}
+    if config.model_type == "lfm2_moe":
+        return {"short_conv": own}
+    layer = Lfm2MLP(config)  # which makes another width of the config's
+    return {"short_conv": own, "intermediate_size": layer.w1.out_features}
+
+
+_OWN |= {"lfm2": _lfm2, "lfm2_moe": _lfm2}
 _OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 
@@ -260,6 +272,19 @@ def _experts(config: Any) -> dict[str, Any] | None:
             "count": config.num_local_experts,
         }
         return _USUAL_EXPERTS | one | {"top_k": config.num_experts_per_tok}
+    if kind == "lfm2_moe":
+        one = {
+            "scores": "sigmoid",
+            "correction": config.use_expert_bias,
+            "factor": config.routed_scaling_factor,
+        }
+        one |= {
+            "width": width,
+            "count": config.num_experts,
+            "shares_eps": 1e-6,
+            "top_k": config.num_experts_per_tok,
+        }
+        return _USUAL_EXPERTS | one | {"layers": tuple(i >= config.num_dense_layers for i in layers)}
     if kind == "phimoe":
         one = {"scores": "logits", "jitter": config.router_jitter_noise, "renormalised": False, "top_k": 2}
         one |= {"width": width, "count": config.num_local_experts, "layers": (True,) * len(layers)}
@@ -281,6 +306,7 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "biased": kind == "gpt_oss",
         "weighed_inputs": False,
         "jitter": None,
+        "shares_eps": 0.0,
         "wide": (sigmoid and kind != "minimax_m2")
         or kind in ("deepseek_v2", "ernie4_5_moe", "hunyuan_v1_moe"),
         "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral", "hunyuan_v1_moe"),
@@ -305,6 +331,7 @@ def _latent(config: Any) -> dict[str, Any] | None:
 _QK_NORM = (
     "qwen3", "olmo2", "olmo3", "gemma3_text", "qwen3_moe", "olmoe", "glm4_moe", "minimax_m2", "qwen3_next",
     "qwen3_5_text", "qwen3_5_moe_text", "gemma4_text", "exaone4", "dots1", "exaone_moe", "flex_olmo", "apertus",
+    "lfm2", "lfm2_moe",
 )  # fmt: skip
 #: In the order in which a family's own key hides the one that the tests write of all.
 _EPS = ("norm_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
@@ -358,7 +385,9 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "rotary": told["rotary"] if latent is None else latent["rope_dim"],
         "rotary_last": latent is not None,
         "latent": latent,
-        "activation": _ACTIVATIONS[getattr(theirs, "hidden_activation", None) or theirs.hidden_act],
+        "activation": _ACTIVATIONS[
+            getattr(theirs, "hidden_activation", None) or getattr(theirs, "hidden_act", "silu")
+        ],
         "qkv_bias": ours.family in ("qwen2", "qwen2_moe") or (latent is None and _biased(theirs)),
         "o_bias": ours.family not in _NO_O_BIAS and getattr(theirs, "attention_out_bias", _biased(theirs)),
         "mlp_bias": getattr(theirs, "mlp_bias", getattr(theirs, "use_bias", theirs.model_type == "phi")),

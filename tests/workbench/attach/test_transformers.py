@@ -148,7 +148,25 @@ def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> 
     assert told["causes"] == []
 
 
-EXPERTS = ["qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2", "phimoe"]
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+def test_short_convolutions_are_right(tmp_path: Path) -> None:
+    """transformers' plan divides nothing of them."""
+    told = attached(str(tiny_variant(tmp_path, "lfm2")), tmp_path / "run.session", PROMPT, ranks=1)
+    assert (told["verdict"], told["coverage"]["aligned"], told["coverage"]["absent"]) == ("match", 15, [])
+
+
+EXPERTS = [
+    "qwen3-moe",
+    "mixtral",
+    "olmoe",
+    "qwen2-moe",
+    "glm4-moe",
+    "gpt-oss",
+    "minimax-m2",
+    "phimoe",
+    "lfm2-moe",
+]
 
 
 @pytest.mark.slow

@@ -23,7 +23,17 @@ from .lockstep_limits import refuse_capture
 from .lockstep_linear import CLIPPED, GATED, TAKE, functions_of, shown_call
 from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other
 from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names
-from .lockstep_names import BEHIND, FUSED, HEADS_FIRST, IN_PART, OVER_ALL_HEADS, TRANSFORMERS, TURNED, Names
+from .lockstep_names import (
+    BEHIND,
+    FUSED,
+    HEADS_FIRST,
+    IN_PART,
+    OVER_ALL_HEADS,
+    TRANSFORMERS,
+    TURNED,
+    UNDIVIDED,
+    Names,
+)
 from .lockstep_wrappers import home_of, plain_modules
 
 if TYPE_CHECKING:
@@ -37,8 +47,8 @@ _OF_MLP = {
 #: Mixtral's and MiniMax' name of the block and Llama 4's, which others call `mlp`.
 _BLOCKS = re.compile(r"^\.(block_sparse_moe|feed_forward)(?=\.|$)", re.ASCII)
 _SHARDED = (
-    "q_proj", "q_b_proj", "kv_b_proj", "q_clip", "q_norm", "q_rope", "q_rope_norm", "q_unit_norm", "context", "gated", "gate",
-    "up", "act",
+    "q_proj", "q_b_proj", "kv_b_proj", "q_clip", "q_norm", "q_rope", "q_rope_norm", "q_unit_norm", "context",
+    "gated", "gate", "up", "act",
 )  # fmt: skip
 _KV = ("k_clip", "v_clip", "k_proj", "k_norm", "k_rope", "k_rope_norm", "k_unit_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
@@ -112,6 +122,9 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
     if _attention_is_whole(tape, paths):
         layouts |= dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj", "q_rope", "context"), "replicate")
+    plain = "in" in names[".self_attn.o_proj"]  # transformers' names
+    if plain and tape.facts["config"].get("model_type") in UNDIVIDED:
+        layouts |= dict.fromkeys((*_SHARDED, *_KV), "replicate")
     gathered = tape.facts["size"] > 1 and _attention_is_gathered(module)
     if gathered:
         whole = ("q_proj", "q_norm", "q_rope", "context", *_KV)

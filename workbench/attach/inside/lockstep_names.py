@@ -121,6 +121,8 @@ BEHIND: Names = {
 HEADS_FIRST = ("exaone4", "exaone_moe", "apertus", "phi")
 #: Those that give the rotation only the part of each head that is rotated.
 IN_PART = ("stablelm", "nemotron", "phi")
+#: Those of whose layers transformers' plans divide the experts alone.
+UNDIVIDED = ("lfm2", "lfm2_moe")
 TURNED: Names = {
     f".self_attn.{one}_{norm}": {"turned": f".attn.{one}_norm"}
     for one in "qk"

@@ -66,7 +66,8 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         ("weights_without_jitter", "each expert's weight is 1: no other one counts as near to it"),
     ("expert_input", "weighed", "function", "unweighed"):
         ("expert_input_unweighed", "what goes into the experts is not multiplied by their weights"),
-    ("clip", "clamped_within", "left_out", 0.0): ("clip_missing", "queries, keys or values are not clamped to ±{clip:g}"),
+    ("clip", "clamped_within", "left_out", 0.0):
+        ("clip_missing", "queries, keys or values are not clamped to ±{clip:g}"),
     ("query_scaling", "multiply", "left_out", 0.0):
         ("query_scaling_missing", "queries are not multiplied by the factor of their position"),
     ("query_scaling", "floor", "left_out", 0.0):

@@ -264,7 +264,9 @@ def _of_residual(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], 
     reader = _reader_of(site)
     normed = site.rows_of(reader)
     if normed is None or normed.shape != site.expected.shape:
-        normed = normalise(site.facts, weight_names(reader, "norm", site.facts)["weight"], site.expected)
+        normed = normalise(
+            site.facts, weight_names(reader, "norm", site.facts).get("weight", ""), site.expected
+        )
     tokens.pop(reader, None)
     if normed is not None and normed.shape == site.expected.shape:
         tokens[READER] = partial(np.asarray, normed)

@@ -73,6 +73,12 @@ class Operands:
             found = found[self.span]
         return found if self.columns is None else found[:, self.columns]
 
+    def norm_weight(self) -> Array:
+        """That of a norm; ones of one that has none."""
+        if "weight" not in self.weights:
+            return np.ones(self.inputs["x"].shape[-1])
+        return self.weight().astype(np.float64)
+
     def bias(self) -> Array | None:
         """This rank's part of the bias; None of a module without."""
         return self.weight("bias").astype(np.float64) if "bias" in self.weights else None
@@ -148,8 +154,7 @@ def reduce(o: Operands) -> Result:
 
 def norm(o: Operands) -> Result:
     """RMSNorm or LayerNorm over the last axis."""
-    bare = o.declared is not None and not o.facts.model.norm_weight
-    weight = np.ones(o.inputs["x"].shape[-1]) if bare else o.weight().astype(np.float64)
+    weight = o.norm_weight()
     x = as_normalised(o.inputs["x"], weight)
     out = o.value("norm", x=x, weight=weight, bias=0.0 if (bias := o.bias()) is None else bias)
     if "whole" in o.inputs:

@@ -156,7 +156,7 @@ def missing_layers(tap: str, taps: RecordedTaps, facts: Facts) -> Iterator[Site]
     for layer in within:
         expected = None if expected is None else layer_output(facts, layer, expected, rows)
     if expected is not None and norm:
-        expected = normalise(facts, weights["weight"], expected)
+        expected = normalise(facts, weights.get("weight", ""), expected)
     if expected is not None and out.shape == expected.shape:
         part = Part(rows, {"x": x}, out, expected, layer_noise(facts, expected), LARGEST[facts.dtype])
         name = f"layers.{last}.mlp_residual"

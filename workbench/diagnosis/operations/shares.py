@@ -63,9 +63,7 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
         return {}
     biased = declared is not None and declared.bias and getattr(facts.model, declared.bias)
     bare = operation == "reduce" or (operation == "norm" and not facts.model.norm_weight)
-    return ({} if bare else {"weight": f"{module}.weight"}) | (
-        {"bias": f"{module}.bias"} if biased else {}
-    )
+    return ({} if bare else {"weight": f"{module}.weight"}) | ({"bias": f"{module}.bias"} if biased else {})
 
 
 def whose(name: str, layer: int | None) -> tuple[str, str]:

@@ -35,7 +35,9 @@ def repeated(site: Site) -> Iterator[Variant]:
     for layer in sorted(range(layers), key=lambda i: abs(i - at + 0.5))[:_MOST]:
         with np.errstate(all="ignore"):
             after = layer_output(site.facts, layer, site.inputs["x"], site.rows)
-            predicted = None if after is None else normalise(site.facts, site.weights["weight"], after)
+            predicted = (
+                None if after is None else normalise(site.facts, site.weights.get("weight", ""), after)
+            )
         if predicted is None:
             return
         if apart(site.seen[wrong], predicted[wrong]) < 0.1:
