@@ -25,7 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
-from lockstep.workbench.references import gguf_experts, gguf_linear
+from lockstep.workbench.references import gguf_experts, gguf_further, gguf_linear
 from lockstep.workbench.references.gguf_experts import Told
 from lockstep.workbench.references.request import ReferenceFailure
 
@@ -235,7 +235,19 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "glm4moe": _Architecture("glm4_moe", lambda file: gguf_experts.partly_rotated(file, _rope(file))),
     "minimax-m2": _Architecture("minimax_m2", lambda file: gguf_experts.partly_rotated(file, _rope(file))),
     "gpt-oss": _Architecture("gpt_oss", lambda file: gguf_experts.gpt_oss(file, _rope(file))),
-    "deepseek2": _Architecture("deepseek_v2", lambda file: gguf_experts.deepseek(file, _rope(file))),
+    "deepseek2": _Architecture("deepseek_v2", lambda file: gguf_further.deepseek2(file, _rope(file))),
+    "llama4": _Architecture("llama4_text", gguf_further.llama4),
+    "phimoe": _Architecture("phimoe", lambda file: gguf_further.phimoe(file, _phi3(file))),
+    "mistral4": _Architecture("mistral4", lambda file: gguf_further.mistral4(file, _rope(file))),
+    "hunyuan-moe": _Architecture("hunyuan_v1_moe", gguf_further.hunyuan_moe),
+    "ernie4_5-moe": _Architecture("ernie4_5_moe", gguf_further.ernie4_5_moe),
+    "exaone-moe": _Architecture("exaone_moe", lambda file: gguf_further.exaone_moe(file, _exaone4(file))),
+    "apertus": _Architecture("apertus"),
+    "hunyuan-dense": _Architecture("hunyuan_v1_dense"),
+    "jais2": _Architecture("jais2", _layer_norm),
+    "mistral3": _Architecture(
+        "ministral3", lambda file: gguf_further.mistral3(file, _rope(file)), LlamaTensorProcessor
+    ),
     "qwen3next": _Architecture("qwen3_next", _linear_attention),
     "qwen35": _Architecture("qwen3_5_text", _linear_attention),
     "qwen35moe": _Architecture("qwen3_5_moe_text", _linear_attention),
@@ -319,7 +331,8 @@ def fill_from_gguf(model: Any, path: Path) -> None:
         found[tensor.name] = torch.from_numpy(np.array(values)).to(model.dtype)
     if "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
         gguf_linear.restore_linear(found, model.config)
-    gguf_experts.stack_experts(found, interleaved=model.config.model_type == "gpt_oss")
+    gguf_experts.stack_experts(found, model.config.model_type)
+    found |= gguf_further.xielu_numbers(file.fields, model.config.num_hidden_layers)
     tensors, homeless, there = {}, [], set(model.state_dict())
     for name in found:
         ours = name if name in there else theirs.get(name)

@@ -50,6 +50,16 @@ def _unmapped(config: Any) -> Any:
     return getattr(transformers, f"{type(config).__name__.removesuffix('Config')}ForCausalLM")
 
 
+def empty_model(config: Any, **options: Any) -> Any:
+    """A model of that configuration, its weights whatever they are."""
+    made_by = auto_class(config)
+    return (
+        made_by.from_config(config, **options)
+        if made_by is AutoModelForCausalLM
+        else made_by._from_config(config, **options)
+    )
+
+
 def import_class(config: Any) -> None:
     """Import the module that defines the model."""
     of_wrapper = config.model_type in WRAPPERS

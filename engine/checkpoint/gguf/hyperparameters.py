@@ -99,7 +99,8 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
         notes=(FURTHER_NOTE.format(layers),) if further else (),
     )
     sizes = StatedSizes(hidden, heads, head_dim, layers, max_position, rope, frozenset(tensors))
-    return replace(plain, **architecture.own(fields, sizes))
+    own = architecture.own(fields, sizes)
+    return replace(plain, **{**own, "notes": (*plain.notes, *own.get("notes", ()))})
 
 
 class _OwnKeys(Fields):

@@ -15,7 +15,15 @@ from typing import Any, Protocol, TypeVar
 
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import LAYER, OUTSIDE, instead_of
-from lockstep.engine.graph.checkpoint_names import FUSED, GGUF_MIXED, GGUF_MODULES, GGUF_STACKS, MODULES
+from lockstep.engine.graph.checkpoint_names import (
+    EXPERT_STACKS,
+    FUSED,
+    GGUF_MIXED,
+    GGUF_MODULES,
+    GGUF_STACKS,
+    MODULES,
+    USUAL_EXPERT_STACKS,
+)
 from lockstep.engine.parallel.shards import CORRECTION, DECAY, SINKS, Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
@@ -120,12 +128,12 @@ def _rules(family: Family) -> _Rules:
     found: list[NameRule] = []
     for one in LAYER.values():
         tap = one.tap.removesuffix(".partial")
-        if (
-            one.module and one.gguf and (tap in modules or one.module not in modules.values())
-        ):  # else another's by now
-            module = modules.get(tap, one.module)
+        module = modules.get(tap, one.module)
+        gguf = theirs.get(tap) or stacked.get(module, one.gguf)
+        if not module or not gguf or (tap not in modules and module in modules.values()):
+            continue
+        if tap in theirs or gguf not in theirs.values():  # else another's by now
             turned = one.kind == "linear" and one.tap in rotated
-            gguf = theirs.get(tap) or stacked.get(module, one.gguf)
             found.append(_layer_rule(module, gguf, turned))
     further = GGUF_MIXED if "linear_attn.in_proj_qkv" in stacks else {}
     whole = [_layer_rule(stack, (GGUF_STACKS | further)[stack]) for stack in (*stacks, *further)]
@@ -136,6 +144,10 @@ def _rules(family: Family) -> _Rules:
         _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
         _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]
+    # Where the converter leaves an expert's gate and up in one.
+    stack = EXPERT_STACKS.get(family, USUAL_EXPERT_STACKS)[0]
+    named = stack.removesuffix(".weight")
+    whole.append(_layer_rule(named, "ffn_gate_up_exps", kind="weight" if named == stack else None))
     found += [*(NameRule(one.module, one.gguf) for one in OUTSIDE.values()), *whole]
     # A stack's name means the stack, not one of its parts.
     return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})
