@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from tests.checkpoints import LATENT_YARN
+from tests.checkpoints import FAMILY_VARIANTS, LATENT_YARN
 from tests.gguf_experts import expert_keys, unstacked
 from tests.gguf_linear import as_linear, linear_keys
 
@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
     "phi3": gguf.MODEL_ARCH.PHI3,
@@ -97,6 +98,8 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 16, "num_hidden_layers": 7, "layer_types": None}),
     "gemma3-capped": ("gemma3_text", {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "layer_types": None,
                                       "final_logit_softcapping": 3.0}),
+    "gemma4": ("gemma4_text", {}),
+    "gemma4-dense": FAMILY_VARIANTS["gemma4-dense"],
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
     "phi3": ("phi3", {}),
@@ -180,7 +183,10 @@ def gguf_twin(
     for name, array in (further or {}).items():
         writer.add_tensor(name, array)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    tensors = unstacked(load_file(checkpoint / "model.safetensors"), config, split_expansion)
+    tensors = load_file(checkpoint / "model.safetensors")
+    scalars = [name for name in tensors if name.endswith("layer_scalar")]
+    tensors |= {f"{name}.weight": tensors.pop(name) for name in scalars}
+    tensors = unstacked(tensors, config, split_expansion)
     for number in ("alpha_p", "alpha_n", "beta", "eps"):
         if each := [
             tensors.pop(name).item() for name in sorted(tensors) if name.endswith(f"act_fn.{number}")
@@ -301,7 +307,16 @@ def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) ->
 def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """What the converter's class of the family writes."""
     family = config["model_type"]
-    windowed = ("mistral", "gemma2", "gemma3_text", "olmo3", "exaone4", "exaone_moe", "cohere2")
+    windowed = (
+        "gemma4_text",
+        "mistral",
+        "gemma2",
+        "gemma3_text",
+        "olmo3",
+        "exaone4",
+        "exaone_moe",
+        "cohere2",
+    )
     if family in windowed and config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
     if family in ("phi3", "phimoe"):
@@ -310,15 +325,17 @@ def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_logit_scale(config["logit_scale"])
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
-    if family in ("olmo3", "exaone4", "exaone_moe"):
+    if family in ("olmo3", "exaone4", "exaone_moe", "gemma4_text"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if family == "ministral3":
         rope = config["rope_parameters"]
         writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
         writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if family == "gemma4_text":
+        _gemma4(writer, config)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
-    if family in ("gemma2", "gemma3_text") and config["final_logit_softcapping"]:
+    if family in ("gemma2", "gemma3_text", "gemma4_text") and config["final_logit_softcapping"]:
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if family == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
@@ -327,9 +344,38 @@ def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_logit_scale(config["logits_scaling"])
 
 
+def _gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    shared, layers = config["num_kv_shared_layers"], config["num_hidden_layers"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"] or 0)
+    for wide, size in (("", _of_full(config, "head_dim")), ("_swa", config["head_dim"])):
+        for what in ("key_length", "value_length"):
+            getattr(writer, f"add_{what}{wide}")(size)
+        getattr(writer, f"add_rope_dimension_count{wide}")(size)
+    if config["use_double_wide_mlp"]:
+        width = config["intermediate_size"]
+        writer.add_feed_forward_length([width if i < layers - shared else 2 * width for i in range(layers)])
+    own, full = config["num_key_value_heads"], _of_full(config, "num_key_value_heads")
+    if full != own:
+        writer.add_head_count_kv(
+            [own if kind == "sliding_attention" else full for kind in config["layer_types"]]
+        )
+
+
+def _of_full(config: dict[str, Any], key: str) -> int:
+    """Of Gemma-4's layers that see everything, as transformers writes it."""
+    full = config["layer_types"].index("full_attention")
+    found: int = config.get("per_layer_config", {}).get(str(full), {}).get(key, config[key])
+    return found
+
+
 def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     """The tensors that the converter makes of Llama 3.1's scaling, and of LongRoPE."""
     rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
+    if rope["rope_type"] == "proportional":
+        pairs = _of_full(config, "head_dim") // 2
+        turning = int(pairs * rope["partial_rotary_factor"])
+        return {"rope_freqs.weight": np.array([1.0] * turning + [1e30] * (pairs - turning), dtype=np.float32)}
     if rope["rope_type"] == "longrope":
         return {
             f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], dtype=np.float32)

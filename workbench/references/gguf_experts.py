@@ -20,6 +20,8 @@ class Metadata(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def named(self, name: str) -> Any: ...
+
 
 def told_of_experts(file: Metadata) -> Told:
     """How many there are and how they are chosen, by every name that a family has for it; empty without experts."""
@@ -107,7 +109,7 @@ def stored_name(name: str) -> str:
     if name.endswith("e_score_correction_bias"):
         layer = name.split(".")[2]
         return f"model.layers.{layer}.mlp.gate.e_score_correction.bias"
-    return f"{name}.weight" if name.endswith(".sinks") else name
+    return f"{name}.weight" if name.endswith((".sinks", ".layer_scalar")) else name
 
 
 def stack_experts(tensors: dict[str, Tensor], model_type: str) -> None:

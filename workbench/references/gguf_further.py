@@ -67,6 +67,45 @@ def mistral3(file: Metadata, rope: Told) -> Told:
     return {"rope_parameters": {**rope, "llama_4_scaling_beta": beta}, "sliding_window": None}
 
 
+def gemma4(file: Metadata, told: Told) -> Told:
+    """`told`: the types of layers. Where they differ in size, the file has a list."""
+    kinds, shared = told["layer_types"], file.value("attention.shared_kv_layers") or 0
+    layers = range(len(kinds))
+
+    def of(key: str, kind: str) -> Any:
+        stated = file.value(key)
+        found = stated if isinstance(stated, list) else [stated] * len(kinds)
+        return next((found[i] for i in layers if kinds[i] == f"{kind}_attention"), found[0])
+
+    widths = file.value("feed_forward_length")
+    width = widths[0] if isinstance(widths, list) else widths
+    full = [i for i in layers[: len(kinds) - shared] if kinds[i] == "full_attention"]
+    factors = file.named("rope_freqs.weight")
+    turning = sum(factor == 1.0 for factor in factors) / len(factors)
+    theta, local = file.value("rope.freq_base"), file.value("rope.freq_base_swa") or 1e4
+    return {
+        **told,
+        "sliding_window": file.value("attention.sliding_window"),
+        "head_dim": file.value("attention.key_length_swa"),
+        "global_head_dim": file.value("attention.key_length"),
+        "num_key_value_heads": of("attention.head_count_kv", "sliding"),
+        "num_global_key_value_heads": of("attention.head_count_kv", "full"),
+        "attention_k_eq_v": any(not file.has(f"blk.{i}.attn_v.weight") for i in full),
+        "num_kv_shared_layers": shared,
+        "intermediate_size": width,
+        "use_double_wide_mlp": isinstance(widths, list) and widths[-1] == 2 * width,
+        "hidden_size_per_layer_input": file.value("embedding_length_per_layer_input") or 0,
+        "vocab_size_per_layer_input": len(file.named("token_embd.weight")),
+        "final_logit_softcapping": file.value("final_logit_softcapping"),
+        "rope_parameters": {
+            "full_attention": {
+                "rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": turning
+            },
+            "sliding_attention": {"rope_type": "default", "rope_theta": local},
+        },
+    }  # fmt: skip
+
+
 def hunyuan_moe(file: Metadata) -> Told:
     """So many experts in every layer; the shared one is as wide as an MLP."""
     return {"moe_topk": file.value("expert_used_count"), "attention_bias": file.has("blk.0.attn_q.bias")}

@@ -212,6 +212,9 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "qwen3": _Architecture("qwen3"),
     "gemma2": _Architecture("gemma2", _gemma2, Gemma2TensorProcessor),
     "gemma3": _Architecture("gemma3_text", _gemma3, Gemma2TensorProcessor),
+    "gemma4": _Architecture(
+        "gemma4_text", lambda file: gguf_further.gemma4(file, {"layer_types": _layer_types(file, 6)})
+    ),
     "olmo2": _Architecture("olmo2", _olmo2),
     "phi3": _Architecture("phi3", _phi3),
     "granite": _Architecture("granite", _granite, LlamaTensorProcessor),
@@ -322,6 +325,7 @@ def fill_from_gguf(model: Any, path: Path) -> None:
     }
     processor: Any = _architecture(file, path).processor(config=model.config.to_dict())
     behind = tuple(f"blk.{i}." for i in range(model.config.num_hidden_layers, file.value("block_count")))
+    behind += _borrowed(model.config)
     found = dict[str, torch.Tensor]()
     for tensor in file.tensors:
         if tensor.name in (_ROPE_FREQS, _LONG, _SHORT) or tensor.name.startswith(behind or ("\0",)):
@@ -350,8 +354,18 @@ def fill_from_gguf(model: Any, path: Path) -> None:
     model.load_state_dict(tensors)
 
 
+def _borrowed(config: Any) -> tuple[str, ...]:
+    """What layers that read the keys and values of others have no place for."""
+    first = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    shared = range(first, config.num_hidden_layers)
+    return tuple(f"blk.{i}.attn_{one}" for i in shared for one in ("k.", "v.", "k_norm."))
+
+
 def scale_rotary(model: Any, path: Path) -> None:
-    """Divide the rotary frequencies by those of the file, which transformers passes over."""
+    """Divide the rotary frequencies by those of the file, which transformers passes over; of Gemma-4 its config has
+    them."""
+    if model.config.model_type == "gemma4_text":
+        return
     rotary = model.model.rotary_emb
     for tensor in WholeReader(path).tensors:
         if tensor.name == _ROPE_FREQS:

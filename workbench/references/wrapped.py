@@ -52,12 +52,12 @@ def _unmapped(config: Any) -> Any:
 
 def empty_model(config: Any, **options: Any) -> Any:
     """A model of that configuration, its weights whatever they are."""
-    made_by = auto_class(config)
-    return (
-        made_by.from_config(config, **options)
-        if made_by is AutoModelForCausalLM
-        else made_by._from_config(config, **options)
-    )
+    made_by, mapped = (
+        auto_class(config),
+        "from_config",
+    )  # of a class of transformers' table, else of the model's own
+    build = getattr(made_by, mapped if hasattr(made_by, mapped) else f"_{mapped}")
+    return build(config, **options)
 
 
 def import_class(config: Any) -> None:

@@ -26,6 +26,7 @@ from lockstep.engine.checkpoint.gguf.expert_architectures import (
     qwen2_moe,
     qwen3_moe,
 )
+from lockstep.engine.checkpoint.gguf.gemma4 import GEMMA4_KEYS, gemma4
 from lockstep.engine.checkpoint.gguf.linear_architectures import LINEAR_KEYS, qwen3_5, qwen3_5_moe
 from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
 from lockstep.engine.checkpoint.gguf.windows import PATTERN, WINDOW, rotated_by_windows, windows
@@ -222,6 +223,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", _llama, EXPERT_KEYS),
     "gemma2": Architecture("gemma2", _gemma2, (_ATTENTION_CAP, _LOGIT_CAP, PATTERN)),
     "gemma3": Architecture("gemma3_text", _gemma3, (_LOGIT_CAP, PATTERN)),
+    "gemma4": Architecture("gemma4_text", gemma4, (_LOGIT_CAP, *GEMMA4_KEYS)),
     "olmo2": Architecture("olmo2", _olmo2, (PATTERN,)),
     "phi3": Architecture("phi3", _phi3, partial=True),
     "granite": Architecture(

@@ -139,11 +139,11 @@ def phimoe(fields: Fields, of: StatedSizes) -> Own:
         raise fields.error("expert_used_count", "SparseMixer chooses two experts")
     scaling = of.rope.scaling
     window = fields.size(WINDOW, 0, least=0)
-    notes = ("experts are weighed by SparseMixer (router_jitter_noise = 0.01), as in the original model",)
+    notes = ["experts are weighed by SparseMixer (router_jitter_noise = 0.01), as in the original model"]
     if scaling.kind == "longrope":
-        notes += (
+        notes.append(
             f"rotated channels are multiplied by {scaling.attention_factor:.6g}, as the file says; the original "
-            "model's short_mscale is not in it",
+            "model's short_mscale is not in it"
         )
     return {
         "norm": "layer",
@@ -151,7 +151,7 @@ def phimoe(fields: Fields, of: StatedSizes) -> Own:
         "windows": (window or None,) * of.layers,
         "rope_scaling": replace(scaling, long_factors=scaling.factors),
         "experts": experts,
-        "notes": notes,
+        "notes": tuple(notes),
     }
 
 

@@ -14,6 +14,7 @@ from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar
 from lockstep.engine.checkpoint.gguf.rotary import Floats, Tensors, rope_scaling
 from lockstep.engine.checkpoint.gguf.stated_sizes import StatedSizes
 from lockstep.engine.checkpoint.gguf.vocabulary import end_ids, token_id
+from lockstep.engine.checkpoint.gguf.windows import by_layer
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
@@ -62,7 +63,7 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     _refuse_unsupported(fields, architecture.knows)
     heads, hidden = fields.size("attention.head_count"), fields.size("embedding_length")
     latent = latent_of_gguf(fields, tensors) if architecture.latent else None
-    kv_heads = heads if latent else fields.size("attention.head_count_kv", heads)
+    kv_heads = heads if latent else _largest(fields, "attention.head_count_kv", heads)
     if heads % kv_heads:
         raise fields.error("attention.head_count_kv", f"does not divide attention.head_count = {heads}")
     further = fields.size(FURTHER_KEY, 0, least=0)
@@ -125,7 +126,15 @@ def _refuse_unsupported(fields: Fields, known: Collection[str]) -> None:
 def _intermediate(fields: Fields) -> int:
     """The MLP's width; of a file in which all layers have experts, theirs."""
     key, other = "feed_forward_length", "expert_feed_forward_length"
-    return fields.size(other if key not in fields and other in fields else key)
+    return _largest(fields, other if key not in fields and other in fields else key)
+
+
+def _largest(fields: Fields, key: str, assumed: int | None = None) -> int:
+    """The number, or the largest of a list with one for each layer."""
+    stated = fields.data.get(key)
+    if isinstance(stated, MetadataArray):
+        return max(by_layer(fields, key, stated.count), default=1)
+    return fields.size(key) if assumed is None else fields.size(key, assumed)
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:

@@ -24,7 +24,8 @@ from lockstep.engine.graph.checkpoint_names import (
     MODULES,
     USUAL_EXPERT_STACKS,
 )
-from lockstep.engine.parallel.shards import CORRECTION, DECAY, SINKS, Span
+from lockstep.engine.graph.layer_inputs import GGUF_NORM, NORM
+from lockstep.engine.parallel.shards import CORRECTION, DECAY, LAYER_SCALAR, SINKS, Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
 Array = TypeVar("Array", bound=Any)
@@ -141,6 +142,7 @@ def _rules(family: Family) -> _Rules:
     found += [
         _layer_rule(f"{chooser}.{CORRECTION}", "exp_probs_b", kind="bias"),
         _layer_rule(SINKS, "attn_sinks", kind="weight"),
+        _layer_rule(LAYER_SCALAR, "layer_output_scale", kind="weight"),
         _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
         _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]
@@ -148,7 +150,8 @@ def _rules(family: Family) -> _Rules:
     stack = EXPERT_STACKS.get(family, USUAL_EXPERT_STACKS)[0]
     named = stack.removesuffix(".weight")
     whole.append(_layer_rule(named, "ffn_gate_up_exps", kind="weight" if named == stack else None))
-    found += [*(NameRule(one.module, one.gguf) for one in OUTSIDE.values()), *whole]
+    outside = (*((one.module, one.gguf) for one in OUTSIDE.values() if one.gguf), (NORM, GGUF_NORM))
+    found += [*(NameRule(*names) for names in outside), *whole]
     # A stack's name means the stack, not one of its parts.
     return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})
 

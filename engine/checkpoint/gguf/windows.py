@@ -23,6 +23,16 @@ def rotated_by_windows(of: StatedSizes, own: tuple[int | None, ...]) -> tuple[Ro
     return tuple(None if window is None else of.rope for window in own) if None in own else ()
 
 
+def by_layer(fields: Fields, key: str, layers: int) -> tuple[int, ...]:
+    """The key's number for each layer: a list, or one for all."""
+    stated = fields.data.get(key)
+    if not isinstance(stated, MetadataArray):
+        return (fields.size(key),) * layers
+    if stated.count != layers or not stated.is_integer:
+        raise fields.error(key, f"expected a whole number for each of {layers} layers")
+    return tuple(Fields({key: one}, fields.where).size(key) for one in stated.numbers())
+
+
 def of_layers(fields: Fields, key: str, layers: int) -> tuple[bool, ...] | None:
     """The key's truth value for each layer; None where it is no list."""
     stated = fields.data.get(key)

@@ -164,3 +164,38 @@ def test_one_number_for_the_activations_of_all_layers(
     source = open_gguf(twins(tmp_path, "apertus")[1])[1]
     first, second = (source.read(f"model.layers.{i}.mlp.act_fn.beta") for i in range(2))
     assert torch.equal(first, second)
+
+
+def test_keys_that_a_layer_of_gemma_4_does_not_make_are_left_unread(tmp_path: Path) -> None:
+    """Published checkpoints hold them for layers that read those of others, and so do their files."""
+    family, overrides = CONVERTIBLE["gemma4"]
+    original = tiny_checkpoint(tmp_path, family, **overrides)
+    further = {"blk.5.attn_k.weight": np.zeros((64, 64), np.float32)}
+    model, source = open_gguf(gguf_twin(original, tmp_path / "twin.gguf", further=further))
+    verify(source, model)
+    assert model.notes == (
+        "ignored blk.5.attn_k and others: the layer reads the keys and values of another one",
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "value", "message"),
+    [
+        ("feed_forward_length", [96] * 5, "expected a whole number for each of 6 layers"),
+        ("attention.head_count_kv", [4, 3, 4, 2, 4, 2], "3 does not divide attention.head_count = 8"),
+        ("attention.shared_kv_layers", 5, "has none of its type before it to read"),
+        ("attention.value_length_swa", 8, "attention.key_length_swa is 16"),
+    ],
+)
+def test_what_gemma_4_does_not_do_is_refused(
+    key: str, value: Any, message: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    family, overrides = CONVERTIBLE["gemma4"]
+    write = gguf.GGUFWriter.add_key_value
+
+    def changed(writer: gguf.GGUFWriter, name: str, stated: Any, *rest: Any, **further: Any) -> None:
+        write(writer, name, value if name == f"gemma4.{key}" else stated, *rest, **further)
+
+    monkeypatch.setattr(gguf.GGUFWriter, "add_key_value", changed)
+    with pytest.raises(ConfigError, match=message):
+        open_gguf(gguf_twin(tiny_checkpoint(tmp_path, family, **overrides), tmp_path / "twin.gguf"))

@@ -31,7 +31,7 @@ EXPERT = re.compile(r"\.experts\.\d+\.")
 #: What the converter makes of names before it looks them up.
 CONVERTED = {
     "e_score_correction_bias": "e_score_correction.bias", "self_attn.sinks": "self_attn.sinks.weight",
-    "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
+    "layer_scalar": "layer_scalar.weight", "linear_attn.dt_bias": "linear_attn.dt_proj.bias",
     "block_sparse_moe.experts.w1": "mlp.experts.gate_proj", "block_sparse_moe.experts.w3": "mlp.experts.up_proj",
     "block_sparse_moe.experts.w2": "mlp.experts.down_proj",
 }  # fmt: skip
