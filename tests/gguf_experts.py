@@ -19,37 +19,56 @@ _MIXTRAL = {"w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
 
 def expert_keys(writer: gguf.GGUFWriter, config: Config) -> None:
     """The metadata of experts, and of latents where there are any."""
+    if "kv_lora_rank" in config:
+        _latent_keys(writer, config)
     family = config["model_type"]
     count = next(
-        (config[key] for key in ("n_routed_experts", "num_local_experts", "num_experts") if key in config), 0
+        (
+            config[key]
+            for key in ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
+            if key in config
+        ),
+        0,
     )
     if not count:
         return
     writer.add_expert_count(count)
-    writer.add_expert_used_count(config["num_experts_per_tok"])
+    chosen = next(config[key] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in config)
+    writer.add_expert_used_count(chosen[0] if isinstance(chosen, list) else chosen)
     if config.get("n_group"):
         writer.add_expert_group_count(config["n_group"])
         writer.add_expert_group_used_count(config["topk_group"])
     if "moe_intermediate_size" in config:
         writer.add_expert_feed_forward_length(config["moe_intermediate_size"])
-    if family in ("gpt_oss", "minimax_m2"):
+    if family in ("gpt_oss", "minimax_m2", "llama4_text", "hunyuan_v1_moe"):
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if family == "hunyuan_v1_moe":
+        writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
+    if family == "llama4_text":
+        writer.add_interleave_moe_layer_step(config["interleave_moe_layer_step"])
+    if family == "ernie4_5_moe":
+        _ernie_keys(writer, config)
     if family == "gpt_oss":
         writer.add_sliding_window(config["sliding_window"])
     if family == "lfm2_moe":
         writer.add_leading_dense_block_count(config["num_dense_layers"])
     if family in ("glm4_moe", "minimax_m2", "deepseek_v3", "lfm2_moe"):
         writer.add_expert_gating_func(gguf.ExpertGatingFuncType.SIGMOID)
-    if family in ("glm4_moe", "deepseek_v2", "deepseek_v3"):
-        writer.add_expert_shared_count(config["n_shared_experts"])
+    if family in ("glm4_moe", "deepseek_v2", "deepseek_v3", "mistral4", "exaone_moe"):
+        writer.add_expert_shared_count(config[f"{'num' if family == 'exaone_moe' else 'n'}_shared_experts"])
         writer.add_leading_dense_block_count(config["first_k_dense_replace"])
         writer.add_expert_weights_scale(config["routed_scaling_factor"])
-    if family in ("glm4_moe", "deepseek_v3") and config["norm_topk_prob"]:
+    if family in ("glm4_moe", "deepseek_v3", "mistral4", "exaone_moe") and config["norm_topk_prob"]:
         writer.add_expert_weights_norm(True)
-    if "kv_lora_rank" in config:
-        _latent_keys(writer, config)
+
+
+def _ernie_keys(writer: gguf.GGUFWriter, config: Config) -> None:
+    writer.add_interleave_moe_layer_step(config["moe_layer_interval"])
+    writer.add_leading_dense_block_count(config["moe_layer_start_index"])
+    writer.add_expert_shared_count(config["moe_num_shared_experts"])
+    writer.add_expert_shared_feed_forward_length(config["intermediate_size"] // config["num_key_value_heads"])
 
 
 def _latent_keys(writer: gguf.GGUFWriter, config: Config) -> None:
@@ -77,6 +96,10 @@ def unstacked(tensors: Tensors, config: Config, split_expansion: bool) -> Tensor
             experts.setdefault(f"{module}.experts.{_MIXTRAL.get(match[3], match[3])}.weight", []).append(
                 tensor
             )
+        elif ".experts." in name and config["model_type"] == "mistral4":
+            found[f"{name}.weight"] = tensor
+        elif ".experts." in name and config["model_type"] == "llama4_text":
+            found |= _of_llama4(name, tensor.transpose(1, 2))
         elif ".experts." in name:  # gpt-oss
             found |= _of_gpt_oss(name, tensor)
         elif name.endswith("kv_b_proj.weight") and split_expansion:
@@ -100,6 +123,16 @@ def unstacked(tensors: Tensors, config: Config, split_expansion: bool) -> Tensor
 def _number(name: str) -> int:
     match = _EXPERT.fullmatch(name)
     return int(match[2]) if match else -1
+
+
+def _of_llama4(name: str, tensor: torch.Tensor) -> Tensors:
+    if name.endswith("down_proj"):
+        return {f"{name}.weight": tensor}
+    gate, up = tensor.chunk(2, dim=1)
+    return {
+        name.replace("gate_up_proj", "gate_proj.weight"): gate,
+        name.replace("gate_up_proj", "up_proj.weight"): up,
+    }
 
 
 def _of_gpt_oss(name: str, tensor: torch.Tensor) -> Tensors:

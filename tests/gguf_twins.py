@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from safetensors.torch import load_file
 
-from tests.checkpoints import LATENT_YARN
+from tests.checkpoints import FAMILY_VARIANTS, LATENT_YARN
 from tests.gguf_experts import expert_keys, unstacked
 from tests.gguf_linear import as_linear, linear_keys
 
@@ -29,6 +29,7 @@ ARCHITECTURES = {
     "qwen3": gguf.MODEL_ARCH.QWEN3,
     "gemma2": gguf.MODEL_ARCH.GEMMA2,
     "gemma3_text": gguf.MODEL_ARCH.GEMMA3,
+    "gemma4_text": gguf.MODEL_ARCH.GEMMA4,
     "olmo2": gguf.MODEL_ARCH.OLMO2,
     "olmo3": gguf.MODEL_ARCH.OLMO2,
     "phi3": gguf.MODEL_ARCH.PHI3,
@@ -58,6 +59,17 @@ ARCHITECTURES = {
     "minimax_m2": gguf.MODEL_ARCH.MINIMAXM2,
     "deepseek_v2": gguf.MODEL_ARCH.DEEPSEEK2,
     "deepseek_v3": gguf.MODEL_ARCH.DEEPSEEK2,
+    "llama4_text": gguf.MODEL_ARCH.LLAMA4,
+    "phimoe": gguf.MODEL_ARCH.PHIMOE,
+    "mistral4": gguf.MODEL_ARCH.MISTRAL4,
+    "hunyuan_v1_moe": gguf.MODEL_ARCH.HUNYUAN_MOE,
+    "ernie4_5_moe": gguf.MODEL_ARCH.ERNIE4_5_MOE,
+    "exaone_moe": gguf.MODEL_ARCH.EXAONE_MOE,
+    "apertus": gguf.MODEL_ARCH.APERTUS,
+    "hunyuan_v1_dense": gguf.MODEL_ARCH.HUNYUAN_DENSE,
+    "jais2": gguf.MODEL_ARCH.JAIS2,
+    "ministral3": gguf.MODEL_ARCH.MISTRAL3,
+    "youtu": gguf.MODEL_ARCH.DEEPSEEK2,
     "qwen3_next": gguf.MODEL_ARCH.QWEN3NEXT,
     "qwen3_5_text": gguf.MODEL_ARCH.QWEN35,
     "qwen3_5_moe_text": gguf.MODEL_ARCH.QWEN35MOE,
@@ -69,12 +81,24 @@ PAIRED = (
     gguf.MODEL_ARCH.SMOLLM3,
     gguf.MODEL_ARCH.ARCEE,
     gguf.MODEL_ARCH.OLMO,
+    gguf.MODEL_ARCH.MISTRAL3,
 )
 LINEAR = (gguf.MODEL_ARCH.QWEN3NEXT, gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
 #: Whose norms are stored with 1 added.
 GEMMA = (
     gguf.MODEL_ARCH.GEMMA, gguf.MODEL_ARCH.GEMMA2, gguf.MODEL_ARCH.GEMMA3, gguf.MODEL_ARCH.NEMOTRON,
 )  # fmt: skip
+#: What llama.cpp's program has of Llama 4, whatever the model.
+LLAMA4: dict[str, Any] = {
+    "attention_chunk_size": 8192, "floor_scale": 8192, "attn_scale": 0.1, "no_rope_layers": [1, 1, 1, 0],
+    "rope_parameters": {"rope_type": "llama3", "rope_theta": 5e5, "factor": 8.0, "low_freq_factor": 1.0,
+                        "high_freq_factor": 4.0, "original_max_position_embeddings": 32},
+}  # fmt: skip
+PHIMOE_ROPE: dict[str, Any] = {
+    "rope_type": "longrope", "factor": 32.0, "rope_theta": 1e4, "original_max_position_embeddings": 8,
+    "short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.0, 2.0, 5.0, 9.0],
+    "short_mscale": math.sqrt(1 + math.log(32) / math.log(8)), "long_mscale": math.sqrt(1 + math.log(32) / math.log(8)),
+}  # fmt: skip
 #: name -> (family, overrides) of models that llama.cpp's programs and keys can say: Gemma's scores are scaled by a
 #: head's width, and windows of all layers but each so many-th, as few as a tiny model has.
 CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
@@ -84,6 +108,8 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma3": ("gemma3_text", {"query_pre_attn_scalar": 16, "num_hidden_layers": 7, "layer_types": None}),
     "gemma3-capped": ("gemma3_text", {"query_pre_attn_scalar": 16, "num_hidden_layers": 6, "layer_types": None,
                                       "final_logit_softcapping": 3.0}),
+    "gemma4": ("gemma4_text", {}),
+    "gemma4-dense": FAMILY_VARIANTS["gemma4-dense"],
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
     "phi3": ("phi3", {}),
@@ -123,6 +149,21 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek-v2": ("deepseek_v2", {}),
     "deepseek-v2-lite": ("deepseek_v2", {"q_lora_rank": None, "topk_method": "greedy", "n_group": 1, "topk_group": 1}),
     "deepseek-v3": ("deepseek_v3", {"rope_parameters": {**LATENT_YARN, "mscale": 1.0}}),
+    "llama4": ("llama4_text", LLAMA4),
+    "llama4-128-experts": ("llama4_text", {**LLAMA4, "num_local_experts": 128, "use_qk_norm": False,
+                                           "num_experts_per_tok": 1, "interleave_moe_layer_step": 4,
+                                           "rope_parameters": {"rope_type": "default", "rope_theta": 5e5}}),
+    "phimoe": ("phimoe", {"router_jitter_noise": 0.01, "rope_parameters": PHIMOE_ROPE}),
+    "mistral4": ("mistral4", {"first_k_dense_replace": 0, "rope_parameters": {
+        **LATENT_YARN, "mscale": 1.0, "llama_4_scaling_beta": 0.1}}),
+    "hunyuan-moe": ("hunyuan_v1_moe", {}),
+    "ernie4-5-moe": ("ernie4_5_moe", {"tie_word_embeddings": False}),
+    "exaone-moe": ("exaone_moe", {}),
+    "apertus": ("apertus", {}),
+    "hunyuan-dense": ("hunyuan_v1_dense", {}),
+    "jais2": ("jais2", {}),
+    "ministral3": ("ministral3", {}),
+    "youtu": ("youtu", {"attention_bias": False}),
     "qwen3-next": ("qwen3_next", {"mlp_only_layers": []}),
     "qwen3.5": ("qwen3_5_text", {"linear_num_key_heads": 2}),
     "qwen3.5-moe": ("qwen3_5_moe_text", {}),
@@ -157,7 +198,15 @@ def gguf_twin(
     for name, array in (further or {}).items():
         writer.add_tensor(name, array)
     names = gguf.get_tensor_name_map(architecture, config["num_hidden_layers"])
-    tensors = unstacked(load_file(checkpoint / "model.safetensors"), config, split_expansion)
+    tensors = load_file(checkpoint / "model.safetensors")
+    scalars = [name for name in tensors if name.endswith("layer_scalar")]
+    tensors |= {f"{name}.weight": tensors.pop(name) for name in scalars}
+    tensors = unstacked(tensors, config, split_expansion)
+    for number in ("alpha_p", "alpha_n", "beta", "eps"):
+        if each := [
+            tensors.pop(name).item() for name in sorted(tensors) if name.endswith(f"act_fn.{number}")
+        ]:
+            writer.add_array(f"xielu.{number}", each)
     for name, tensor in (
         as_linear(tensors, config, split_expansion) if architecture in LINEAR else tensors
     ).items():
@@ -243,7 +292,7 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     elif "kv_lora_rank" not in config:
         writer.add_head_count_kv(config["num_key_value_heads"])
-    if family not in ("phi3", "granite") and "kv_lora_rank" not in config:
+    if family not in ("phi3", "phimoe", "granite") and "kv_lora_rank" not in config:
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if "conv_L_cache" in config:
@@ -263,8 +312,8 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
 
 
 def _feed_forward(config: dict[str, Any]) -> int:
-    """Of LFM2 what the converter makes of its config."""
-    width: int = config["intermediate_size"]
+    """That of dense layers; of LFM2 what the converter makes of its config."""
+    width: int = config.get("intermediate_size_mlp", config["intermediate_size"])
     if not config.get("block_auto_adjust_ff_dim"):
         return width
     multiple = config["block_multiple_of"]
@@ -276,7 +325,8 @@ def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) ->
     by_type = config["rope_parameters"]
     rope = by_type.get("full_attention", by_type)
     if config["model_type"] != "gemma2":
-        writer.add_rope_freq_base(rope["rope_theta"])
+        stretch = rope["alpha"] ** (head_dim / (head_dim - 2)) if "alpha" in rope else 1.0
+        writer.add_rope_freq_base(rope["rope_theta"] * stretch)
     if "sliding_attention" in by_type:
         writer.add_rope_freq_base_swa(by_type["sliding_attention"]["rope_theta"])
     if "kv_lora_rank" not in config:
@@ -286,8 +336,8 @@ def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) ->
         writer.add_rope_scaling_factor(rope["factor"])
     if rope["rope_type"] == "yarn":
         writer.add_rope_scaling_orig_ctx_len(rope["original_max_position_embeddings"])
-    if config["model_type"] == "phi3":
-        original = config["original_max_position_embeddings"]
+    if config["model_type"] in ("phi3", "phimoe"):
+        original = (config | rope)["original_max_position_embeddings"]
         writer.add_rope_scaling_orig_ctx_len(original)
         if rope["rope_type"] == "longrope":
             scale = config["max_position_embeddings"] / original
@@ -297,22 +347,37 @@ def _rotation(writer: gguf.GGUFWriter, config: dict[str, Any], head_dim: int) ->
 def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     """What the converter's class of the family writes."""
     family = config["model_type"]
-    windowed = ("mistral", "gemma2", "gemma3_text", "olmo3", "exaone4", "cohere2")
+    windowed = (
+        "gemma4_text",
+        "mistral",
+        "gemma2",
+        "gemma3_text",
+        "olmo3",
+        "exaone4",
+        "exaone_moe",
+        "cohere2",
+    )
     if family in windowed and config["sliding_window"]:
         writer.add_sliding_window(config["sliding_window"])
-    if family == "phi3":
+    if family in ("phi3", "phimoe"):
         writer.add_sliding_window(config["sliding_window"] or 0)
     if "logit_scale" in config:
         writer.add_logit_scale(config["logit_scale"])
     if "use_parallel_residual" in config:
         writer.add_parallel_residual(config["use_parallel_residual"])
-    if family in ("olmo3", "exaone4"):
+    if family in ("olmo3", "exaone4", "exaone_moe", "gemma4_text"):
         writer.add_sliding_window_pattern([kind == "sliding_attention" for kind in config["layer_types"]])
     if config.get("clip_qkv"):
         writer.add_clamp_kqv(config["clip_qkv"])
+    if family == "ministral3":
+        rope = config["rope_parameters"]
+        writer.add_rope_scaling_yarn_log_mul(rope["mscale_all_dim"])
+        writer.add_attn_temperature_scale(rope["llama_4_scaling_beta"])
+    if family == "gemma4_text":
+        _gemma4(writer, config)
     if family == "gemma2":
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
-    if family in ("gemma2", "gemma3_text") and config["final_logit_softcapping"]:
+    if family in ("gemma2", "gemma3_text", "gemma4_text") and config["final_logit_softcapping"]:
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
     if family == "granite":
         writer.add_attention_scale(config["attention_multiplier"])
@@ -321,9 +386,38 @@ def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_logit_scale(config["logits_scaling"])
 
 
+def _gemma4(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
+    shared, layers = config["num_kv_shared_layers"], config["num_hidden_layers"]
+    writer.add_shared_kv_layers(shared)
+    writer.add_embedding_length_per_layer_input(config["hidden_size_per_layer_input"] or 0)
+    for wide, size in (("", _of_full(config, "head_dim")), ("_swa", config["head_dim"])):
+        for what in ("key_length", "value_length"):
+            getattr(writer, f"add_{what}{wide}")(size)
+        getattr(writer, f"add_rope_dimension_count{wide}")(size)
+    if config["use_double_wide_mlp"]:
+        width = config["intermediate_size"]
+        writer.add_feed_forward_length([width if i < layers - shared else 2 * width for i in range(layers)])
+    own, full = config["num_key_value_heads"], _of_full(config, "num_key_value_heads")
+    if full != own:
+        writer.add_head_count_kv(
+            [own if kind == "sliding_attention" else full for kind in config["layer_types"]]
+        )
+
+
+def _of_full(config: dict[str, Any], key: str) -> int:
+    """Of Gemma-4's layers that see everything, as transformers writes it."""
+    full = config["layer_types"].index("full_attention")
+    found: int = config.get("per_layer_config", {}).get(str(full), {}).get(key, config[key])
+    return found
+
+
 def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     """The tensors that the converter makes of Llama 3.1's scaling, and of LongRoPE."""
     rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
+    if rope["rope_type"] == "proportional":
+        pairs = _of_full(config, "head_dim") // 2
+        turning = int(pairs * rope["partial_rotary_factor"])
+        return {"rope_freqs.weight": np.array([1.0] * turning + [1e30] * (pairs - turning), dtype=np.float32)}
     if rope["rope_type"] == "longrope":
         return {
             f"rope_factors_{kind}.weight": np.array(rope[f"{kind}_factor"], dtype=np.float32)

@@ -9,7 +9,7 @@ from lockstep.engine.checkpoint.mxfp4 import BLOCKS
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import operation_of
-from lockstep.engine.graph.checkpoint_names import EXPERT_STACKS, FUSED
+from lockstep.engine.graph.checkpoint_names import EXPERT_STACKS, FUSED, USUAL_EXPERT_STACKS
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
 
@@ -152,7 +152,7 @@ def _experts_of(model: ModelConfig, packed: bool) -> Iterator[tuple[str, Place]]
     both, single = (has.count, 2 * width, hidden), (has.count, hidden, width)
     if turned:
         both, single = ((count, columns, rows) for count, rows, columns in (both, single))
-    stacks = EXPERT_STACKS.get(model.family, ("mlp.experts.gate_up_proj", "mlp.experts.down_proj"))
+    stacks = EXPERT_STACKS.get(model.family, USUAL_EXPERT_STACKS)
     for e in range(has.count):
         yield f"{gate.format(e)}.weight", Place(stacks[0], Span(0, width), both, e, transposed=turned)
         yield f"{up.format(e)}.weight", Place(stacks[0], Span(width, 2 * width), both, e, transposed=turned)

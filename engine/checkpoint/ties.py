@@ -60,14 +60,14 @@ def is_frequencies(name: str) -> bool:
 
 #: Families whose checkpoints hold such layers.
 PREDICTING: tuple[Family, ...] = (
-    "glm4_moe", "deepseek_v3", "glm4_moe_lite", "qwen3_5_text", "qwen3_5_moe_text",
+    "glm4_moe", "deepseek_v3", "glm4_moe_lite", "qwen3_5_text", "qwen3_5_moe_text", "exaone_moe",
 )  # fmt: skip
 
 
 def predicts_further(name: str, model: ModelConfig) -> bool:
     """Whether the tensor is of the layers behind the others that predict further tokens (arXiv:2404.19737), which
-    GLM-4.5's, DeepSeek-V3's and Qwen3.5's checkpoints hold and transformers leaves unread."""
-    if model.linear is not None and name.startswith("mtp."):
+    GLM-4.5's, DeepSeek-V3's, Qwen3.5's and K-EXAONE's checkpoints hold and transformers leaves unread."""
+    if name.startswith("mtp.") and (model.linear is not None or model.family == "exaone_moe"):
         return True
     layer = layer_of_parameter(name)
     return model.family in PREDICTING and layer is not None and layer >= model.num_layers

@@ -59,7 +59,7 @@ def layer_shapes(
     width = fields.size("intermediate_size")
     as_values = fields.flag("attention_k_eq_v", False)
     wide = fields.flag("use_double_wide_mlp", False)
-    sources = _sources(fields, types)
+    sources = kv_sources(fields, types, "num_kv_shared_layers")
     found = []
     for layer, kind in enumerate(types):
         own = _sizes(fields, layer, kind, kv_heads, head_dim, as_values)
@@ -95,15 +95,12 @@ def _sizes(
     return fields.size("global_head_dim", 512), own_kv
 
 
-def _sources(fields: Fields, types: Sequence[str]) -> list[int | None]:
-    """The layer whose keys and values each reads: of the last `num_kv_shared_layers` the last one before them of the
-    same type."""
-    shared = fields.size("num_kv_shared_layers", 0, least=0)
+def kv_sources(fields: Fields, types: Sequence[str], key: str) -> list[int | None]:
+    """The layer whose keys and values each reads: of the last ones, as many as `key` says, the last one before them of
+    the same type."""
+    shared = fields.size(key, 0, least=0)
     first = len(types) - shared
     if (shared and first < 1) or set(types[first:]) - set(types[:first]):
-        raise fields.error(
-            "num_kv_shared_layers",
-            "a layer that shares keys and values has none of its type before it to read",
-        )
+        raise fields.error(key, "a layer that shares keys and values has none of its type before it to read")
     last = {kind: layer for layer, kind in enumerate(types[:first])}
     return [None if layer < first else last[kind] for layer, kind in enumerate(types)]

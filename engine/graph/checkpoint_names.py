@@ -85,7 +85,9 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
         "mlp.router": "feed_forward.router",
     },
 }
-#: Stacks of the experts' gates and ups, and of their downs, where transformers writes them by other names.
+#: Stacks of the experts' gates and ups, and of their downs, as transformers writes them.
+USUAL_EXPERT_STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
+#: The same where they have other names.
 EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
     "llama4_text": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     "lfm2_moe": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
@@ -118,11 +120,14 @@ GGUF_MIXED: dict[str, str] = {
     "linear_attn.conv1d": "ssm_conv1d",
 }
 _LFM2_GGUF = {"final_norm": "token_embd_norm", "attn.out_proj": "shortconv.out_proj"}
+_ROTATED_NORMS = {"attn.q_rope_norm": "attn_q_norm", "attn.k_rope_norm": "attn_k_norm"}
 _MLP_NORM = {"mlp_norm": "post_attention_norm"}
 #: Family -> tap -> what its GGUF files call the module, where it is not what most do.
 GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
     "glm4_moe": _MLP_NORM,
     "gpt_oss": _MLP_NORM,
+    "hunyuan_v1_dense": _ROTATED_NORMS,
+    "hunyuan_v1_moe": _ROTATED_NORMS,
     "qwen3_next": {**_MLP_NORM, "attn.in_proj_b": "ssm_ba", "attn.in_proj_a": "ssm_ba"},
     "qwen3_5_text": _MLP_NORM,
     "qwen3_5_moe_text": _MLP_NORM,

@@ -20,6 +20,8 @@ class Metadata(Protocol):
 
     def has(self, name: str) -> bool: ...
 
+    def named(self, name: str) -> Any: ...
+
 
 def told_of_experts(file: Metadata) -> Told:
     """How many there are and how they are chosen, by every name that a family has for it; empty without experts."""
@@ -109,20 +111,21 @@ def stored_name(name: str) -> str:
         return f"model.layers.{layer}.mlp.gate.e_score_correction.bias"
     if name.endswith(".expert_bias"):
         return f"{name}.bias"
-    return f"{name}.weight" if name.endswith(".sinks") else name
+    return f"{name}.weight" if name.endswith((".sinks", ".layer_scalar")) else name
 
 
-def stack_experts(tensors: dict[str, Tensor], interleaved: bool, block: str = "mlp") -> None:
+def stack_experts(tensors: dict[str, Tensor], model_type: str) -> None:
     """In place of gate and up, and of keys and values of latents, the tensors that transformers has: those by their
     names in the file are taken out, these put in by their names there."""
-    for name in [name for name in tensors if ".ffn_gate_exps." in name]:
+    interleaved, turned = model_type == "gpt_oss", model_type in ("gpt_oss", "llama4_text")
+    block = "feed_forward" if model_type in ("llama4_text", "lfm2_moe") else "mlp"
+    for name in [name for name in tensors if ".ffn_down_exps." in name]:
         layer, kind = name.split(".")[1], name.rsplit(".", 1)[1]
-        gate, up, down = (tensors.pop(f"blk.{layer}.ffn_{one}_exps.{kind}") for one in ("gate", "up", "down"))
-        module = f"model.layers.{layer}.{block}.experts"
-        if not interleaved:
-            both = torch.cat((gate, up), 1)
-        else:
-            both = torch.stack((gate, up), 2).flatten(1, 2)
+        module, down = f"model.layers.{layer}.{block}.experts", tensors.pop(name)
+        if (both := tensors.pop(f"blk.{layer}.ffn_gate_up_exps.{kind}", None)) is None:
+            gate, up = (tensors.pop(f"blk.{layer}.ffn_{one}_exps.{kind}") for one in ("gate", "up"))
+            both = torch.stack((gate, up), 2).flatten(1, 2) if interleaved else torch.cat((gate, up), 1)
+        if turned:
             both, down = (one.transpose(1, 2) if kind == "weight" else one for one in (both, down))
         suffix = "" if kind == "weight" else "_bias"
         tensors |= {f"{module}.gate_up_proj{suffix}": both, f"{module}.down_proj{suffix}": down}

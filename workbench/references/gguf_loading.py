@@ -25,7 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
-from lockstep.workbench.references import gguf_experts, gguf_linear
+from lockstep.workbench.references import gguf_experts, gguf_further, gguf_linear
 from lockstep.workbench.references.doubles import rotary_of
 from lockstep.workbench.references.gguf_experts import Told
 from lockstep.workbench.references.request import ReferenceFailure
@@ -230,6 +230,9 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "qwen3": _Architecture("qwen3"),
     "gemma2": _Architecture("gemma2", _gemma2, Gemma2TensorProcessor),
     "gemma3": _Architecture("gemma3_text", _gemma3, Gemma2TensorProcessor),
+    "gemma4": _Architecture(
+        "gemma4_text", lambda file: gguf_further.gemma4(file, {"layer_types": _layer_types(file, 6)})
+    ),
     "olmo2": _Architecture("olmo2", _olmo2),
     "phi3": _Architecture("phi3", _phi3),
     "granite": _Architecture("granite", _granite, LlamaTensorProcessor),
@@ -259,7 +262,19 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "glm4moe": _Architecture("glm4_moe", lambda file: gguf_experts.partly_rotated(file, _rope(file))),
     "minimax-m2": _Architecture("minimax_m2", lambda file: gguf_experts.partly_rotated(file, _rope(file))),
     "gpt-oss": _Architecture("gpt_oss", lambda file: gguf_experts.gpt_oss(file, _rope(file))),
-    "deepseek2": _Architecture("deepseek_v2", lambda file: gguf_experts.deepseek(file, _rope(file))),
+    "deepseek2": _Architecture("deepseek_v2", lambda file: gguf_further.deepseek2(file, _rope(file))),
+    "llama4": _Architecture("llama4_text", gguf_further.llama4),
+    "phimoe": _Architecture("phimoe", lambda file: gguf_further.phimoe(file, _phi3(file))),
+    "mistral4": _Architecture("mistral4", lambda file: gguf_further.mistral4(file, _rope(file))),
+    "hunyuan-moe": _Architecture("hunyuan_v1_moe", gguf_further.hunyuan_moe),
+    "ernie4_5-moe": _Architecture("ernie4_5_moe", gguf_further.ernie4_5_moe),
+    "exaone-moe": _Architecture("exaone_moe", lambda file: gguf_further.exaone_moe(file, _exaone4(file))),
+    "apertus": _Architecture("apertus"),
+    "hunyuan-dense": _Architecture("hunyuan_v1_dense"),
+    "jais2": _Architecture("jais2", _layer_norm),
+    "mistral3": _Architecture(
+        "ministral3", lambda file: gguf_further.mistral3(file, _rope(file)), LlamaTensorProcessor
+    ),
     "qwen3next": _Architecture("qwen3_next", _linear_attention),
     "qwen35": _Architecture("qwen3_5_text", _linear_attention),
     "qwen35moe": _Architecture("qwen3_5_moe_text", _linear_attention),
@@ -334,6 +349,7 @@ def fill_from_gguf(model: Any, path: Path) -> None:
     }
     processor: Any = _architecture(file, path).processor(config=model.config.to_dict())
     behind = tuple(f"blk.{i}." for i in range(model.config.num_hidden_layers, file.value("block_count")))
+    behind += _borrowed(model.config)
     found = dict[str, torch.Tensor]()
     for tensor in file.tensors:
         if tensor.name in (_ROPE_FREQS, _LONG, _SHORT) or tensor.name.startswith(behind or ("\0",)):
@@ -345,11 +361,8 @@ def fill_from_gguf(model: Any, path: Path) -> None:
         gguf_linear.restore_linear(found, model.config)
     for name in [name for name in found if name.endswith(".shortconv.conv.weight")]:
         found[name] = found[name].unsqueeze(1)
-    gguf_experts.stack_experts(
-        found,
-        interleaved=model.config.model_type == "gpt_oss",
-        block="feed_forward" if model.config.model_type == "lfm2_moe" else "mlp",
-    )
+    gguf_experts.stack_experts(found, model.config.model_type)
+    found |= gguf_further.xielu_numbers(file.fields, model.config.num_hidden_layers)
     tensors, homeless, there = {}, [], set(model.state_dict())
     for name in found:
         ours = name if name in there else theirs.get(name)
@@ -367,8 +380,18 @@ def fill_from_gguf(model: Any, path: Path) -> None:
     model.load_state_dict(tensors)
 
 
+def _borrowed(config: Any) -> tuple[str, ...]:
+    """What layers that read the keys and values of others have no place for."""
+    first = config.num_hidden_layers - (getattr(config, "num_kv_shared_layers", 0) or 0)
+    shared = range(first, config.num_hidden_layers)
+    return tuple(f"blk.{i}.attn_{one}" for i in shared for one in ("k.", "v.", "k_norm."))
+
+
 def scale_rotary(model: Any, path: Path) -> None:
-    """Divide the rotary frequencies by those of the file, which transformers passes over."""
+    """Divide the rotary frequencies by those of the file, which transformers passes over; of Gemma-4 its config has
+    them."""
+    if model.config.model_type == "gemma4_text":
+        return
     rotary = getattr(model.model, rotary_of(model))
     for tensor in WholeReader(path).tensors:
         if tensor.name == _ROPE_FREQS:

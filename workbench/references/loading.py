@@ -9,7 +9,6 @@ from typing import Any, cast
 import torch
 import transformers
 from packaging.version import Version
-from transformers import AutoModelForCausalLM
 from transformers.utils import logging
 from transformers.utils.quantization_config import Mxfp4Config
 
@@ -102,8 +101,7 @@ def _load_directory(directory: Path, dtype: torch.dtype) -> Any:
 def _load_gguf(path: Path, dtype: torch.dtype) -> Any:
     config = gguf_config(path)
     _check_family(path, config.model_type)
-    factory: Any = AutoModelForCausalLM
-    model = factory.from_config(
+    model = wrapped.empty_model(
         config, dtype=dtype, attn_implementation=register(), experts_implementation=experts.register()
     )
     fill_from_gguf(model, path)

@@ -50,6 +50,16 @@ def _unmapped(config: Any) -> Any:
     return getattr(transformers, f"{type(config).__name__.removesuffix('Config')}ForCausalLM")
 
 
+def empty_model(config: Any, **options: Any) -> Any:
+    """A model of that configuration, its weights whatever they are."""
+    made_by, mapped = (
+        auto_class(config),
+        "from_config",
+    )  # of a class of transformers' table, else of the model's own
+    build = getattr(made_by, mapped if hasattr(made_by, mapped) else f"_{mapped}")
+    return build(config, **options)
+
+
 def import_class(config: Any) -> None:
     """Import the module that defines the model."""
     of_wrapper = config.model_type in WRAPPERS

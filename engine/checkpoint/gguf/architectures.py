@@ -5,7 +5,7 @@ what is in the program alone. Torch-free.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from lockstep.engine.checkpoint.gguf.convolution_architectures import (
     CONVOLUTION_EXPERT_KEYS,
@@ -15,21 +15,30 @@ from lockstep.engine.checkpoint.gguf.convolution_architectures import (
 )
 from lockstep.engine.checkpoint.gguf.expert_architectures import (
     EXPERT_KEYS,
+    TEMPERATURE,
     YARN_KEY,
     deepseek2,
+    ernie4_5_moe,
+    exaone_moe,
     glm4_moe,
     gpt_oss,
+    hunyuan_moe,
+    llama4,
     minimax_m2,
+    mistral4,
     mixtral,
     olmoe,
+    phimoe,
     qwen2_moe,
     qwen3_moe,
 )
+from lockstep.engine.checkpoint.gguf.gemma4 import GEMMA4_KEYS, gemma4
 from lockstep.engine.checkpoint.gguf.linear_architectures import LINEAR_KEYS, qwen3_5, qwen3_5_moe
 from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
-from lockstep.engine.checkpoint.gguf.windows import PATTERN, WINDOW, windows
+from lockstep.engine.checkpoint.gguf.windows import PATTERN, WINDOW, rotated_by_windows, windows
 from lockstep.engine.config import Family
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.config.rope_scaling import Rope, RopeScaling
 
 _ATTENTION_CAP, _LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
@@ -139,7 +148,7 @@ def _exaone4(fields: Fields, of: StatedSizes) -> Own:
     number of layers."""
     own = windows(fields, of.layers, fields.size(WINDOW, 4096 if of.layers == 64 else 0, least=0), 4)
     norms = {"pre_norms": False, "post_norms": True, "qk_norm": True}
-    return {**norms, "windows": own, "layer_ropes": _rotated_by_windows(of, own) if any(own) else ()}
+    return {**norms, "windows": own, "layer_ropes": rotated_by_windows(of, own) if any(own) else ()}
 
 
 def _ernie4_5(fields: Fields, of: StatedSizes) -> Own:
@@ -166,7 +175,7 @@ def _cohere(fields: Fields, of: StatedSizes) -> Own:
 
 def _cohere2(fields: Fields, of: StatedSizes) -> Own:
     own = windows(fields, of.layers, fields.size(WINDOW), 4)
-    return {**_cohere(fields, of), "windows": own, "layer_ropes": _rotated_by_windows(of, own)}
+    return {**_cohere(fields, of), "windows": own, "layer_ropes": rotated_by_windows(of, own)}
 
 
 def _olmo(fields: Fields, of: StatedSizes) -> Own:
@@ -178,9 +187,29 @@ def _phi2(fields: Fields, of: StatedSizes) -> Own:
     return {**norms, "gated": False, "activation": "gelu_tanh", "head_bias": "output.bias" in of.tensors}
 
 
-def _rotated_by_windows(of: StatedSizes, own: tuple[int | None, ...]) -> tuple[Rope | None, ...]:
-    """Only layers with a window rotate."""
-    return tuple(None if window is None else of.rope for window in own) if None in own else ()
+def _apertus(fields: Fields, of: StatedSizes) -> Own:
+    """An MLP without a gate, whose activation is trained: its numbers are metadata (`stated_numbers`)."""
+    return {"gated": False, "activation": "xielu", "qk_norm": True}
+
+
+def _hunyuan(fields: Fields, of: StatedSizes) -> Own:
+    """Norms of q and k behind the rotation. What stretched the base of its angles is in the file's base."""
+    return {"rotated_qk_norm": True}
+
+
+def _jais2(fields: Fields, of: StatedSizes) -> Own:
+    return {"norm": "layer", "gated": False, "activation": "relu2"}
+
+
+def _mistral3(fields: Fields, of: StatedSizes) -> Own:
+    """Ministral-3: queries are scaled beyond the context that the rotation was stretched from. YaRN's factor on what is
+    rotated is for `mscale` 1, which is all that llama.cpp knows."""
+    scaling, weight = of.rope.scaling, fields.number(YARN_KEY, 0.0)
+    if scaling.kind == "yarn" and weight:
+        scaling = replace(scaling, attention_factor=None, mscale=1.0, mscale_all_dim=weight)
+    beta = fields.number(TEMPERATURE, 0.0)
+    length = scaling.original_max_position or of.max_position
+    return {"rope_scaling": scaling, "query_scaling": QueryScaling(beta, length) if beta else None}
 
 
 def _ropes(of: StatedSizes, own: tuple[int | None, ...], local: Rope) -> tuple[Rope, ...]:
@@ -209,6 +238,7 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "llama": Architecture("llama", _llama, EXPERT_KEYS),
     "gemma2": Architecture("gemma2", _gemma2, (_ATTENTION_CAP, _LOGIT_CAP, PATTERN)),
     "gemma3": Architecture("gemma3_text", _gemma3, (_LOGIT_CAP, PATTERN)),
+    "gemma4": Architecture("gemma4_text", gemma4, (_LOGIT_CAP, *GEMMA4_KEYS)),
     "olmo2": Architecture("olmo2", _olmo2, (PATTERN,)),
     "phi3": Architecture("phi3", _phi3, partial=True),
     "granite": Architecture(
@@ -239,6 +269,16 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "minimax-m2": Architecture("minimax_m2", minimax_m2, EXPERT_KEYS, partial=True),
     "gpt-oss": Architecture("gpt_oss", gpt_oss, (*EXPERT_KEYS, PATTERN)),
     "deepseek2": Architecture("deepseek_v2", deepseek2, (*EXPERT_KEYS, YARN_KEY), latent=True),
+    "llama4": Architecture("llama4_text", llama4, (*EXPERT_KEYS, PATTERN)),
+    "phimoe": Architecture("phimoe", phimoe, EXPERT_KEYS),
+    "mistral4": Architecture("mistral4", mistral4, (*EXPERT_KEYS, YARN_KEY), latent=True),
+    "hunyuan-moe": Architecture("hunyuan_v1_moe", hunyuan_moe, EXPERT_KEYS),
+    "ernie4_5-moe": Architecture("ernie4_5_moe", ernie4_5_moe, EXPERT_KEYS),
+    "exaone-moe": Architecture("exaone_moe", exaone_moe, (*EXPERT_KEYS, PATTERN)),
+    "apertus": Architecture("apertus", _apertus),
+    "hunyuan-dense": Architecture("hunyuan_v1_dense", _hunyuan),
+    "jais2": Architecture("jais2", _jais2, eps_key="attention.layer_norm_epsilon"),
+    "mistral3": Architecture("mistral", _mistral3, (YARN_KEY,)),
     "qwen3next": Architecture("qwen3_next", qwen3_5_moe, (*EXPERT_KEYS, *LINEAR_KEYS), partial=True),
     "qwen35": Architecture("qwen3_5_text", qwen3_5, LINEAR_KEYS, partial=True),
     "qwen35moe": Architecture("qwen3_5_moe_text", qwen3_5_moe, (*EXPERT_KEYS, *LINEAR_KEYS), partial=True),

@@ -8,7 +8,7 @@ from dataclasses import replace
 
 from lockstep.engine.checkpoint.gguf.expert_architectures import EXPERT_KEYS, sigmoids
 from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
-from lockstep.engine.checkpoint.gguf.windows import WINDOW, of_layers
+from lockstep.engine.checkpoint.gguf.windows import WINDOW, by_layer, of_layers
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lfm2 import SHARES_EPS
 from lockstep.engine.config.short_convolution import ShortConvolutionConfig
@@ -24,6 +24,8 @@ def lfm2(fields: Fields, of: StatedSizes) -> Own:
     attending = of_layers(fields, KV_HEADS, of.layers)
     if attending is None or all(attending):
         raise fields.error(KV_HEADS, "no layer has a short convolution")
+    if len({*by_layer(fields, KV_HEADS, of.layers, least=0)} - {0}) > 1:
+        raise fields.error(KV_HEADS, "layers with attention that differ in it are not supported")
     if fields.size(WINDOW, 0, least=0):
         raise fields.error(WINDOW, "not supported for this architecture")
     width = fields.size("shortconv.l_cache", least=2)

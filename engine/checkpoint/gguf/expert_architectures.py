@@ -9,18 +9,22 @@ from dataclasses import replace
 from typing import Literal
 
 from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
-from lockstep.engine.checkpoint.gguf.windows import WINDOW, windows
+from lockstep.engine.checkpoint.gguf.windows import WINDOW, rotated_by_windows, windows
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import ClampedSwiGLU
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import LatentConfig
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.config.rope_scaling import RopeScaling
 from lockstep.engine.errors import ConfigError
 
 EXPERT_KEYS = ("expert_count", "expert_used_count")
 YARN_KEY = "rope.scaling.yarn_log_multiplier"
+#: How much queries grow with their position.
+TEMPERATURE = "attention.temperature_scale"
 _GATING, _NORM, _SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
+_LLAMA4_CHUNK = 8192
 
 
 def mixtral(fields: Fields, of: StatedSizes) -> Own:
@@ -77,8 +81,17 @@ def gpt_oss(fields: Fields, of: StatedSizes) -> Own:
 
 
 def deepseek2(fields: Fields, of: StatedSizes) -> Own:
-    """DeepSeek-V2 where scores are a softmax, else V3, whose architecture GLM-4.7-Flash has too. Of V2 the best expert
-    of each group counts, as in the original; llama.cpp adds the two best."""
+    """DeepSeek-V2 where scores are a softmax, else V3, whose architecture GLM-4.7-Flash has too, and Youtu without
+    experts. Of V2 the best expert of each group counts, as in the original; llama.cpp adds the two best."""
+    if TEMPERATURE in fields:  # Mistral-Large-3
+        return mistral4(fields, of)
+    if not fields.size("expert_count", 0, least=0):
+        return {
+            "family": "youtu",
+            "neighbours": True,
+            "rotary_last": True,
+            "rope_scaling": _latent_yarn(fields, of),
+        }
     sigmoid = fields.size(_GATING, _SOFTMAX, least=0) == _SIGMOID
     if sigmoid:
         experts = sigmoids(fields, of, fields.flag(_NORM, False))
@@ -87,20 +100,106 @@ def deepseek2(fields: Fields, of: StatedSizes) -> Own:
             lost = "" if _GATING in fields else f"; a V3 has {_GATING} = {_SIGMOID}, which this file lacks"
             raise fields.error(_NORM, f"DeepSeek-V2, whose scores are a softmax, does not renormalise{lost}")
         experts = replace(_experts(fields, of, gating=(0, _SOFTMAX), renormalised=False), group_best=1)
-    grouped = replace(
-        experts,
-        groups=fields.size("expert_group_count", 1),
-        top_groups=fields.size("expert_group_used_count", 1),
-        factor=fields.number(_SCALE, 0.0) or 1.0,
-        wide=True,
-        wide_weights=True,
-    )
+    grouped = replace(_grouped(fields, experts), wide=True, wide_weights=True)
     return {
         "family": "deepseek_v3" if sigmoid else "deepseek_v2",
         "neighbours": True,
         "rotary_last": True,
         "rope_scaling": _latent_yarn(fields, of),
         "experts": _with_shared(fields, grouped),
+    }
+
+
+def llama4(fields: Fields, of: StatedSizes) -> Own:
+    """How long chunks are, which layers do not rotate, and how these scale their queries is in the program. The larger
+    model, known by its 128 experts, has no norms of q and k."""
+    if not fields.size(WINDOW, _LLAMA4_CHUNK, least=0):
+        raise fields.error(WINDOW, "a Llama 4 without chunks of attention is not supported")
+    if fields.number(_SCALE, 0.0) not in (0.0, 1.0):
+        raise fields.error(_SCALE, "not supported for this architecture")
+    experts = _experts(fields, of, gating=(0, _SIGMOID), renormalised=False, scores="sigmoid")
+    return {
+        "neighbours": True,
+        "unit_qk_norm": experts.count != 128,
+        "chunked": True,
+        "windows": windows(fields, of.layers, _LLAMA4_CHUNK, 4),
+        "layer_ropes": tuple(None if (i + 1) % 4 == 0 else of.rope for i in range(of.layers)),
+        "query_scaling": QueryScaling(0.1, _LLAMA4_CHUNK, offset=1, unrotated_alone=True),
+        "experts": replace(experts, shared_width=experts.width, weighed_inputs=True),
+    }
+
+
+def phimoe(fields: Fields, of: StatedSizes) -> Own:
+    """Experts are weighed by SparseMixer, as in the original; llama.cpp takes a softmax. Long contexts have the short
+    factors of LongRoPE too."""
+    experts = replace(
+        _experts(fields, of, gating=(0, _SOFTMAX), renormalised=False), scores="logits", jitter=0.01
+    )
+    if experts.top_k != 2:
+        raise fields.error("expert_used_count", "SparseMixer chooses two experts")
+    scaling = of.rope.scaling
+    window = fields.size(WINDOW, 0, least=0)
+    notes = ["experts are weighed by SparseMixer (router_jitter_noise = 0.01), as in the original model"]
+    if scaling.kind == "longrope":
+        notes.append(
+            f"rotated channels are multiplied by {scaling.attention_factor:.6g}, as the file says; the original "
+            "model's short_mscale is not in it"
+        )
+    return {
+        "norm": "layer",
+        "head_bias": "output.bias" in of.tensors,
+        "windows": (window or None,) * of.layers,
+        "rope_scaling": replace(scaling, long_factors=scaling.factors),
+        "experts": experts,
+        "notes": tuple(notes),
+    }
+
+
+def mistral4(fields: Fields, of: StatedSizes) -> Own:
+    """DeepSeek's attention with scaled queries: by a tenth where the file does not state it, as in the published model,
+    which llama.cpp leaves out then."""
+    experts = _experts(fields, of, gating=(0, _SOFTMAX), renormalised=fields.flag(_NORM, False))
+    scaling = _latent_yarn(fields, of)
+    length = fields.size("attention.temperature_length", scaling.original_max_position or of.max_position)
+    beta, notes = 0.1, tuple[str, ...]()
+    if TEMPERATURE in fields:
+        beta = fields.number(TEMPERATURE)
+    else:
+        notes = (f"{TEMPERATURE} is missing: {beta:g}, as in the published model; llama.cpp takes 0",)
+    return {
+        "family": "mistral4",
+        "neighbours": True,
+        "rotary_last": True,
+        "rope_scaling": scaling,
+        "query_scaling": QueryScaling(beta, length) if beta else None,
+        "experts": _with_shared(fields, _grouped(fields, experts)),
+        "notes": notes,
+    }
+
+
+def hunyuan_moe(fields: Fields, of: StatedSizes) -> Own:
+    """Norms of q and k behind the rotation; llama.cpp renormalises always."""
+    experts = replace(_softmax(fields, of, True), wide=True, wide_weights=True)
+    width = fields.size("expert_shared_feed_forward_length", fields.size("feed_forward_length"))
+    return {"rotated_qk_norm": True, "experts": replace(experts, shared_width=width)}
+
+
+def ernie4_5_moe(fields: Fields, of: StatedSizes) -> Own:
+    """Scores are a softmax, of which a bias corrects the choice; llama.cpp renormalises always."""
+    corrected = any(name.endswith(".exp_probs_b.bias") for name in of.tensors)
+    experts = replace(_softmax(fields, of, True), correction=corrected, wide=True)
+    return {"neighbours": True, "experts": _with_shared(fields, experts)}
+
+
+def exaone_moe(fields: Fields, of: StatedSizes) -> Own:
+    """DeepSeek-V3's routing; layers without a window do not rotate."""
+    experts = _with_shared(fields, sigmoids(fields, of, fields.flag(_NORM, False)))
+    own = windows(fields, of.layers, fields.size(WINDOW, 128), 4)
+    return {
+        "qk_norm": True,
+        "windows": own,
+        "layer_ropes": rotated_by_windows(of, own),
+        "experts": replace(experts, wide=True),
     }
 
 
@@ -142,15 +241,17 @@ def _softmax(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConf
 def sigmoids(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
     """Scores are sigmoids, of which a bias corrects the choice."""
     experts = _experts(fields, of, gating=(0, _SIGMOID), renormalised=renormalised, scores="sigmoid")
-    factor = fields.number(_SCALE, 0.0) or 1.0
     corrected = any(name.endswith(".exp_probs_b.bias") for name in of.tensors)
+    return replace(_grouped(fields, experts), correction=corrected, wide_weights=True)
+
+
+def _grouped(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:
+    """In groups, and with the factor of their weights."""
     return replace(
         experts,
-        correction=corrected,
-        factor=factor,
         groups=fields.size("expert_group_count", 1),
         top_groups=fields.size("expert_group_used_count", 1),
-        wide_weights=True,
+        factor=fields.number(_SCALE, 0.0) or 1.0,
     )
 
 

@@ -14,6 +14,7 @@ from lockstep.engine.checkpoint.gguf.metadata import MetadataArray, Scalar
 from lockstep.engine.checkpoint.gguf.rotary import Floats, Tensors, rope_scaling
 from lockstep.engine.checkpoint.gguf.stated_sizes import StatedSizes
 from lockstep.engine.checkpoint.gguf.vocabulary import end_ids, token_id
+from lockstep.engine.checkpoint.gguf.windows import by_layer
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.lacking import lacking
@@ -62,7 +63,9 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     _refuse_unsupported(fields, architecture.knows)
     heads, hidden = fields.size("attention.head_count"), fields.size("embedding_length")
     latent = latent_of_gguf(fields, tensors) if architecture.latent else None
-    kv_heads = heads if latent else _kv_heads(fields, heads)
+    kv_heads = heads if latent else _largest(fields, "attention.head_count_kv", heads)
+    if heads % kv_heads:
+        raise fields.error("attention.head_count_kv", f"does not divide attention.head_count = {heads}")
     further = fields.size(FURTHER_KEY, 0, least=0)
     layers = fields.size("block_count", least=further + 1, most=MOST_LAYERS) - further
     head_dim = latent.head_dim if latent else _head_dim(fields, hidden, heads)
@@ -97,7 +100,8 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
         notes=(FURTHER_NOTE.format(layers),) if further else (),
     )
     sizes = StatedSizes(hidden, heads, head_dim, layers, max_position, rope, frozenset(tensors))
-    return replace(plain, **architecture.own(fields, sizes))
+    own = architecture.own(fields, sizes)
+    return replace(plain, **{**own, "notes": (*plain.notes, *own.get("notes", ()))})
 
 
 class _OwnKeys(Fields):
@@ -122,23 +126,15 @@ def _refuse_unsupported(fields: Fields, known: Collection[str]) -> None:
 def _intermediate(fields: Fields) -> int:
     """The MLP's width; of a file in which all layers have experts, theirs."""
     key, other = "feed_forward_length", "expert_feed_forward_length"
-    return fields.size(other if key not in fields and other in fields else key)
+    return _largest(fields, other if key not in fields and other in fields else key)
 
 
-def _kv_heads(fields: Fields, heads: int) -> int:
-    """Key/value heads; of a list those of the layers that have any."""
-    key = "attention.head_count_kv"
+def _largest(fields: Fields, key: str, assumed: int | None = None) -> int:
+    """The number, or the largest of a list with one for each layer: 0 of those that have none."""
     stated = fields.data.get(key)
     if isinstance(stated, MetadataArray):
-        counts = {int(one) for one in stated.numbers()} - {0}
-        if len(counts) != 1:
-            raise fields.error(key, "layers that differ in it are not supported")
-        (count,) = counts
-    else:
-        count = fields.size(key, heads)
-    if count < 1 or heads % count:
-        raise fields.error(key, f"does not divide attention.head_count = {heads}")
-    return count
+        return max(1, *by_layer(fields, key, stated.count, least=0))
+    return fields.size(key) if assumed is None else fields.size(key, assumed)
 
 
 def _head_dim(fields: Fields, hidden: int, heads: int) -> int:

@@ -15,8 +15,17 @@ from typing import Any, Protocol, TypeVar
 
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import LAYER, OUTSIDE, instead_of
-from lockstep.engine.graph.checkpoint_names import FUSED, GGUF_MIXED, GGUF_MODULES, GGUF_STACKS, MODULES
-from lockstep.engine.parallel.shards import CORRECTION, DECAY, EXPERT_BIAS, SINKS, Span
+from lockstep.engine.graph.checkpoint_names import (
+    EXPERT_STACKS,
+    FUSED,
+    GGUF_MIXED,
+    GGUF_MODULES,
+    GGUF_STACKS,
+    MODULES,
+    USUAL_EXPERT_STACKS,
+)
+from lockstep.engine.graph.layer_inputs import GGUF_NORM, NORM
+from lockstep.engine.parallel.shards import CORRECTION, DECAY, EXPERT_BIAS, LAYER_SCALAR, SINKS, Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
 Array = TypeVar("Array", bound=Any)
@@ -120,12 +129,12 @@ def _rules(family: Family) -> _Rules:
     found: list[NameRule] = []
     for one in LAYER.values():
         tap = one.tap.removesuffix(".partial")
-        if (
-            one.module and one.gguf and (tap in modules or one.module not in modules.values())
-        ):  # else another's by now
-            module = modules.get(tap, one.module)
+        module = modules.get(tap, one.module)
+        gguf = theirs.get(tap) or stacked.get(module, one.gguf)
+        if not module or not gguf or (tap not in modules and module in modules.values()):
+            continue
+        if tap in theirs or gguf not in theirs.values():  # else another's by now
             turned = one.kind == "linear" and one.tap in rotated
-            gguf = theirs.get(tap) or stacked.get(module, one.gguf)
             found.append(_layer_rule(module, gguf, turned))
     further = GGUF_MIXED if "linear_attn.in_proj_qkv" in stacks else {}
     whole = [_layer_rule(stack, (GGUF_STACKS | further)[stack]) for stack in (*stacks, *further)]
@@ -138,13 +147,17 @@ def _rules(family: Family) -> _Rules:
             else []
         ),
         _layer_rule(SINKS, "attn_sinks", kind="weight"),
+        _layer_rule(LAYER_SCALAR, "layer_output_scale", kind="weight"),
         _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
         _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]
-    outside = [
-        NameRule(modules.get(one.tap, one.module), theirs.get(one.tap, one.gguf)) for one in OUTSIDE.values()
-    ]
-    found += [*outside, *whole]
+    # Where the converter leaves an expert's gate and up in one.
+    stack = EXPERT_STACKS.get(family, USUAL_EXPERT_STACKS)[0]
+    named = stack.removesuffix(".weight")
+    whole.append(_layer_rule(named, "ffn_gate_up_exps", kind="weight" if named == stack else None))
+    outside = [(modules.get(one.tap, one.module), theirs.get(one.tap, one.gguf)) for one in OUTSIDE.values()]
+    outside = [*(names for names in outside if names[1]), (NORM, GGUF_NORM)]
+    found += [*(NameRule(*names) for names in outside), *whole]
     # A stack's name means the stack, not one of its parts.
     return _Rules({one.hugging_face: one for one in found}, {one.gguf: one for one in found})
 

@@ -29,12 +29,13 @@ from lockstep.engine.checkpoint.gguf.names import (
 )
 from lockstep.engine.checkpoint.gguf.rotary import FACTORS
 from lockstep.engine.checkpoint.gguf.split import read_split
+from lockstep.engine.checkpoint.gguf.stated_numbers import stated_numbers
 from lockstep.engine.checkpoint.source import TensorInfo
 from lockstep.engine.checkpoint.stacks import Place, whole_stacks
 from lockstep.engine.checkpoint.ties import PREDICTING
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError
-from lockstep.engine.parallel.shards import Span
+from lockstep.engine.parallel.shards import CORRECTION, Span
 from lockstep.engine.text import printable
 
 if TYPE_CHECKING:
@@ -127,17 +128,23 @@ class GgufSource(FileSource):
             for name in names:
                 del found[name]
         self._expansions = {name: one for name, (one, _) in expansions.items()}
+        first = next(iter(headers))  # which has the metadata
+        self._numbers = stated_numbers(headers[first].metadata, model, str(first))
         parts = whole_stacks(model, {name: _stack_shape(name, one.tensor) for name, one in found.items()})
         stacks = {whole: found.pop(whole) for whole in {place.tensor for place in parts.values()}}
         # Whose rows lie in pieces, head by head: by the whole tensor.
         self._pieces = {name: place for name, place in parts.items() if place.blocks > 1}
         for name, place in parts.items():
             file, tensor = stacks[place.tensor]
-            found[name] = PlacedTensor(file, tensor if place.blocks > 1 else _rows_of(tensor, place.rows))
+            found[name] = PlacedTensor(file, tensor if place.blocks > 1 else _rows_of(tensor, place))
         found = dict(_single(found, model))
         self._tensors = {name: one.tensor for name, one in found.items()}
         infos = {name: _info(*one, self._pieces.get(name)) for name, one in found.items()}
-        super().__init__(infos | {name: one.info for name, one in self._expansions.items()}, headers)
+        infos |= {name: one.info for name, one in self._expansions.items()}
+        infos |= {
+            name: TensorInfo(one.shape, "float32", first, "F32", 4) for name, one in self._numbers.items()
+        }
+        super().__init__(infos, headers)
 
     def _named(self, headers: dict[Path, GgufHeader]) -> dict[str, PlacedTensor]:
         """By Hugging Face's names. CheckpointError where two have the same."""
@@ -164,6 +171,11 @@ class GgufSource(FileSource):
                 f"supported are {', '.join((*PLAIN, *QUANTISED))}"
             )
         decode = partial(self.decoding.values, name)
+        if (stated := self._numbers.get(name)) is not None:
+            import torch
+
+            values = torch.full(stated.shape, stated.value)
+            return values if span is None else values[span.start : span.stop]
         if name in self._expansions:
             return self._expansion(name, dim, span, decode)
         applied = self.decoding.operations(name, self._model)
@@ -266,6 +278,8 @@ class GgufSource(FileSource):
         from gguf import GGMLQuantizationType
         from gguf.quants import dequantize
 
+        if (stated := self._numbers.get(name)) is not None:
+            return np.full(stated.shape, stated.value, np.float32)
         if name in self._expansions:
             one = self._expansions[name]
             keys, halves = (
@@ -319,11 +333,10 @@ def _single(found: dict[str, PlacedTensor], model: ModelConfig) -> Iterator[tupl
     count = 0 if model.experts is None else model.experts.count
     for name, (file, tensor) in found.items():
         if "{}" in name and tensor.shape[0] == count and len(tensor.shape) > 1:
-            size = (tensor.stop - tensor.start) // count
             for expert in range(count):
-                start = tensor.start + expert * size
-                part = GgufTensor(tensor.type, tensor.shape[1:], start, start + size)
-                yield name.format(expert), PlacedTensor(file, part)
+                yield name.format(expert), PlacedTensor(file, _matrix_of(tensor, expert))
+        elif name.endswith(CORRECTION) and tensor.shape == (1, count):  # Ernie's, of one group
+            yield name, PlacedTensor(file, _matrix_of(tensor, 0))
         elif name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1:
             yield name, PlacedTensor(file, replace(tensor, shape=(1, *tensor.shape)))
         else:
@@ -337,11 +350,20 @@ def _stack_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
     return tensor.shape
 
 
-def _rows_of(tensor: GgufTensor, rows: Span) -> GgufTensor:
-    """Some rows of a matrix as a tensor of their own: whole blocks, as each row is."""
-    size = (tensor.stop - tensor.start) // tensor.shape[0]
+def _rows_of(tensor: GgufTensor, place: Place) -> GgufTensor:
+    """Some rows of a matrix, or of one in a stack, as a tensor of their own: whole blocks, as each row is."""
+    if place.matrix is not None:
+        tensor = _matrix_of(tensor, place.matrix)
+    rows, size = place.rows, (tensor.stop - tensor.start) // tensor.shape[0]
     start, stop = (tensor.start + row * size for row in (rows.start, rows.stop))
     return GgufTensor(tensor.type, (rows.size, *tensor.shape[1:]), start, stop)
+
+
+def _matrix_of(stack: GgufTensor, number: int) -> GgufTensor:
+    """One matrix (or vector) of a stack."""
+    size = (stack.stop - stack.start) // stack.shape[0]
+    start = stack.start + number * size
+    return GgufTensor(stack.type, stack.shape[1:], start, start + size)
 
 
 def _info(file: Path, tensor: GgufTensor, place: Place | None) -> TensorInfo:

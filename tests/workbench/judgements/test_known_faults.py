@@ -22,7 +22,8 @@ PLACED_ONLY = {
 #: Faults of linear attention and of short convolutions, whose causes are edits of their formulas without a name of the
 #: catalogue.
 OF_STATES = {
-    "beta=linear", "conv_in_gate=missing", "conv_out_gate=missing", "plain_conv=backwards", "conv_kept=frozen", "conv_kept=one_short", "decay=linear", "decay=unbiased", "gated_norm=ungated",
+    "beta=linear", "conv_in_gate=missing", "conv_out_gate=missing", "plain_conv=backwards", "conv_kept=frozen",
+    "conv_kept=one_short", "decay=linear", "decay=unbiased", "gated_norm=ungated",
     "key_heads=tiled", "l2_norm=missing", "output_gate=missing", "short_conv=linear", "state_before=left",
     "state_before=restarted", "state_kept=bfloat16",
 }  # fmt: skip

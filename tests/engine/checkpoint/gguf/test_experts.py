@@ -12,7 +12,9 @@ import torch
 
 from lockstep.engine.checkpoint.gguf.source import open_gguf
 from lockstep.engine.checkpoint.load import shards_of
+from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.errors import CheckpointError, ConfigError
 from lockstep.engine.parallel import shards
 from tests.checkpoints import tiny_checkpoint
@@ -123,6 +125,8 @@ def test_a_stack_of_other_shape_is_refused_by_its_name(tmp_path: Path) -> None:
         ("olmoe", "olmoe.expert_weights_norm", True),
         ("qwen3-moe", "qwen3moe.expert_weights_scale", 2.5),
         ("minimax-m2", "minimax-m2.expert_gating_func", 1),
+        ("llama4", "llama4.attention.sliding_window", 0),
+        ("phimoe", "phimoe.expert_used_count", 3),
     ],
 )
 def test_what_the_architecture_does_not_do_is_refused(
@@ -134,3 +138,19 @@ def test_what_the_architecture_does_not_do_is_refused(
     )
     with pytest.raises(ConfigError, match=key.partition(".")[2]):
         open_gguf(twin)
+
+
+def test_queries_of_mistral_4_grow_as_the_file_says_or_as_the_published_model_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mistral's own checkpoints become `deepseek2`, whose files say it; those of Hugging Face leave it out."""
+    original, silent = twins(tmp_path, "mistral4")
+    expected, model = open_checkpoint(original)[0], open_gguf(silent)[0]
+    assert model.query_scaling == expected.query_scaling
+    assert model.notes == (
+        "attention.temperature_scale is missing: 0.1, as in the published model; llama.cpp takes 0",
+    )
+    monkeypatch.setitem(gguf.MODEL_ARCH_NAMES, gguf.MODEL_ARCH.MISTRAL4, "deepseek2")
+    stated = {"deepseek2.attention.temperature_scale": 0.25, "deepseek2.attention.temperature_length": 64}
+    model = open_gguf(gguf_twin(original, tmp_path / "stated.gguf", keys=stated))[0]
+    assert (model.family, model.query_scaling, model.notes) == ("mistral4", QueryScaling(0.25, 64), ())
