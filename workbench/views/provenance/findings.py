@@ -176,9 +176,11 @@ def _own_block(one: WrongAccess) -> str:
 
 
 def _foreign_block(one: WrongAccess) -> str:
+    own = one.owner is not None and one.owner.request == one.request
+    whose = "another of its own blocks" if own else "another request's block"
     return (
-        f"{request_name(one.request)} reads block {one.block} ({_at(one.places)}), which {_its(one)}: another "
-        f"request's block{_own_block(one)}"
+        f"{request_name(one.request)} reads block {one.block} ({_at(one.places)}), which {_its(one)}: {whose}"
+        f"{_own_block(one)}"
     )
 
 
