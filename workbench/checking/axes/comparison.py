@@ -89,7 +89,7 @@ class Variants:
             verdict = "inconclusive"
         elif verdict == "rounding" and not rounding:
             why = "other bits, each of which came in with an operation's inputs"
-        notes = () if wrong else tuple(self._notes())
+        notes = () if wrong else (*self._notes(), *self._alike())
         return AxisResult(axis, told, verdict, bits.rows, len(bits.taps), bugs, rounding, why, tokens, notes)
 
     def _bugs(self, far: RowComparison) -> Iterator[AxisBug]:
@@ -205,6 +205,19 @@ class Variants:
             if any(held) and not all(held):
                 found.append((seq, after, (held.index(False),)))
         return found
+
+    def _alike(self) -> Iterator[str]:
+        """The first operation that is wrong in both runs alike, which is no matter of the axis."""
+        there = set(self.variant.session.captured_taps(self.variant.branch))
+        for tap in (one.name for one in self.base.session.taps if one.name in there):
+            judged = self._judged(tap)
+            if judged is not None and (both := judged[0] & judged[1]):
+                seq, at = min(both, key=lambda place: (place[1], place[0]))
+                yield (
+                    f"{clean(tap, limit=80)} does not give what its inputs give, in both runs alike, first at request "
+                    f"{seq}, position {at}: it is no matter of this axis, and check or diagnose names it"
+                )
+                return
 
     def _notes(self) -> Iterator[str]:
         """Wrong accesses to a cache that changed nothing of what was compared."""
