@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
@@ -64,6 +65,16 @@ def invariant_command(
         ),
     ] = None,
     engine: EngineName = "auto",
+    variant: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--variant",
+            metavar="AXIS=WORDS",
+            help="Of a command: words that, put behind it, make it a variant along that axis, as "
+            "'prefix=--no-prefix-cache'. May be repeated.",
+            show_default=False,
+        ),
+    ] = None,
     junit_file: options.JUnit = None,
     timeout: options.Timeout = 60.0,
     start_timeout: options.StartTimeout = 300.0,
@@ -79,7 +90,7 @@ def invariant_command(
 
     Exit code 0: invariant, or rounding alone. 1: a bug, or a relation that is broken. 6: inconclusive.
     """
-    command = model is not None or len(words) > 1
+    command = model is not None or variant is not None or len(words) > 1
     if junit_file is not None and (axis is not None or command):
         raise UsageError("--junit is of a model's relations: leave out --axis")
     if axis is None and not command:
@@ -93,13 +104,22 @@ def invariant_command(
         raise typer.Exit(check_invariants(asked, junit_file, as_json))
     with Status() as status:
         found = invariant(
-            words if command else words[0], axis=axis or "all", model=model, engine=engine, prompt=prompt, ids=ids,
+            words if command else words[0], axis=axis, model=model, engine=engine, variants=variants_of(variant),
+            prompt=prompt, ids=ids,
             chat=chat, prompt_tokens=prompt_tokens, tp=tp, ep=ep, steps=steps, faults=fault, device=device, dtype=dtype,
             load=load, weights=weights, batch_invariant=batch_invariant, chunk=chunk, timeout=timeout,
             start_timeout=start_timeout, progress=status,
         )  # fmt: skip
     print(dumps(found.to_json()) if as_json else found)
     raise typer.Exit(code_of(found))
+
+
+def variants_of(told: Sequence[str] | None) -> dict[str, str]:
+    """ "prefix=--no-prefix-cache" by its axis. UsageError for what names none."""
+    odd = [one for one in told or () if "=" not in one]
+    if odd:
+        raise UsageError(f"--variant is AXIS=WORDS, not {odd[0]!r}")
+    return dict(one.split("=", 1) for one in told or ())
 
 
 def code_of(found: Invariance) -> Exit:

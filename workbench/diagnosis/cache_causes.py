@@ -51,8 +51,8 @@ def with_cache_causes(
     found, rest, notes = [], list(causes), []
     for finding in report.findings:
         places = _places(finding, session)
-        at = [one for one in wrong if _shows(finding, one.tap) and _meets(one, places)]
-        if at or (first is not None and _shows(finding, first.tap) and (first.step, first.seq) in places):
+        at = [one for one in wrong if shows(finding.kind, one.tap) and _meets(one, places)]
+        if at or (first is not None and shows(finding.kind, first.tap) and (first.step, first.seq) in places):
             taps = [one.tap for one in at] or [first.tap if first is not None else ""]
             ours = [one for one in rest if one.tap in taps]
             found.append(_cause(finding, taps, places, ours, session))
@@ -78,9 +78,10 @@ def _extent(report: CacheAudit) -> str:
     return f"{plural(report.rows, 'row')} written in {report.passes} passes"
 
 
-def _shows(finding: CacheFinding, tap: str) -> bool:
+def shows(kind: Misuse, tap: str) -> bool:
+    """Whether a wrong access may show in an operation."""
     name = local_name(tap)
-    return name in _READERS or (finding.kind == Misuse.POSITION and name in _TURNED)
+    return name in _READERS or (kind == Misuse.POSITION and name in _TURNED)
 
 
 def _places(finding: CacheFinding, session: Session) -> set[tuple[int, int]]:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from numpy.typing import NDArray
 
 from lockstep.engine.taps.names import local_name
-from lockstep.sessions import Session
+from lockstep.sessions import Session, slices
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.meta import ROW_HASHES, ROW_STATISTICS, is_companion
 from lockstep.sessions.records import SequenceStep
@@ -75,30 +75,40 @@ class RowSide:
     def rows(self, tap: str, kind: Kind, seq: int, positions: list[int]) -> dict[int, NDArray[Any]]:
         """The tap's rows at those positions of a sequence, as the ranks' parts make them up; those that are there.
         LayoutError where the parts do not fit together."""
-        passes: dict[int, NDArray[Any] | None] = {}
-        found = {}
+        passes: dict[int, Mapping[int, NDArray[Any]]] = {}
+        found: dict[int, NDArray[Any]] = {}
         for position in positions:
             row = self.sequences[seq][position]
             if row.step not in passes:
-                passes[row.step] = self._whole(tap + _ENDINGS[kind], row.step, seq, kind)
-            whole = passes[row.step]
-            if whole is None:
-                continue
-            if len(whole) == row.count:
-                found[position] = whole[row.index]
-            elif row.index == row.count - 1 and len(whole) == 1:  # logits of the last token alone
-                found[position] = whole[0]
+                passes[row.step] = self._whole(tap + _ENDINGS[kind], row.step, seq, kind, row.count)
+            if row.index in passes[row.step]:
+                found[position] = passes[row.step][row.index]
         return found
 
-    def _whole(self, tap: str, step: int, seq: int, kind: Kind) -> NDArray[Any] | None:
+    def _whole(self, tap: str, step: int, seq: int, kind: Kind, count: int) -> Mapping[int, NDArray[Any]]:
+        """The rows of a pass of `count` by their indices, as the ranks' parts make them up; of some, where the dump had
+        no others."""
         try:
             array = self.session.rebuilt(tap, step=step, seq=seq, branch=self.branch, slice="").array
+            some = None if array is not None else self._some(tap, step, seq)
+            if some is not None:
+                array = self.session.rebuilt(tap, step=step, seq=seq, branch=self.branch).array
         except LayoutError:
-            return None
+            return {}
         if array is None or array.ndim == 0:
-            return None
-        heads_first = kind == "tensor" and local_name(tap) in _HEADS_FIRST and array.ndim > 1
-        return array.swapaxes(0, 1) if heads_first else array
+            return {}
+        if kind == "tensor" and local_name(tap) in _HEADS_FIRST and array.ndim > 1:
+            array = array.swapaxes(0, 1)
+        last = len(array) == 1 and count > 1  # as logits of the last token alone
+        rows: Sequence[int] = some or (range(count - 1, count) if last else range(count))
+        return dict(zip(rows, array, strict=True)) if len(rows) == len(array) else {}
+
+    def _some(self, tap: str, step: int, seq: int) -> list[int] | None:
+        """The rows of which alone a tensor was recorded, on all ranks alike; None where there are none."""
+        parts = self.session.parts(tap, step=step, seq=seq, branch=self.branch)
+        told = {part.slice for part in parts.values()}
+        terms = slices.parse(told.pop().removeprefix(":,")) if len(told) == 1 else []
+        return terms[0] if len(terms) == 1 and isinstance(terms[0], list) else None
 
 
 def paired(a: RowSide, b: RowSide) -> list[tuple[int, int, list[int]]]:

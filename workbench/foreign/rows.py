@@ -76,24 +76,30 @@ class RowPlan:
 @dataclass(slots=True)
 class _Request:
     """The rows of one request so far: for each position its token, where it was computed last (None: what it has from a
-    prefix cache was not computed for it), in which pass first and with how many rows of the request, and whether its
-    token is what the row before chose."""
+    prefix cache was not computed for it), in which pass first and with how many rows of the request, whether its token
+    is what the row before chose, and what its own logits chose (None: there are none)."""
 
     name: str
     ids: list[int] = field(default_factory=list)
     at: list[tuple[int, int] | None] = field(default_factory=list)
     began: list[tuple[int, int]] = field(default_factory=list)
     expected: list[bool | None] = field(default_factory=list)
-    chosen: int | None = None
+    choices: list[int | None] = field(default_factory=list)
     lacking: bool = False  # a row was lost: nothing after it can be used
     shared: int = 0  # the first, which come from a prefix cache
     shifts: set[int] = field(default_factory=set)  # by how much positions exceed places
+
+    @property
+    def chosen(self) -> int | None:
+        """What the logits of the last row chose."""
+        return self.choices[-1] if self.choices else None
 
     def share(self, number: int, tokens: Sequence[int], sources: Sequence[tuple[int, int] | None]) -> None:
         """Begin with rows of a prefix cache, in pass `number`."""
         self.shared = len(tokens)
         self.ids, self.at = list(tokens), list(sources)
         self.began, self.expected = [(number, 2)] * len(tokens), [None] * len(tokens)  # no row of decode
+        self.choices = [None] * len(tokens)
 
 
 def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
@@ -183,7 +189,7 @@ def _read(
                 one.share(number, *found)
         _place(one, number, row, head, together[name], dropped)
         if head.places[row] == len(one.ids) - 1:
-            one.chosen = chosen.get(row)
+            one.choices[-1] = chosen.get(row)
 
 
 def _repeats(one: _Request, head: PassHead, names: Sequence[str], row: int) -> bool:
@@ -207,12 +213,13 @@ def _place(
     else:
         if size > position:
             dropped[REJECTED] += size - position
-            del one.ids[position:], one.at[position:], one.began[position:], one.expected[position:]
-            one.chosen = None
+            for told in (one.ids, one.at, one.began, one.expected, one.choices):
+                del told[position:]
+        one.expected.append(None if one.chosen is None else one.chosen == token)
+        one.choices.append(None)
         one.ids.append(token)
         one.at.append((number, row))
         one.began.append((number, together))
-        one.expected.append(None if one.chosen is None else one.chosen == token)
 
 
 def _left_out(
@@ -237,8 +244,8 @@ def _left_out(
 def _shifted(one: _Request, dropped: Counter[str]) -> bool:
     """Whether all positions of a request are too far by one number, as where padding before it is counted. It turns
     queries and keys alike, so attention stays what it was; no row of it is at the position that it would be judged
-    at."""
-    if len(one.shifts) != 1 or 0 in one.shifts:
+    at. Behind rows of a prefix cache, which are at theirs, it is no harmless shift."""
+    if len(one.shifts) != 1 or 0 in one.shifts or one.shared:
         return False
     dropped[SHIFTED] += len(one.at)
     return True
@@ -247,9 +254,15 @@ def _shifted(one: _Request, dropped: Counter[str]) -> bool:
 def _prompt(one: _Request) -> int:
     """How many tokens of a request are its prompt: those before its first pass of one row. That may still be the last
     of three chunks or more, of one row: then its token is not what the logits chose, in a run that is greedy from there
-    on. So may be more of them where an engine reads a prompt token by token."""
+    on. So may be more of them where an engine reads a prompt token by token. Behind it drafts may come in one pass with
+    the token before them: all of these are what the logits chose."""
     least = one.shared + 1  # a prefix cache leaves a token to compute
     first = next((p for p in range(least, len(one.ids)) if one.began[p][1] == 1), len(one.ids))
+    drafted = [
+        p for p in range(least, first) if one.began[p][0] != one.began[p - 1][0] and all(one.expected[p:])
+    ]
+    if drafted:
+        return drafted[0]
     told = one.expected[first:]
     one_by_one, chunked = one.began[0][1] == 1, one.began[0][0] != one.began[first - 1][0]
     most = len(told) if one_by_one else 2 if chunked else 1

@@ -7,11 +7,13 @@ The command is the user's and stays as it is. What a variant is, is asked of the
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from lockstep.engine.config import DTYPES
 from lockstep.sessions import Session
+from lockstep.sessions.limits import UNLIMITED
+from lockstep.sessions.meta import ForeignMeta
 from lockstep.sessions.text import clean
 from lockstep.workbench.attach.launch import AttachError, TapRequest, attach, how_it_ended
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
@@ -24,7 +26,6 @@ from lockstep.workbench.foreign.rows import UNFINISHED
 from lockstep.workbench.library.imported import import_attached
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import OpenedModel
-from lockstep.workbench.settings import session_limits
 from lockstep.workbench.words.plain_text import plural
 
 Arguments = Mapping[str, int | bool]
@@ -32,10 +33,17 @@ Arguments = Mapping[str, int | bool]
 
 @dataclass(frozen=True, slots=True)
 class EngineVariant:
-    """What an engine is asked for along one axis, and that in words."""
+    """What an engine is asked for along one axis, and that in words: arguments that it is given whatever its command
+    says, or `words` behind the command."""
 
     told: str
-    arguments: Arguments
+    arguments: Arguments = field(default_factory=dict)
+    words: tuple[str, ...] = ()
+
+    @classmethod
+    def by_words(cls, words: Sequence[str]) -> EngineVariant:
+        """The command with these words more."""
+        return cls(f"with {' '.join(words)} = as started", words=tuple(words))
 
 
 #: vLLM's arguments (`vllm.engine.arg_utils.EngineArgs`), by axis.
@@ -56,20 +64,22 @@ _ENGINES: Mapping[str, Mapping[AxisName, tuple[EngineVariant, ...]]] = {"vllm": 
 
 @dataclass(slots=True)
 class CommandAxes:
-    """A command whose runs are recorded in `folder`; `opened` is its checkpoint, by which operations are judged."""
+    """A command whose runs are recorded in `folder`; `opened` is its checkpoint, by which operations are judged. `own`
+    are the variants that its user names, by axis."""
 
     command: Sequence[str]
     asked: TapRequest
     folder: Path
     opened: OpenedModel | None
     listener: Listener
+    own: Mapping[AxisName, Sequence[EngineVariant]] = field(default_factory=dict)
     _count: int = 0
 
     def run(self, axes: Sequence[AxisName]) -> tuple[str, list[AxisResult]]:
         """What ran in words, and each variant. AttachError and ForeignDumpError where the command as it is cannot be
         recorded."""
-        base = self._record({}, "as it is")
-        with Session.open(base, session_limits()) as session:
+        base = self._record(None, "as it is")
+        with Session.open(base, UNLIMITED) as session:  # which we have just written
             engine, ranks, rows = session.meta.source, session.ranks, _rows(session)
         known = _ENGINES.get(engine.split(" ")[0].lower(), {})
         found = []
@@ -79,6 +89,7 @@ class CommandAxes:
             ]
             if axis == "ep" and ranks == 1:
                 variants = []
+            variants += self.own.get(axis, ())
             if not variants:
                 found.append(AxisResult(axis, axis, "not tried", why=_why_not(engine, axis, ranks)))
             found += [self._along(axis, one, base) for one in variants]
@@ -86,12 +97,17 @@ class CommandAxes:
 
     def _along(self, axis: AxisName, variant: EngineVariant, base: Path) -> AxisResult:
         try:
-            path = self._record(variant.arguments, f"{axis}: {variant.told}")
+            path = self._record(variant, f"{axis}: {variant.told}")
         except (AttachError, ForeignDumpError) as error:
             return AxisResult(axis, variant.told, "not tried", why=str(error))
-        limits = session_limits()
-        with Session.open(base, limits) as first, Session.open(path, limits) as second, first.walk(second):
-            if axis == "prefix" and not (first.meta.foreign and first.meta.foreign.shared):
+        with (
+            Session.open(base, UNLIMITED) as first,
+            Session.open(path, UNLIMITED) as second,
+            first.walk(second),
+        ):
+            foreign = first.meta.foreign or ForeignMeta()
+            unknown = variant.words and not foreign.caches  # the engine does not tell of hits
+            if axis == "prefix" and not foreign.shared and not unknown:
                 why = "no request found its beginning in the cache: send some that share a prefix of whole blocks"
                 return AxisResult(axis, variant.told, "not tried", why=why)
             sides = RowSide(first), RowSide(second)
@@ -105,14 +121,15 @@ class CommandAxes:
         facts = Facts.of(self.opened.path, dtype)
         return RowJudge.of(first, facts), RowJudge.of(second, facts)
 
-    def _record(self, arguments: Arguments, told: str) -> Path:
-        """The session of one run."""
+    def _record(self, variant: EngineVariant | None, told: str) -> Path:
+        """The session of one run; None: of the command as it is."""
+        arguments, words = ({}, ()) if variant is None else (variant.arguments, variant.words)
         self._count += 1
         place = self.folder / str(self._count)
         place.mkdir()
         self.listener.note(f"run {self._count} of the command: {told}")
         request = replace(self.asked, arguments=tuple(arguments.items()))
-        attached = attach(self.command, place / "dump", request, place)
+        attached = attach([*self.command, *words], place / "dump", request, place)
         if attached.stopped:
             raise AttachError(f"the command was ended by {attached.stopped}")
         if arguments and not any(name in text for name in arguments for text in attached.changed):

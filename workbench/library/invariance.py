@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import shlex
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from lockstep.workbench.judgements.golden_event import plain
 from lockstep.workbench.library import html
 from lockstep.workbench.library.attached import tap_request
 from lockstep.workbench.library.checked_model import ModelToCheck
-from lockstep.workbench.library.command_axes import CommandAxes
+from lockstep.workbench.library.command_axes import CommandAxes, EngineVariant
 from lockstep.workbench.library.judging import FaultWords, Ids, Texts, ids_of, texts_of, words_of
 from lockstep.workbench.library.listening import Listener, Warned
 from lockstep.workbench.models.opening import open_to_run
@@ -99,9 +100,10 @@ class Invariance:
 def invariant(
     target: str | Path | Sequence[str],
     *,
-    axis: str | Sequence[str] = "all",
+    axis: str | Sequence[str] | None = None,
     model: str | Path | None = None,
     engine: str = "auto",
+    variants: Mapping[str, str | Sequence[str]] | None = None,
     prompt: Texts | None = None,
     ids: Ids | None = None,
     chat: bool = False,
@@ -120,21 +122,27 @@ def invariant(
     start_timeout: float = 300.0,
     progress: Listener | None = None,
 ) -> Invariance:
-    """Run the same requests in ways that must not matter, one `axis` after the other: "all", or some of "batch" (alone
+    """Run the same requests in ways that must not matter, one `axis` after the other: "all" (without `variants` those
+    are meant), or some of "batch" (alone
     or together), "order", "preempt" (dropped and read anew), "chunk" (of prompts), "prefix" (from kept rows), "tp" and
     "ep" (numbers of ranks), "speculation" (decoded by drafts). What depends on it by rounding alone and what is wrong
     in one of two runs are told apart.
 
     A model runs on Lockstep's engine; a single prompt is joined by a longer and a shorter request. A command, a list of
     words, is another engine's own (`engine` as in `attach`): it is run as it is, and again with an argument of the
-    engine changed; vLLM can be asked for "batch", "chunk", "prefix", "tp" and "ep". With `model`, its checkpoint, its
+    engine changed; vLLM can be asked for "batch", "chunk", "prefix", "tp" and "ep". Of any engine `variants` name by
+    axis words that are put behind the command, as {"prefix": "--no-prefix-cache"}. With `model`, its checkpoint, its
     operations are judged on their own inputs; without, rows are held against what rounding may come to.
 
     EngineError, AttachError, ForeignDumpError, SessionError and UsageError say what could not be done.
     """
-    axes, heard = parse_axes(axis if isinstance(axis, str) else ",".join(axis)), Warned(progress)
+    named = axis or list(variants or ()) or "all"
+    axes, heard = parse_axes(named if isinstance(named, str) else ",".join(named)), Warned(progress)
+    own = {parse_axes(one)[0]: words for one, words in (variants or {}).items()}
     if not isinstance(target, str | Path):
-        return _of_command(target, axes, model, engine, heard)
+        return _of_command(target, axes, model, engine, own, heard)
+    if own:
+        raise UsageError("variants are words behind a command: of a model on our engine there are none")
     if model is not None:
         raise UsageError("model is the checkpoint of a command: leave it out")
     asked = ModelToCheck.of(
@@ -156,14 +164,19 @@ def _of_command(
     axes: Sequence[AxisName],
     model: str | Path | None,
     engine: str,
+    variants: Mapping[AxisName, str | Sequence[str]],
     heard: Warned,
 ) -> Invariance:
     if threading.current_thread() is not threading.main_thread():
         raise UsageError("invariant hands signals on to the command: call it from the main thread")
     asked = tap_request(engine, None, None, "full")
+    own = {
+        axis: [EngineVariant.by_words(shlex.split(words) if isinstance(words, str) else words)]
+        for axis, words in variants.items()
+    }
     opened = None if model is None else open_to_run(str(model), "judging a recording")
     with ScratchFolder.make("invariant", cache_directory()) as scratch:
-        subject, found = CommandAxes(command, asked, scratch.path, opened, heard).run(axes)
+        subject, found = CommandAxes(command, asked, scratch.path, opened, heard, own).run(axes)
     heard.clear()
     return Invariance(subject, tuple(found), tuple(heard.warnings))
 
@@ -182,6 +195,11 @@ def _details(one: AxisResult) -> list[str]:
     """The operations behind it, the first of many."""
     bugs, rounding = ([entry.in_words() for entry in found] for found in (one.bugs, one.rounding))
     told = [f"wrong: {words}" for words in bugs[:_LISTED]]
+    told += [f"cache: {words}" for words in dict.fromkeys(words for bug in one.bugs for words in bug.cache)][
+        :_LISTED
+    ]
+    told += [f"wrong: {token.in_words()}" for token in one.tokens[:_LISTED]]
     told += [f"other bits: {words}" for words in rounding[:_LISTED]]
+    told += [f"noted: {words}" for words in one.notes[:_LISTED]]
     left = sum(max(0, len(found) - _LISTED) for found in (bugs, rounding))
     return [*told, *([f"and {plural(left, 'more operation')} (--json)"] if left else [])]

@@ -55,6 +55,8 @@ def test_a_command_of_which_nothing_can_be_asked_says_so(
         (["demo", "--axis", ","], "axis is all, or some of"),
         (["demo", "--ids", "1", "--ids", "2"], "the relations are tried on one prompt"),
         (["demo", "--axis", "tp", "--junit", "a.xml"], "--junit is of a model's relations"),
+        (["--variant", "--one", "--", "serve", "me"], "--variant is AXIS=WORDS"),
+        (["--variant", "speed=--fast", "--", "serve", "me"], "axis is all, or some of batch, order"),
     ],
 )
 def test_what_cannot_be_asked(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:

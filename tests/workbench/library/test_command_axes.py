@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,7 +12,7 @@ from lockstep.sessions.keeping import keeping
 from lockstep.workbench.attach.launch import AttachError, TapRequest
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
 from lockstep.workbench.library import command_axes
-from lockstep.workbench.library.command_axes import CommandAxes
+from lockstep.workbench.library.command_axes import CommandAxes, EngineVariant
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import open_model
 from tests.workbench.diagnosis.synthetic import Case, Spoil, synthetic, tiny_case
@@ -34,8 +34,9 @@ class Runs:
     spoilt: Callable[[Mapping[str, object]], dict[str, Spoil]] = lambda arguments: {}
     asked: list[dict[str, object]] = field(default_factory=list)
 
-    def record(self, _: CommandAxes, arguments: Mapping[str, object], told: str) -> Path:
+    def record(self, _: CommandAxes, variant: EngineVariant | None, told: str) -> Path:
         assert told
+        arguments = {} if variant is None else {**variant.arguments, **dict.fromkeys(variant.words, True)}
         if arguments.get("tensor_parallel_size") == 4:
             raise AttachError("no rank wrote a pass")
         self.asked.append(dict(arguments))
@@ -45,14 +46,18 @@ class Runs:
 
 
 def along(
-    runs: Runs, monkeypatch: pytest.MonkeyPatch, *axes: AxisName, judged: bool = True
+    runs: Runs,
+    monkeypatch: pytest.MonkeyPatch,
+    *axes: AxisName,
+    judged: bool = True,
+    own: Mapping[AxisName, Sequence[EngineVariant]] | None = None,
 ) -> list[AxisResult]:
-    monkeypatch.setattr(
-        CommandAxes, "_record", lambda self, arguments, told: runs.record(self, arguments, told)
-    )
+    monkeypatch.setattr(CommandAxes, "_record", lambda self, variant, told: runs.record(self, variant, told))
     monkeypatch.setattr(command_axes, "_ENGINES", {"transformers": command_axes._VLLM})
     opened = open_model(str(runs.case.model_dir)) if judged else None
-    subject, found = CommandAxes(["serve"], TapRequest(), runs.folder, opened, Listener()).run(axes)
+    subject, found = CommandAxes(["serve"], TapRequest(), runs.folder, opened, Listener(), own or {}).run(
+        axes
+    )
     assert subject.endswith("tp=1: 21 rows")
     return found
 
@@ -83,3 +88,19 @@ def test_what_cannot_be_tried_says_why(case: Case, tmp_path: Path, monkeypatch: 
     assert told["tp 4 = as started"] == ("not tried", "no rank wrote a pass")
     assert told["ep"] == ("not tried", "there is one rank")
     assert [one.get("tensor_parallel_size") for one in runs.asked] == [None, None, 2]
+
+
+def test_words_of_the_user_are_a_variant_on_any_axis(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    runs = Runs(case, tmp_path)
+    own: dict[AxisName, list[EngineVariant]] = {
+        "order": [EngineVariant.by_words(["--reversed"])], "prefix": [EngineVariant.by_words(["--no-prefix"])],
+    }  # fmt: skip
+    order, *prefix = along(runs, monkeypatch, "order", "prefix", own=own)
+    assert runs.asked[1] == {"--reversed": True}
+    assert (order.variant, order.verdict) == ("with --reversed = as started", "equal")
+    assert [one.verdict for one in prefix] == [
+        "not tried",
+        "equal",
+    ]  # the words', of an engine that tells no hits

@@ -48,8 +48,9 @@ class AxisBug:
     """An operation that is wrong in one of the two runs: at `positions` of `requests`, the first at `first`
     (request, position), where the row is off by `error` of its norm (None: not to be compared). `side` is the run in
     which it does not give what its inputs give, as the checkpoint tells; "unknown" where no checkpoint can tell, and
-    the row differs by more than rounding though its inputs do not. `blocks` are the variant's blocks that
-    these rows read of a cache, where they are known."""
+    the row differs by more than rounding though its inputs do not. `blocks` are the blocks that these rows read of a
+    cache, where they are known: those that are wrong, where `cache` tells whose rows they hold, and the variant's else.
+    """
 
     tap: str
     first: Place
@@ -58,6 +59,7 @@ class AxisBug:
     error: float | None
     side: Literal["variant", "base", "both", "unknown"]
     blocks: tuple[int, ...] = ()
+    cache: tuple[str, ...] = ()
 
     def in_words(self) -> str:
         """One sentence."""
@@ -83,9 +85,37 @@ _SIDES = {
 
 
 @dataclass(frozen=True, slots=True)
+class AxisToken:
+    """A token that a request reads at a place and that its own logits did not choose, where those of the other run
+    chose the one that is read there: in the run on `side`, `token` in place of `chosen` (None: no logits were computed
+    there, and `again` tells that it is the token before it once more)."""
+
+    first: Place
+    token: int
+    chosen: int | None
+    again: bool
+    side: Literal["variant", "base"]
+
+    def in_words(self) -> str:
+        """One sentence."""
+        request, position = self.first
+        where = "in this variant" if self.side == "variant" else "in the run that it is compared with"
+        if self.chosen is None:
+            return (
+                f"request {request} reads token {self.token} at position {position} {where}, which is the one before "
+                f"it once more: no logits were computed at position {position - 1}, whose row is there already"
+            )
+        return (
+            f"request {request} reads token {self.token} at position {position} {where}, where its own logits at "
+            f"position {position - 1} chose {self.chosen}"
+        )
+
+
+@dataclass(frozen=True, slots=True)
 class AxisResult:
     """One variant held against the run that it must equal: `variant` says which two. `bugs` and `rounding` are in the
-    order of execution; `why` is of a verdict that they do not explain."""
+    order of execution; `tokens` that no logits chose are a bug as well; `why` is of a verdict that they do not explain.
+    `notes` tell of wrong accesses to a cache without an effect on what was compared."""
 
     axis: AxisName
     variant: str
@@ -95,12 +125,17 @@ class AxisResult:
     bugs: tuple[AxisBug, ...] = ()
     rounding: tuple[AxisRounding, ...] = ()
     why: str = ""
+    tokens: tuple[AxisToken, ...] = ()
+    notes: tuple[str, ...] = ()
 
     def in_words(self) -> str:
         """What was found, in one sentence."""
         if self.bugs:
             more = f"; {plural(len(self.bugs) - 1, 'more operation')}" if len(self.bugs) > 1 else ""
-            return self.bugs[0].in_words() + more
+            why = "".join(f": {clean(one, limit=400)}" for one in self.bugs[0].cache[:1])
+            return self.bugs[0].in_words() + why + more
+        if self.tokens:
+            return self.tokens[0].in_words()
         compared = f"{plural(self.taps, 'tap')} of {plural(self.rows, 'row')}"
         if self.verdict == "equal":
             return f"the same bits in {compared}"

@@ -16,14 +16,25 @@ import numpy as np
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.sessions.metrics import coarser
 from lockstep.sessions.text import clean
-from lockstep.workbench.checking.axes.axis import AxisBug, AxisName, AxisResult, AxisRounding, AxisVerdict
+from lockstep.workbench.checking.axes.axis import (
+    AxisBug,
+    AxisName,
+    AxisResult,
+    AxisRounding,
+    AxisToken,
+    AxisVerdict,
+)
+from lockstep.workbench.checking.axes.cache_evidence import CacheEvidence, blocks_of, chosen, is_greedy
 from lockstep.workbench.checking.axes.row_judge import RowJudge, is_cache
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.row_comparison import Place, RowComparison, TapRows, compare_rows
 from lockstep.workbench.diagnosis.row_sides import RowSide, paired
 from lockstep.workbench.views.moved import ROUNDING
+from lockstep.workbench.views.provenance.findings import CacheFinding
 from lockstep.workbench.views.verdicts import WRONG_ABOVE
 
+_Side = Literal["base", "variant"]
+_BOTH: tuple[_Side, _Side] = ("base", "variant")
 #: The judges of the two runs, where there is a checkpoint.
 Judges = tuple[RowJudge, RowJudge]
 
@@ -36,6 +47,15 @@ class Variants:
     variant: RowSide
     judges: Judges | None = None
     _pairs: list[tuple[int, int, list[int]]] = field(default_factory=list)
+    _caches: list[CacheEvidence] = field(default_factory=list)
+
+    @property
+    def caches(self) -> tuple[CacheEvidence, CacheEvidence]:
+        """Whose rows the requests of each read of a paged cache."""
+        if not self._caches:
+            self._caches.extend(CacheEvidence.of(side) for side in (self.base, self.variant))
+        base, variant = self._caches
+        return base, variant
 
     @property
     def pairs(self) -> list[tuple[int, int, list[int]]]:
@@ -58,14 +78,19 @@ class Variants:
             self.base, self.variant, WRONG_ABOVE * ROUNDING.get(self.dtype, ROUNDING["float32"])
         )
         bugs = tuple(self._bugs(far)) if bits.differing or self.judges else ()
+        tokens = tuple(self._tokens(bits))
+        if not bugs:
+            bugs = tuple(self._unseen(bits, tokens))
         rounding = tuple(self._rounding(bits, {one.tap for one in bugs}))
         why = _doubt(bits) or _unexplained(bits, far)
-        verdict: AxisVerdict = "bug" if bugs else "rounding" if bits.differing else "equal"
+        wrong = bool(bugs or tokens)
+        verdict: AxisVerdict = "bug" if wrong else "rounding" if bits.differing else "equal"
         if verdict != "bug" and why:
             verdict = "inconclusive"
         elif verdict == "rounding" and not rounding:
             why = "other bits, each of which came in with an operation's inputs"
-        return AxisResult(axis, told, verdict, bits.rows, len(bits.taps), bugs, rounding, why)
+        notes = () if wrong else (*self._notes(), *self._alike())
+        return AxisResult(axis, told, verdict, bits.rows, len(bits.taps), bugs, rounding, why, tokens, notes)
 
     def _bugs(self, far: RowComparison) -> Iterator[AxisBug]:
         """Operations that are wrong in one run and not in the other, or differently in each."""
@@ -84,23 +109,30 @@ class Variants:
         judged = self._judged(tap)
         if judged is None:
             return set(beyond), "unknown"
-        base, variant = judged
+        base, variant, known = judged
+        unknown = {place for place in beyond if place not in known}
         found = (base ^ variant) | {place for place in beyond if place in base | variant}
+        if not found:
+            return unknown, "unknown"
         if found & base and found & variant:
             return found, "both"
         return found, "base" if found & base else "variant"
 
-    def _judged(self, tap: str) -> tuple[set[Place], set[Place]] | None:
-        """The wrong rows of each that both computed."""
+    def _judged(self, tap: str) -> tuple[set[Place], set[Place], set[Place]] | None:
+        """The wrong rows of each, of those that both computed and that could be judged in both, which come last."""
         if self.judges is None:
             return None
-        base, variant = (judge.wrong(tap) for judge in self.judges)
+        base, variant = (judge.rows(tap) for judge in self.judges)
         if base is None or variant is None:
             return None
         matched = {(seq, at): (other, at) for seq, other, positions in self.pairs for at in positions}
+        known = {
+            place for place, other in matched.items() if place in base.judged and other in variant.judged
+        }
         return (
-            {place for place in matched if place in base},
-            {place for place, other in matched.items() if other in variant},
+            {place for place in known if place in base.wrong},
+            {place for place in known if matched[place] in variant.wrong},
+            known,
         )
 
     def _bug(
@@ -108,8 +140,93 @@ class Variants:
     ) -> AxisBug:
         positions = tuple(sorted({at for _, at in places}))
         requests = tuple(sorted({seq for seq, _ in places}))
+        error, cache = self._error(tap, places[:1]), self._explained(tap, places, side)
+        if side == "unknown" and cache and len({where for where, _ in cache}) == 1:
+            side = cache[0][0]
+        findings = tuple(finding for _, finding in cache)
         return AxisBug(
-            tap, places[0], requests, positions, self._error(tap, places[:1]), side, self._blocks(tap, places)
+            tap, places[0], requests, positions, error, side, blocks_of(findings) or self._blocks(tap, places),
+            tuple(dict.fromkeys(finding.in_words() for finding in findings)),
+        )  # fmt: skip
+
+    def _explained(
+        self, tap: str, places: Sequence[Place], side: Literal["variant", "base", "both", "unknown"]
+    ) -> list[tuple[_Side, CacheFinding]]:
+        """The wrong accesses to the cache that these rows make, those of the first first."""
+        others = {seq: other for seq, other, _ in self.pairs}
+        found: list[tuple[_Side, CacheFinding]] = []
+        for chosen_places in (set(places[:1]), set(places)):
+            if side != "variant":
+                found += [("base", one) for one in self.caches[0].at(tap, chosen_places)]
+            if side != "base":
+                theirs = {(others[seq], at) for seq, at in chosen_places}
+                found += [("variant", one) for one in self.caches[1].at(tap, theirs)]
+        return found
+
+    def _tokens(self, bits: RowComparison) -> Iterator[AxisToken]:
+        """Where requests part: tokens that the logits before them did not choose, in one run that is greedy until
+        then, where they did in the other."""
+        others = {seq: other for seq, other, _ in self.pairs}
+        for seq, at in bits.parted:
+            sides = ((self.base, seq), (self.variant, others[seq]))
+            if not all(is_greedy(one, mine, at) for one, mine in sides):
+                continue
+            told = [one.sequences[mine][at].token for one, mine in sides]
+            before = [one.sequences[mine][at - 1].token for one, mine in sides]
+            picked = [chosen(one, mine, at) for one, mine in sides]
+            for mine in (0, 1):
+                cached = self.caches[mine].taken.get(sides[mine][1]) == at
+                again = picked[mine] is None and cached and told[mine] == before[mine]
+                if picked[1 - mine] == told[1 - mine] and (again or picked[mine] not in (None, told[mine])):
+                    yield AxisToken((seq, at), told[mine], picked[mine], again, _BOTH[mine])
+
+    def _unseen(self, bits: RowComparison, tokens: Sequence[AxisToken]) -> Iterator[AxisBug]:
+        """Where requests part, or one breaks off, behind rows of a cache that are not theirs, in operations of which
+        nothing was recorded that could be judged: those rows are proof enough."""
+        others = {seq: other for seq, other, _ in self.pairs}
+        told = {one.first for one in tokens}
+        for seq, at, sides in [(*place, (0, 1)) for place in bits.parted if place not in told] + self._cut():
+            for number in sides:
+                mine = (seq, others[seq])[number]
+                for finding in self.caches[number].behind((mine, at), cut=len(sides) == 1):
+                    last = finding.first.places[0] if len(sides) == 1 else finding.first.stop - 1
+                    tap = f"layers.{finding.layers[0] if finding.layers else 0}.attn.context"
+                    yield AxisBug(
+                        tap, (seq, last), (seq,), (last,), None, _BOTH[number], blocks_of((finding,)),
+                        (finding.in_words(),),
+                    )  # fmt: skip
+
+    def _cut(self) -> list[tuple[int, int, tuple[int, ...]]]:
+        """Requests of which one run has no rows from a position on, and which run that is."""
+        found: list[tuple[int, int, tuple[int, ...]]] = []
+        for seq, other, positions in self.pairs:
+            after = positions[-1] + 1
+            held = after in self.base.sequences[seq], after in self.variant.sequences[other]
+            if any(held) and not all(held):
+                found.append((seq, after, (held.index(False),)))
+        return found
+
+    def _alike(self) -> Iterator[str]:
+        """The first operation that is wrong in both runs alike, which is no matter of the axis."""
+        there = set(self.variant.session.captured_taps(self.variant.branch))
+        for tap in (one.name for one in self.base.session.taps if one.name in there):
+            judged = self._judged(tap)
+            if judged is not None and (both := judged[0] & judged[1]):
+                seq, at = min(both, key=lambda place: (place[1], place[0]))
+                yield (
+                    f"{clean(tap, limit=80)} does not give what its inputs give, in both runs alike, first at request "
+                    f"{seq}, position {at}: it is no matter of this axis, and check or diagnose names it"
+                )
+                return
+
+    def _notes(self) -> Iterator[str]:
+        """Wrong accesses to a cache that changed nothing of what was compared."""
+        found = {
+            side: [one.in_words() for one in held.findings]
+            for side, held in zip(_BOTH, self.caches, strict=True)
+        }
+        yield from dict.fromkeys(
+            f"without an effect on what was compared: {words}" for told in found.values() for words in told
         )
 
     def _error(self, tap: str, places: Sequence[Place]) -> float | None:

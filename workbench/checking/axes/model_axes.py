@@ -19,7 +19,7 @@ from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.meta import SessionMeta
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
 from lockstep.workbench.checking.axes.comparison import Variants
-from lockstep.workbench.checking.axes.row_judge import RowJudge
+from lockstep.workbench.checking.axes.row_judge import KnownRows, RowJudge
 from lockstep.workbench.checking.axes.schedules import (
     Emitted,
     Requests,
@@ -33,7 +33,6 @@ from lockstep.workbench.checking.axes.schedules import (
 )
 from lockstep.workbench.checking.invariants.runs import changes_with_passes, crowd
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.diagnosis.row_comparison import Place
 from lockstep.workbench.diagnosis.row_sides import RowSide
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.session import create_session
@@ -79,7 +78,7 @@ class ModelAxes:
     _requests: Requests = field(init=False)
     _facts: Facts = field(init=False)
     _recorded: dict[tuple[EngineConfig, str], Path] = field(default_factory=dict)
-    _known: dict[Path, dict[str, frozenset[Place] | None]] = field(default_factory=dict)
+    _known: dict[Path, KnownRows] = field(default_factory=dict)
     _engine: tuple[EngineConfig, Inferior] | None = None
 
     def __post_init__(self) -> None:

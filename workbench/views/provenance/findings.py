@@ -176,9 +176,11 @@ def _own_block(one: WrongAccess) -> str:
 
 
 def _foreign_block(one: WrongAccess) -> str:
+    own = one.owner is not None and one.owner.request == one.request
+    whose = "another of its own blocks" if own else "another request's block"
     return (
-        f"{request_name(one.request)} reads block {one.block} ({_at(one.places)}), which {_its(one)}: another "
-        f"request's block{_own_block(one)}"
+        f"{request_name(one.request)} reads block {one.block} ({_at(one.places)}), which {_its(one)}: {whose}"
+        f"{_own_block(one)}"
     )
 
 
@@ -209,9 +211,10 @@ def _evicted(one: WrongAccess) -> str:
 
 
 def _overwritten(one: WrongAccess) -> str:
+    own = one.owner is not None and one.owner.request == one.request
     return (
         f"{request_name(one.request)} still reads block {one.block} ({_at(one.places)}), over which {_its(one)}: a "
-        "block in use was given to another request"
+        f"block in use was given to {'it once more' if own else 'another request'}"
     )
 
 

@@ -80,8 +80,8 @@ class CacheWrite:
 class WrongAccess:
     """In pass `number`, `request` meets at `places` (first and last) what is not its own, first in `slot` of blocks of
     `block_size`. `owner` wrote what is there first, `last_owner` at the last place; `own` is the row that should be,
-    where there is one. `told` and `right`: a length, position or token as it is, and as it should be. After the pass
-    the request has `stop` rows."""
+    where there is one. `told` and `right`: a length, position or token as it is, and as it should be. The pass computes
+    the rows from `start` to before `stop` of the request."""
 
     kind: Misuse
     group: int
@@ -95,6 +95,7 @@ class WrongAccess:
     told: int = UNKNOWN
     right: int = UNKNOWN
     block_size: int = 1
+    start: int = 0
     stop: int = 0
 
     @property
@@ -111,6 +112,16 @@ class _Known:
     chain: list[int] = field(default_factory=list)
     written: dict[tuple[int, int], CacheWrite] = field(default_factory=dict)
     began: int = UNKNOWN
+
+    def left_out(self, first: int, stop: int, size: int) -> Iterator[int]:
+        """Places of which no row was ever computed, behind some that were. Whole blocks may have come from a cache,
+        where the request begins once more."""
+        ends = False  # whether the gap ends within a block
+        for place in range(stop - 1, max(first, self.began) - 1, -1) if self.began != UNKNOWN else ():
+            if self.tokens[place] != UNKNOWN:
+                ends = place % size != 0
+            elif ends:
+                yield place
 
     def put(self, place: int, token: int) -> None:
         """Another token than before takes back what follows it."""
@@ -179,7 +190,7 @@ class SlotLedger:
         self._pools = [_SlotPool(one.block_size) for one in groups]
         self._writes: list[CacheWrite] = []  # number n is the n-1-th
         self._missed: dict[tuple[int, int], CacheWrite] = {}  # by group and slot: what went elsewhere
-        self._stops: dict[int, int] = {}  # by request of the pass at hand
+        self._spans: dict[int, range] = {}  # by request of the pass at hand the places that it computes
 
     def follow(self, one: CachePass) -> None:
         """A pass: what it writes, then what it reads, as attention has both of each layer. ValueError for one that no
@@ -195,7 +206,10 @@ class SlotLedger:
                 known = self._known(row.request)
                 known.put(row.place, row.token)
                 known.began = row.place if known.began == UNKNOWN else known.began
-        self._stops = {row.request: row.place + 1 for row in one.rows}
+        self._spans = {}
+        for row in one.rows:
+            first = self._spans[row.request].start if row.request in self._spans else row.place
+            self._spans[row.request] = range(first, row.place + 1)
         for group, reads in enumerate(one.reads):
             tables = {read.request: read for read in reads}
             for row in one.rows:
@@ -271,6 +285,8 @@ class SlotLedger:
         writes, chains = (held[first:stop] for held in pool.held(read.blocks))
         expected = np.array(known.chain[first:stop], np.uint64)
         wrong = np.flatnonzero((writes == 0) | ((chains != expected) & (expected != 0)))
+        left_out = [place - first for place in known.left_out(first, stop, pool.size)]
+        wrong = np.union1d(wrong, left_out).astype(np.int64)
         self._note_reads(number, group, read, [(first + at, int(writes[at])) for at in wrong.tolist()])
 
     def _note_reads(self, number: int, group: int, read: CacheRead, wrong: Sequence[tuple[int, int]]) -> None:
@@ -360,8 +376,8 @@ class SlotLedger:
 
     def _note(self, one: WrongAccess) -> None:
         if len(self.wrong) < MOST_WRONG:
-            size, stop = self.groups[one.group].block_size, self._stops.get(one.request, 0)
-            self.wrong.append(replace(one, block_size=size, stop=stop))
+            size, span = self.groups[one.group].block_size, self._spans.get(one.request, range(0))
+            self.wrong.append(replace(one, block_size=size, start=span.start, stop=span.stop))
 
 
 def _of(owner: CacheWrite | None) -> int | None:

@@ -57,7 +57,87 @@ def last_row_of_a_block_one_too_far() -> None:
     _replaced(BlockTable, "compute_slot_mapping", make)
 
 
+def parent_left_out() -> None:
+    """The hash of a block is of its own tokens alone, not of those before it."""
+    from vllm.v1.core import kv_cache_utils
+
+    def make(hashed: Any) -> Any:
+        return lambda function, parent, tokens, extra=None: hashed(function, None, tokens, extra)
+
+    _replaced(kv_cache_utils, "hash_block_tokens", make)
+
+
+def hit_is_not_counted() -> None:
+    """A block that a request finds in the prefix cache has one user fewer than it has, and is free too early."""
+    from vllm.v1.core.block_pool import BlockPool
+
+    def make(touch: Any) -> Any:
+        def touched(self: Any, blocks: Any) -> None:
+            used = [block for block in blocks if block.ref_cnt > 0]
+            touch(self, blocks)
+            for block in used:
+                block.ref_cnt -= 1
+
+        return touched
+
+    _replaced(BlockPool, "touch", make)
+
+
+def positions_after_a_hit_from_zero() -> None:
+    """What a request computes first, behind rows of the prefix cache, has positions from 0 on."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def scheduled(execute: Any) -> Any:
+        def noted(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
+            self.planted_hits = {
+                one.req_id: one.num_computed_tokens for one in output.scheduled_new_reqs if one.num_computed_tokens
+            }
+            self.planted_rows = output.num_scheduled_tokens
+            return execute(self, output, *args, **kwargs)
+
+        return noted
+
+    def called(forward: Any) -> Any:
+        def moved(self: Any, input_ids: Any = None, positions: Any = None, *args: Any, **kwargs: Any) -> Any:
+            positions, start = positions.clone(), 0
+            for name in self.input_batch.req_ids:
+                rows = self.planted_rows.get(name, 0)
+                positions[start : start + rows] -= self.planted_hits.get(name, 0)
+                start += rows
+            return forward(self, input_ids, positions, *args, **kwargs)
+
+        return moved
+
+    _replaced(GPUModelRunner, "execute_model", scheduled)
+    _replaced(GPUModelRunner, "_model_forward", called)
+
+
+def resumed_with_old_blocks() -> None:
+    """A request that was preempted goes on with the block table that it had."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def make(update: Any) -> Any:
+        def kept(self: Any, output: Any) -> Any:
+            told = output.scheduled_cached_reqs
+            for at, name in enumerate(told.req_ids):
+                if name in told.resumed_req_ids:
+                    old = self.requests[name].block_ids
+                    new = told.new_block_ids[at]
+                    told.new_block_ids[at] = tuple(
+                        [*before[: len(now)], *now[len(before) :]]
+                        for before, now in zip(old, new, strict=True)
+                    )
+            return update(self, output)
+
+        return kept
+
+    _replaced(GPUModelRunner, "_update_states", make)
+
+
 BUGS: dict[str, Callable[[], None]] = {
     one.__name__: one
-    for one in (prefix_hash_collides, evicted_block_stays_known, last_row_of_a_block_one_too_far)
-}
+    for one in (
+        prefix_hash_collides, evicted_block_stays_known, last_row_of_a_block_one_too_far, parent_left_out,
+        hit_is_not_counted, positions_after_a_hit_from_zero, resumed_with_old_blocks,
+    )
+}  # fmt: skip

@@ -234,6 +234,20 @@ def test_a_row_that_is_not_written() -> None:
     assert (one.kind, one.places) == (Misuse.MISPLACED, (2, 2))
 
 
+def test_a_token_that_is_left_out_between_two_chunks() -> None:
+    """What lies in its slot is of the request that had the block before."""
+    made = PagedEngine(SIZE, [1, 2], share=False)
+    made.begin(0, [3] * 8)
+    made.run({0: 8})
+    made.end(0)
+    made.begin(1, list(range(8)))
+    made.run({1: 5})
+    made.requests[1].computed += 1
+    made.run({1: 2})
+    (one,) = wrong(made.passes)
+    assert (one.kind, one.places, one.owner and one.owner.request) == (Misuse.STALE, (5, 5), 0)
+
+
 def test_a_rejected_draft_that_is_written_over_is_no_fault() -> None:
     made = engine()
     made.begin(1, [1, 2, 3, 4, 5])
