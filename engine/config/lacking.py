@@ -38,7 +38,6 @@ _SHOWN_BY: dict[str, tuple[str, ...]] = {
 _HAD_BY: dict[str, tuple[str, ...]] = {
     "attention sinks": ("gpt-oss",),
     "a clamped activation": ("gpt-oss",),
-    "norms without weights": ("olmo",),
     "gated attention": ("qwen3next", "qwen35", "qwen35moe"),
     "a recurrent state": ("rwkv", "rwkv6", "rwkv7"),
     "attention without positions but for a slope (ALiBi)": ("bloom", "mpt"),

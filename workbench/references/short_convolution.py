@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import inspect
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -26,7 +26,7 @@ def convolving(modules: Sequence[nn.Module], on_convolution: OnConvolution) -> I
     with ExitStack() as stack:
         running: list[Any] = []
 
-        def begin(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        def begin(module: nn.Module, args: Any, kwargs: Mapping[str, Any]) -> None:
             running[:] = module, kwargs["hidden_states"].shape[1]
 
         for module in modules:
