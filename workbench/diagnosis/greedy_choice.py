@@ -26,8 +26,8 @@ _PADDINGS = (64, 1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Choice:
-    """A greedy choice: the token, and the logits [vocabulary] that it was chosen from; `before` are those of the step
+class _GreedyToken:
+    """A greedy choice: the `token`, and the logits [vocabulary] that it was chosen from; `before` are those of the step
     before. `wrong`: another is likelier by more than rounding."""
 
     step: int
@@ -80,7 +80,7 @@ def wrong_choices(recording: Recording) -> WrongChoices | None:
     )
 
 
-def _choices(recording: Recording) -> Iterator[_Choice]:
+def _choices(recording: Recording) -> Iterator[_GreedyToken]:
     """All choices of the run that are known to be greedy, and whose logits were recorded."""
     before: dict[int, Array] = {}
     slack = ROUNDING[recording.dtype]
@@ -95,15 +95,15 @@ def _choices(recording: Recording) -> Iterator[_Choice]:
             assert token is not None, "what is greedy has come out"
             inside = 0 <= token < row.size
             wrong = not inside or bool(row.max() - row[token] > slack * np.abs(row).max())
-            yield _Choice(step, seq, token, row, before.get(seq), wrong)
+            yield _GreedyToken(step, seq, token, row, before.get(seq), wrong)
             before[seq] = row
 
 
-def _logit(one: _Choice) -> float:
+def _logit(one: _GreedyToken) -> float:
     return float(one.logits[one.token]) if 0 <= one.token < one.logits.size else math.nan
 
 
-def _cause(every: Sequence[_Choice], wrong: Sequence[_Choice], ranks: int) -> Cause:
+def _cause(every: Sequence[_GreedyToken], wrong: Sequence[_GreedyToken], ranks: int) -> Cause:
     """What gives all tokens that came out, or at least the wrong ones; unnamed where nothing does."""
     steps, seqs = ({*(one.step for one in wrong)}, {*(one.seq for one in wrong)})
     where = [f"the sampler, steps {numbers_in_words(sorted(steps))}"]
@@ -133,12 +133,12 @@ def _cause(every: Sequence[_Choice], wrong: Sequence[_Choice], ranks: int) -> Ca
     )  # fmt: skip
 
 
-def _missed(edit: _Edit, every: Sequence[_Choice]) -> int:
+def _missed(edit: _Edit, every: Sequence[_GreedyToken]) -> int:
     """How many choices an edit does not give."""
     return sum(token != one.token for token, one in zip(edit.tokens, every, strict=True))
 
 
-def _edits(every: Sequence[_Choice], wrong: Sequence[_Choice], ranks: int) -> Iterator[_Edit]:
+def _edits(every: Sequence[_GreedyToken], wrong: Sequence[_GreedyToken], ranks: int) -> Iterator[_Edit]:
     """Other choices from the same logits, or from others."""
     yield from _of_shards(every, ranks)
     yield _Edit("argmin", "the least likely token is taken", [int(one.logits.argmin()) for one in every])
@@ -160,7 +160,7 @@ def _edits(every: Sequence[_Choice], wrong: Sequence[_Choice], ranks: int) -> It
     yield from _of_the_first(every, wrong)
 
 
-def _of_shards(every: Sequence[_Choice], ranks: int) -> Iterator[_Edit]:
+def _of_shards(every: Sequence[_GreedyToken], ranks: int) -> Iterator[_Edit]:
     """Only the part of the vocabulary that one rank has, its tokens counted from 0 or from the first of the part."""
     size = every[0].logits.size
     for padding in _PADDINGS if ranks > 1 else ():
@@ -178,7 +178,7 @@ def _of_shards(every: Sequence[_Choice], ranks: int) -> Iterator[_Edit]:
                 yield _Edit("argmax_of_a_shard", f"{told}, counted from 0", [*best])
 
 
-def _of_the_first(every: Sequence[_Choice], wrong: Sequence[_Choice]) -> Iterator[_Edit]:
+def _of_the_first(every: Sequence[_GreedyToken], wrong: Sequence[_GreedyToken]) -> Iterator[_Edit]:
     """Only the first ids, as many as all choices allow: more than each token that came out, fewer than any likelier."""
     least, most = 0, every[0].logits.size
     for one in every:

@@ -126,8 +126,8 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         return _by_query(site, rest)
     name, text = _MASKS[how]
     if name.startswith("cache"):
-        found = {"chunk": number_of(rest, 0), "slots": number_of(rest, 1)} if how == "ring" else {}
-        return Told(name, "cache", text.format(*rest), found)
+        ring = {"chunk": number_of(rest, 0), "slots": number_of(rest, 1)} if how == "ring" else {}
+        return Told(name, "cache", text.format(*rest), ring)
     window = _window(site)
     if site.facts.model.chunked and window is not None:
         name, text = _OF_CHUNKS.get(name, (name, text))

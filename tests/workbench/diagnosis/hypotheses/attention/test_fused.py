@@ -233,15 +233,14 @@ def test_rotations_inside_of_the_kernel_are_told_from_the_context(spoil: Any, na
 
 
 def _overwritten(at: At) -> Tensor:
-    """Of a prompt of twelve that is read in chunks of 4: what is left in a ring of 4 slots behind each chunk."""
+    """Of a prompt of twelve that is read in chunks of 4: what is left in a ring of 6 slots behind each chunk."""
     queries, keys = where(at)
     written = torch.minimum((queries // 4 + 1) * 4, torch.tensor(12))[:, None]
-    return causal(at) | (keys[None] < written - 4) & (queries < 12)[:, None]
+    return causal(at) | (keys[None] < written - 6) & (queries < 12)[:, None]
 
 
 def test_keys_that_a_chunk_overwrites_are_named_from_the_context() -> None:
-    """Told from tokens that see their own chunk alone by those behind the prompt, which see all."""
     named(
         {"scores": masked_by(_overwritten)},
-        ("cache_overwritten", "chunk of 4 tokens of the prompt is written over"),
+        ("cache_overwritten", "chunk of 4 tokens of the prompt is written over a ring of 6"),
     )
