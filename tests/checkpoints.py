@@ -358,7 +358,7 @@ OWN: dict[str, dict[str, Any]] = {
                    "long_factor": [1.0, 2.0, 5.0, 9.0], "short_mscale": 1.2, "long_mscale": 1.2,
                    "original_max_position_embeddings": 8}},
     "apertus": {"num_hidden_layers": 2, "num_key_value_heads": 4},
-    "olmo": {"num_hidden_layers": 2, "num_key_value_heads": 4, "clip_qkv": 0.75, "attention_bias": True},
+    "olmo": {"num_hidden_layers": 2, "num_key_value_heads": 4, "clip_qkv": 0.75},
     "lfm2": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,
              "block_multiple_of": 16, "tie_word_embeddings": True},
     "lfm2_moe": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,

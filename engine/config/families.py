@@ -401,15 +401,13 @@ def _every_layer(fields: Fields) -> tuple[bool, ...]:
 @dataclass(frozen=True, slots=True)
 class FamilyRules:
     """`own(fields)`: what the family's models do differently. The others are what is assumed of keys that are missing:
-    `head_dim` None: hidden / heads; `own_kv_heads`: a number that is not this model's heads', so that it must be
-    stated; `activation`: its key and value; `full_every`: so many layers, the last of which sees everything;
-    `local_theta`: the base of rotary angles in layers with a window; `partial_rotary`: the share of each head that is
-    rotated, None where engines do not agree on it; `unrotated_every`: so many layers, the last of which does not
-    rotate; `unrotated_full`: layers that see everything do not rotate where a window is in use; `ntk_alpha`: `dynamic`
-    scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents; `eps_key`: ""
-    where no key states the epsilon; `rope`: the rotary parameters; `linear`, `short_conv`: layers may have linear
-    attention, or short convolutions; `intermediate`: the MLP's width, None where it must be stated; `shaped`: layers
-    differ in size by their type, and the last one sees everything."""
+    `head_dim` None: hidden / heads; `own_kv_heads`: unrelated to `heads`: must be stated; `activation`: its key and
+    value; `full_every`: of so many layers the last sees everything; `local_theta`: the rotary base of layers with a
+    window; `partial_rotary`: the rotated share of each head, None where engines disagree; `unrotated_every`: of so many
+    the last does not rotate; `unrotated_full`: beside windows, layers that see everything do not rotate; `ntk_alpha`:
+    `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
+    `eps_key`: "" where no key states the epsilon; `linear`, `short_conv`: layers may have either; `intermediate`: the
+    MLP's width, None where it must be stated; `shaped`: layers differ in size by type, the last one sees everything."""
 
     own: Callable[[Fields], Own]
     max_position: int
