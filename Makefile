@@ -7,6 +7,9 @@
 # make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
 # make real-bugs  put fixed bugs of vLLM, transformers and others back, look for each, and write docs/real-bugs.md;
 #                 ONLY=window_lost for one row, HALF=open for half of them
+# make planted-caches  put bugs of caches into a paged engine and vLLM, look for each along its axis, and write
+#                 docs/planted-caches.md; ONLY=name for one row, ENGINE=paged for those that need no vLLM
+# make clean-axes  right engines along all axes: none is to be accused; ENGINE=ours for one of ours paged transformers vllm
 # make gallery    record the bugs of the gallery again (sessions/recorded)
 # make docs       build the site from docs/ into build/site
 # make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=check SEED=7 for one try
@@ -24,7 +27,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 PARTS := $(TESTING) $(BIN)/python -m tests.parts
 
-.PHONY: demo test test-all vllm soak fuzz real-bugs gallery docs lint clean
+.PHONY: demo test test-all vllm soak fuzz real-bugs planted-caches clean-axes gallery docs lint clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -48,6 +51,13 @@ fuzz: $(VENV)/.installed-dev
 real-bugs: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	@LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m tests.real_bugs.run $(if $(ONLY),--only $(ONLY)) \
 		$(if $(HALF),--half $(HALF))
+
+planted-caches: $(VENV)/.installed-dev
+	@$(TESTING) LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m tests.planted_caches.run \
+		$(if $(ONLY),--only $(ONLY)) $(if $(ENGINE),--engine $(ENGINE))
+
+clean-axes: $(VENV)/.installed-dev
+	@$(TESTING) LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m tests.planted_caches.clean $(ENGINE)
 
 gallery: $(VENV)/.installed-dev
 	@$(TESTING) $(BIN)/python docs/recordings.py

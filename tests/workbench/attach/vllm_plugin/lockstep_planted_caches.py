@@ -90,7 +90,9 @@ def positions_after_a_hit_from_zero() -> None:
     def scheduled(execute: Any) -> Any:
         def noted(self: Any, output: Any, *args: Any, **kwargs: Any) -> Any:
             self.planted_hits = {
-                one.req_id: one.num_computed_tokens for one in output.scheduled_new_reqs if one.num_computed_tokens
+                one.req_id: one.num_computed_tokens
+                for one in output.scheduled_new_reqs
+                if one.num_computed_tokens
             }
             self.planted_rows = output.num_scheduled_tokens
             return execute(self, output, *args, **kwargs)
