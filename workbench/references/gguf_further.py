@@ -3,9 +3,11 @@ there."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
+from gguf import ReaderField
 from torch import Tensor
 
 from lockstep.workbench.references.gguf_experts import Metadata, Told, deepseek
@@ -132,7 +134,7 @@ def exaone_moe(file: Metadata, told: Told) -> Told:
     return {**told, "num_shared_experts": file.value("expert_shared_count"), "mlp_layer_types": kinds}
 
 
-def xielu_numbers(fields: dict[str, Any], layers: int) -> dict[str, Tensor]:
+def xielu_numbers(fields: Mapping[str, ReaderField], layers: int) -> dict[str, Tensor]:
     """The numbers of Apertus' activation, by transformers' names; empty where the file has none."""
     found = dict[str, Tensor]()
     for name, shape in (("alpha_p", (1,)), ("alpha_n", (1,)), ("beta", ()), ("eps", ())):
