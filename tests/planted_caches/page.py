@@ -62,7 +62,8 @@ def _clean(found: CleanPairs) -> Iterator[str]:
     yield ""
     yield (
         "The same engines without a bug, tiny random models of four families, along all axes that they have (`make "
-        f"clean-axes`): {found.summary}."
+        f"clean-axes`): {found.summary}. When they were first tried, one was accused: a convolution of Qwen3-Next, "
+        "by 1.1e-6 of a row's norm, behind a hit."
     )
     yield ""
     yield "| engine | models | axes | pairs | accused |"

@@ -13,6 +13,7 @@ from typing import Literal
 
 import numpy as np
 
+from lockstep.engine.taps.flow import remembers
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.sessions.metrics import coarser
 from lockstep.sessions.text import clean
@@ -111,12 +112,23 @@ class Variants:
             return set(beyond), "unknown"
         base, variant, known = judged
         unknown = {place for place in beyond if place not in known}
-        found = (base ^ variant) | {place for place in beyond if place in base | variant}
+        found = {place for place in base ^ variant if not self._may_round(tap, place)}
+        found |= {place for place in beyond if place in base | variant}
         if not found:
             return unknown, "unknown"
         if found & base and found & variant:
             return found, "both"
         return found, "base" if found & base else "variant"
+
+    def _may_round(self, tap: str, place: Place) -> bool:
+        """Whether the row rests on rows of the prefix cache, of which the engine may have other roundings than were
+        recorded last, and is no farther off than rounding may bring it."""
+        if not remembers(tap):
+            return False
+        others = {seq: other for seq, other, _ in self.pairs}
+        taken = self.caches[0].taken.get(place[0]), self.caches[1].taken.get(others[place[0]])
+        error = self._error(tap, [place]) if any(taken) else None
+        return error is not None and error <= WRONG_ABOVE * ROUNDING.get(self.dtype, ROUNDING["float32"])
 
     def _judged(self, tap: str) -> tuple[set[Place], set[Place], set[Place]] | None:
         """The wrong rows of each, of those that both computed and that could be judged in both, which come last."""
