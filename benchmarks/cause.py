@@ -67,14 +67,14 @@ def main() -> None:
         "--json", *([] if options.fault == "none" else ["--fault", options.fault]),
     ]  # fmt: skip
     first, last = (_run(command, folder) for _ in range(2))
-    told = last | {"with the reference recorded": first["clock"]}
+    reported = last | {"with the reference recorded": first["clock"]}
     if options.json:
-        print(json.dumps(told))
+        print(json.dumps(reported))
         return
-    print(f"lockstep {' '.join(command)}\n{told['verdict']}: {told['cause']}")
-    print(f"{told['clock']:.1f} s ({told['processors']:.1f} s of all processors); "
+    print(f"lockstep {' '.join(command)}\n{reported['verdict']}: {reported['cause']}")
+    print(f"{reported['clock']:.1f} s ({reported['processors']:.1f} s of all processors); "
           f"{first['clock']:.1f} s where the reference had to be recorded")  # fmt: skip
-    for part, (clock, processor) in told["parts"].items():
+    for part, (clock, processor) in reported["parts"].items():
         print(f"{part:32}{clock:8.1f} s {processor:8.1f} s")
 
 

@@ -107,10 +107,10 @@ def load(path: Path, how: str, threads: int) -> dict[str, float]:
     if how == "transformers":
         with torch.device("meta"):
             model = AutoModelForCausalLM.from_config(gguf_config(path))
-        told = load_gguf_checkpoint(
+        reported = load_gguf_checkpoint(
             str(path), return_tensors=True, model_to_load=model, torch_dtype=torch.float32
         )
-        kept, read = list(told["tensors"].values()), path.stat().st_size
+        kept, read = list(reported["tensors"].values()), path.stat().st_size
     elif how == "quantised":
         comm, engine = Comm(), EngineConfig(weights="quantised")
         loader = Loader(path, engine, comm)

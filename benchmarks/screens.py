@@ -124,14 +124,14 @@ def written_elsewhere(directory: Path, **changes: int) -> Path:
         "import json, pathlib, sys; from benchmarks.model import half_billion;"
         "print(half_billion(pathlib.Path(sys.argv[1]), **json.loads(sys.argv[2])))"
     )
-    told = subprocess.run(
+    reported = subprocess.run(
         [sys.executable, "-c", made, str(directory), json.dumps(changes)],
         cwd=ROOT,
         check=True,
         capture_output=True,
         text=True,
     )
-    return Path(told.stdout.splitlines()[-1])
+    return Path(reported.stdout.splitlines()[-1])
 
 
 #: Seconds between two looks at the event loop. Each costs some 0.1 ms: were they closer, the process would never be

@@ -26,8 +26,10 @@ LESS_MEMORY = "--chunk N, fewer taps (--capture), a smaller --dtype, or a shorte
 
 def full_gpu(message: str) -> str:
     """What torch's OutOfMemoryError says, without its advice on torch's own settings, and what takes less."""
-    told = message.partition(" Process ")[0].partition(" Including ")[0].partition(" Of the allocated ")[0]
-    return f"{told.rstrip('. ')}. Use {LESS_MEMORY}; or --device cpu"
+    reported = (
+        message.partition(" Process ")[0].partition(" Including ")[0].partition(" Of the allocated ")[0]
+    )
+    return f"{reported.rstrip('. ')}. Use {LESS_MEMORY}; or --device cpu"
 
 
 def free_memory(groups: Path = _GROUPS, own: Path = _OWN) -> int:

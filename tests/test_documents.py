@@ -49,8 +49,8 @@ def test_the_page_of_commands_has_all_of_them(capsys: pytest.CaptureFixture[str]
 
 
 def test_every_page_is_in_the_navigation() -> None:
-    told = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
-    listed = set(re.findall(r"[\w/-]+\.md", str(told["nav"])))
+    reported = yaml.safe_load((ROOT / "mkdocs.yml").read_text())
+    listed = set(re.findall(r"[\w/-]+\.md", str(reported["nav"])))
     assert listed == {str(page.relative_to(DOCS)) for page in [*DOCS.rglob("*.md"), MADE]}
 
 

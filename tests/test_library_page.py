@@ -36,10 +36,10 @@ def test_the_notebook_runs_and_shows_its_results(tmp_path: Path, monkeypatch: py
 
 
 def test_the_notebook_is_one_and_has_no_outputs() -> None:
-    told = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
-    assert (told["nbformat"], told["nbformat_minor"]) == (4, 5)
-    assert len({cell["id"] for cell in told["cells"]}) == len(told["cells"])
-    for cell in told["cells"]:
+    reported = json.loads(NOTEBOOK.read_text(encoding="utf-8"))
+    assert (reported["nbformat"], reported["nbformat_minor"]) == (4, 5)
+    assert len({cell["id"] for cell in reported["cells"]}) == len(reported["cells"])
+    for cell in reported["cells"]:
         assert cell["cell_type"] in ("code", "markdown")
         assert cell["cell_type"] == "markdown" or (cell["outputs"], cell["execution_count"]) == ([], None)
 

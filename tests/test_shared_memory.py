@@ -52,5 +52,5 @@ def test_a_run_that_leaves_something_fails(tmp_path: Path, place: Path, body: st
     )  # fmt: skip
     assert done.returncode == code, done.stdout
     assert "1 passed" in done.stdout
-    said = f"the tests have left something in shared memory: {place.name}"
-    assert (said in done.stdout) == bool(code)
+    stated = f"the tests have left something in shared memory: {place.name}"
+    assert (stated in done.stdout) == bool(code)

@@ -41,8 +41,8 @@ def guarded(program: Callable[[], int], name: str = "lockstep") -> int:
             return code
         return _give_up(name, Exit.DEFECT, f"something asked to end it: {code}")
     except BaseException as error:
-        code, said = explain_unexpected(error)
-        return _give_up(name, code, said)
+        code, stated = explain_unexpected(error)
+        return _give_up(name, code, stated)
 
 
 def _give_up(name: str, code: Exit, said: str) -> Exit:
@@ -53,19 +53,19 @@ def _give_up(name: str, code: Exit, said: str) -> Exit:
 
 def explain_unexpected(error: BaseException) -> tuple[Exit, str]:
     """The exit code and the line for an exception that is none of ours. A defect is written into the log."""
-    said = f"{type(error).__name__}: {printable(error, 300)}".removesuffix(": ")
+    stated = f"{type(error).__name__}: {printable(error, 300)}".removesuffix(": ")
     if isinstance(error, MemoryError):
         return (
             Exit.CANNOT_LOAD,
-            f"out of memory ({said}): take a smaller model or input, or end other programs",
+            f"out of memory ({stated}): take a smaller model or input, or end other programs",
         )
     if isinstance(error, ImportError) and (error.name or "").partition(".")[0] not in _OURS:
-        return Exit.CANNOT_LOAD, f"{said}: the installation is not whole: install lockstep again"
+        return Exit.CANNOT_LOAD, f"{stated}: the installation is not whole: install lockstep again"
     try:
         where = f"its traceback {record(error)}"
     except BaseException as problem:  # what is broken may be what the log needs
         where = f"its traceback could not be kept ({type(problem).__name__}); LOCKSTEP_DEBUG=1 shows it"
-    return Exit.DEFECT, f"{said} (a defect of lockstep; {where})"
+    return Exit.DEFECT, f"{stated} (a defect of lockstep; {where})"
 
 
 def log_file() -> Path:
@@ -81,11 +81,11 @@ def record(error: BaseException, doing: str = "") -> str:
     # Imported here: it takes numpy along, which the first paint does not wait for.
     from lockstep.sessions.text import clean
 
-    told = "".join(traceback.format_exception(error))
-    if len(told) > _MOST_CHARACTERS:
+    reported = "".join(traceback.format_exception(error))
+    if len(reported) > _MOST_CHARACTERS:
         half = _MOST_CHARACTERS // 2
-        told = f"{told[:half]}\n…\n{told[-half:]}"
-    entry = f"{datetime.now().isoformat(' ', 'seconds')} {clean(doing, limit=200)}\n{clean(told, newlines=True)}\n"
+        reported = f"{reported[:half]}\n…\n{reported[-half:]}"
+    entry = f"{datetime.now().isoformat(' ', 'seconds')} {clean(doing, limit=200)}\n{clean(reported, newlines=True)}\n"
     file = log_file()
     try:
         private_folder(file.parent)

@@ -37,18 +37,18 @@ def main() -> None:
     asked = parser.parse_args()
     model = open_model(asked.model).path
     with tempfile.TemporaryDirectory() as folder:
-        told = Path(folder) / "seconds"
-        program = [str(PROGRAM), asked.engine, str(model), str(asked.tp), str(asked.tokens), str(told)]
+        reported = Path(folder) / "seconds"
+        program = [str(PROGRAM), asked.engine, str(model), str(asked.tp), str(asked.tokens), str(reported)]
         command = [asked.python, *program]
         seconds: dict[str, list[float]] = {"off": [], **{capture: [] for capture in CAPTURES}}
         sizes: dict[str, dict[str, float]] = {}
         for round in range(asked.rounds):
             subprocess.run(command, check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
-            seconds["off"].append(float(told.read_text()))
+            seconds["off"].append(float(reported.read_text()))
             for capture in CAPTURES:
                 dump = Path(folder) / f"{capture}{round}"
                 attach(command, dump, TapRequest(asked.engine, capture=capture))
-                seconds[capture].append(float(told.read_text()))
+                seconds[capture].append(float(reported.read_text()))
                 sizes[capture] = measured(dump, Path(folder) / f"{capture}{round}.session")
     fastest = {variant: min(found) for variant, found in seconds.items()}
     print(

@@ -46,12 +46,12 @@ ENGINES: dict[str, Callable[[str, int], Generate]] = {"torch": transformers, "vl
 
 
 def main() -> None:
-    engine, path, tp, tokens, told = sys.argv[1:]
+    engine, path, tp, tokens, reported = sys.argv[1:]
     generate = ENGINES[engine](path, int(tp))
     generate(2)
     began = time.perf_counter()
     generate(int(tokens))
-    Path(told).write_text(str(time.perf_counter() - began))
+    Path(reported).write_text(str(time.perf_counter() - began))
 
 
 if __name__ == "__main__":

@@ -148,10 +148,10 @@ def _correct(engines: Engines, key: str, name: str, tp: int, dtype: str, batch: 
     result, runs, seconds = engines.run(name, tp, dtype, {}, seed=batch, count=BATCH)
     accused = [cause for cause in result.causes if cause.kind != UNNAMED and sure(cause)]
     wrong = bool(accused) or result.event.verdict == "diverged"
-    said = " / ".join(cause.in_words() for cause in result.causes) or result.event.words
+    stated = " / ".join(cause.in_words() for cause in result.causes) or result.event.words
     return Row(
         key, "prompts", dtype, "misleading" if wrong else "named", not wrong, not wrong, not wrong, runs, seconds,
-        result.event.verdict, said,
+        result.event.verdict, stated,
     )  # fmt: skip
 
 
@@ -161,27 +161,27 @@ def _faulty(
     rules = {fault.seam: fault.value for fault in faults}
     result, runs, seconds = engines.run(name, tp, dtype, rules, seed=0)
     first = result.event.first_divergence
-    told = [cause for cause in result.causes if cause.kind != UNNAMED]
-    said = " / ".join(cause.in_words() for cause in told) or result.event.words
+    reported = [cause for cause in result.causes if cause.kind != UNNAMED]
+    stated = " / ".join(cause.in_words() for cause in reported) or result.event.words
     placed = first is not None and any(
         fnmatchcase(first.tap, fault.first_tap) and first.step == fault.step for fault in faults
     )
-    named = [fault for fault in faults if any(_right(cause, fault) for cause in told)]
-    wrong = [cause for cause in told if sure(cause) and not any(_right(cause, fault) for fault in faults)]
-    silent = first is None and not told and any("has no effect" in note for note in result.event.notes)
+    named = [fault for fault in faults if any(_right(cause, fault) for cause in reported)]
+    wrong = [cause for cause in reported if sure(cause) and not any(_right(cause, fault) for fault in faults)]
+    silent = first is None and not reported and any("has no effect" in note for note in result.event.notes)
     if silent:  # as KV heads held twice, which give the same numbers: a note is what is right
-        outcome, placed, named, said = "named", True, list(faults), " / ".join(result.event.notes)
-    elif first is None and not told:
+        outcome, placed, named, stated = "named", True, list(faults), " / ".join(result.event.notes)
+    elif first is None and not reported:
         outcome = "missed"
-    elif told and any(_right(told[0], fault) for fault in faults):
+    elif reported and any(_right(reported[0], fault) for fault in faults):
         outcome = "named"
     else:
-        outcome = "misleading" if told and told[0] in wrong else "unnamed"
-    why = "" if outcome == "named" else ", ".join(class_of(cause) for cause in told) or "no cause"
+        outcome = "misleading" if reported and reported[0] in wrong else "unnamed"
+    why = "" if outcome == "named" else ", ".join(class_of(cause) for cause in reported) or "no cause"
     why = "told as a note, without effect" if silent else why
     return Row(
         key, part, faults[0].group, outcome, placed, outcome == "named", len(named) == len(faults), runs, seconds,
-        why, said, confidence_of(told),
+        why, stated, confidence_of(reported),
     )  # fmt: skip
 
 

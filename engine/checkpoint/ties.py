@@ -99,16 +99,18 @@ def _unread_parts(names: set[str], model: ModelConfig) -> tuple[str, ...]:
     """What there is beside the text model; and that of such a model it alone is run, whatever the files hold."""
     if not model.wrapper:
         return ()
-    told = f"of {model.wrapper} the text model alone is run, images are not read"
-    return _ignored(filter(other_part, names), told) or (told,)
+    reported = f"of {model.wrapper} the text model alone is run, images are not read"
+    return _ignored(filter(other_part, names), reported) or (reported,)
 
 
 def _too_far(model: ModelConfig) -> tuple[str, ...]:
     """Where a sequence ends before the context that was trained."""
     if model.context >= model.max_position:
         return ()
-    told = f"sequences end at {model.context} tokens of {model.max_position}"
-    return (f"{told}: beyond, queries are scaled by their position (llama_4_scaling_beta), which is not run",)
+    reported = f"sequences end at {model.context} tokens of {model.max_position}"
+    return (
+        f"{reported}: beyond, queries are scaled by their position (llama_4_scaling_beta), which is not run",
+    )
 
 
 def _ignored(names: Iterable[str], why: str) -> tuple[str, ...]:

@@ -53,8 +53,8 @@ def verify(source: Source, model: ModelConfig) -> None:
         present = sum(source.info(name).nbytes for name in names)
         hint = _hint(expected.keys() - names, surplus, model)
         if described > 2 * present:
-            told = f"{bytes_text(described)} of weights, the files hold {bytes_text(present)}"
-            hint += f". The configuration describes {told}"
+            reported = f"{bytes_text(described)} of weights, the files hold {bytes_text(present)}"
+            hint += f". The configuration describes {reported}"
         raise CheckpointError(
             f"{where[0]}: tensors do not fit the configuration ({model.family}): {'; '.join(problems)}{hint}"
         )

@@ -55,8 +55,8 @@ def lacking(family: str, config: Mapping[str, object]) -> str:
     parts = list(dict.fromkeys(part for name, one in described for part in _parts(name, one)))
     if not parts:
         return "its configuration names no part that they lack, but its code is not theirs"
-    told = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
-    return f"it has {told}, not supported here"
+    reported = " and ".join(filter(None, (", ".join(parts[:-1]), parts[-1])))
+    return f"it has {reported}, not supported here"
 
 
 def _parts(family: str, config: Mapping[str, object]) -> Iterator[str]:

@@ -120,20 +120,20 @@ def text_fields(fields: Fields) -> tuple[Fields, str]:
         inner = Fields(
             {key: value for key, value in fields.data.items() if key != "model_type"}, fields.where
         )
-    told = dict(inner.data) | {key: fields.data[key] for key in _OF_BOTH if key in fields}
+    reported = dict(inner.data) | {key: fields.data[key] for key in _OF_BOTH if key in fields}
     tied = next((one.flag(_TIED) for one in (fields, inner) if _TIED in one), wrapper.tied)
-    told |= {"model_type": inner.word("model_type", wrapper.text), _TIED: tied}
-    return _as_family(Fields(told, inner.where), wrapper.assumed), name
+    reported |= {"model_type": inner.word("model_type", wrapper.text), _TIED: tied}
+    return _as_family(Fields(reported, inner.where), wrapper.assumed), name
 
 
 def _as_family(fields: Fields, assumed: Assumed) -> Fields:
     """The same under its family's name, with what is assumed of keys that are missing."""
-    told = dict(fields.data)
+    reported = dict(fields.data)
     if (text := TEXT_MODELS.get(fields.word("model_type"))) is not None:
-        told = {key: value for key, value in told.items() if key not in text.unread}
-        told |= {**_plain_rotation(fields), "model_type": text.family}
+        reported = {key: value for key, value in reported.items() if key not in text.unread}
+        reported |= {**_plain_rotation(fields), "model_type": text.family}
         assumed = {**text.assumed, **assumed}
-    return Fields({**assumed, **told}, fields.where)
+    return Fields({**assumed, **reported}, fields.where)
 
 
 def _plain_rotation(fields: Fields) -> dict[str, object]:

@@ -100,28 +100,28 @@ def _joined(argument: str) -> RankEnvironment:
     except KeyError as error:
         raise ConfigError(f"{error} is not set: start this program with torchrun") from None
     address, secret = address_of(argument), shared_secret()
-    host, host_seals, told = join(address, secret, rank, size, Role.COMMANDS)
+    host, host_seals, reported = join(address, secret, rank, size, Role.COMMANDS)
     line, line_seals, _ = join(address, secret, rank, size, Role.BOARD)
     board = ProgressBoard.create(size)
     _in_background("board", lambda: _carry(Connection(line, PAUSES, seals=line_seals), board, rank))
     return RankEnvironment(
-        rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=told.device,
-        threads=told.threads or max(1, (os.cpu_count() or 1) // local_size),
+        rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=reported.device,
+        threads=reported.threads or max(1, (os.cpu_count() or 1) // local_size),
         host=Connection(host, COMMANDS, seals=host_seals), board=board, store=None,
     )  # fmt: skip
 
 
 def _carry(line: Connection[PauseWish], board: ProgressBoard, rank: int) -> None:
     """Tell the host where this rank stands, hear whether it is to pause; end with the host."""
-    told, last = b"", 0.0
+    reported, last = b"", 0.0
     try:
         while True:
             if select.select([line], [], [], RELAY_SECONDS)[0]:
                 board.ask_to_pause(line.receive().wanted)
             ring, now = board.ring(rank), time.monotonic()
-            if ring != told or now - last >= SIGN_OF_LIFE_SECONDS:
+            if ring != reported or now - last >= SIGN_OF_LIFE_SECONDS:
                 line.send(Standing(ring, os.getpid(), time.process_time()))
-                told, last = ring, now
+                reported, last = ring, now
     except Disconnected as error:
         print(f"lockstep rank: rank {rank} has lost its host: {error}", file=sys.stderr, flush=True)
         os._exit(RankExit.LOST)

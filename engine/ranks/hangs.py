@@ -92,17 +92,17 @@ def waited_for(traces: Sequence[RankTrace]) -> list[RankTrace]:
 
 def hang_text(traces: Sequence[RankTrace], taps: Sequence[str]) -> str:
     """Why a command has no end, the ranks to blame named first."""
-    if told := divergence_text(traces, taps):
-        return told
+    if reported := divergence_text(traces, taps):
+        return reported
     return "; ".join(_blame(trace, traces, taps) for trace in waited_for(traces))
 
 
 def stopped_text(traces: Sequence[RankTrace], taps: Sequence[str]) -> str:
     """That a command waits for stopped processes, and what continues each."""
-    told = [_blame(trace, traces, taps) for trace in waited_for(traces)]
+    reported = [_blame(trace, traces, taps) for trace in waited_for(traces)]
     pids = [str(trace.vitals.pid) for trace in waited_for(traces) if trace.vitals.state == "stopped"]
     advice = f"; `kill -CONT {' '.join(pids)}` continues it" if pids else ""
-    return "; ".join(told) + advice
+    return "; ".join(reported) + advice
 
 
 def divergence_text(traces: Sequence[RankTrace], taps: Sequence[str]) -> str:

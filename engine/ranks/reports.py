@@ -41,10 +41,10 @@ class CommandFailure(Struct, frozen=True, tag="failure"):
     @classmethod
     def of(cls, error: Exception) -> CommandFailure:
         """What `error` was."""
-        told = "".join(traceback.format_exception(error))
+        reported = "".join(traceback.format_exception(error))
         kind = type(error).__name__
         message = full_gpu(str(error)) if kind == "OutOfMemoryError" else str(error)
-        return cls(kind, isinstance(error, EngineError), message, told)
+        return cls(kind, isinstance(error, EngineError), message, reported)
 
 
 class LoadReport(Struct, frozen=True, tag="loaded"):

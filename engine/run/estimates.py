@@ -170,13 +170,13 @@ def refuse_beyond(
     free, needed = free_memory(), parts(chunk)
     if sum(needed.values()) <= free:
         return
-    told = ", ".join(f"{bytes_text(size)} of {name}" for name, size in needed.items() if size)
+    reported = ", ".join(f"{bytes_text(size)} of {name}" for name, size in needed.items() if size)
     smaller = min(chunk or max(lengths), max(lengths)) // 2
     while smaller >= _LEAST_CHUNK and sum(parts(smaller).values()) > free:
         smaller //= 2
     advice = f"--chunk {smaller} would fit" if smaller >= _LEAST_CHUNK else f"use {LESS_MEMORY}"
     raise RequestError(
-        f"{what} takes about {bytes_text(sum(needed.values()))} ({told}); {bytes_text(free)} are free: {advice}"
+        f"{what} takes about {bytes_text(sum(needed.values()))} ({reported}); {bytes_text(free)} are free: {advice}"
     )
 
 

@@ -33,16 +33,16 @@ class Config:
 
     @classmethod
     def read(cls, folder: Path) -> Config:
-        told = json.loads((folder / "config.json").read_text())
-        heads = told["num_attention_heads"]
-        rope = told.get("rope_parameters") or told
-        eos = told["eos_token_id"]
+        reported = json.loads((folder / "config.json").read_text())
+        heads = reported["num_attention_heads"]
+        rope = reported.get("rope_parameters") or reported
+        eos = reported["eos_token_id"]
         return cls(
-            layers=told["num_hidden_layers"],
+            layers=reported["num_hidden_layers"],
             heads=heads,
-            kv_heads=told.get("num_key_value_heads", heads),
-            head_dim=told.get("head_dim") or told["hidden_size"] // heads,
-            eps=told["rms_norm_eps"],
+            kv_heads=reported.get("num_key_value_heads", heads),
+            head_dim=reported.get("head_dim") or reported["hidden_size"] // heads,
+            eps=reported["rms_norm_eps"],
             theta=rope["rope_theta"],
             eos=set(eos) if isinstance(eos, list) else {eos},
         )

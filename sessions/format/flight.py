@@ -39,9 +39,9 @@ def write(
     db: sqlite3.Connection, branch: int, flight: StepInFlight, arrays: dict[int, bytes], tensors: int
 ) -> None:
     """Write the step in flight, with so many tensors. Inside a transaction."""
-    told = [(one.seq, list(one.ids), list(one.positions)) for one in flight.sequences]
+    reported = [(one.seq, list(one.ids), list(one.positions)) for one in flight.sequences]
     row = (
-        *(branch, flight.step, flight.place, json_text(told)),
+        *(branch, flight.step, flight.place, json_text(reported)),
         *(arrays.get(STATS, b""), arrays.get(CHECKSUMS, b""), tensors),
     )
     rows.insert(db, "in_flight", [row], replace=True)
@@ -65,13 +65,13 @@ def read(archive: Archive, taps: int, ranks: int) -> tuple[int, StepInFlight] | 
     if not 0 <= read_rows.integer(place, where) < taps:
         raise broken(where, f"it stands at no tap: {place}")
     try:
-        told = msgspec.convert(parse_json(sequences, where), _Told)
+        reported = msgspec.convert(parse_json(sequences, where), _Told)
     except msgspec.ValidationError as error:
         raise broken(where, f"its sequences: {error}") from error
     return read_rows.integer(branch, where), StepInFlight(
         step=read_rows.integer(step, where),
         place=place,
-        sequences=[SequenceStep(seq, ids, positions, ()) for seq, ids, positions in told],
+        sequences=[SequenceStep(seq, ids, positions, ()) for seq, ids, positions in reported],
         stats=_array(stats, STATS, taps, ranks, where),
         checksums=_array(sums, CHECKSUMS, taps, ranks, where),
     )

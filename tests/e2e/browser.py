@@ -37,27 +37,27 @@ class Page:
     async def listen(self) -> None:
         """Take in what the browser sends."""
         async for message in self._socket:
-            told = json.loads(message.data)
-            match told.get("method"):
+            reported = json.loads(message.data)
+            match reported.get("method"):
                 case "Network.requestWillBeSent":
-                    self.asked.append(told["params"]["request"]["url"])
+                    self.asked.append(reported["params"]["request"]["url"])
                 case "Network.webSocketCreated":
-                    self.asked.append(told["params"]["url"])
+                    self.asked.append(reported["params"]["url"])
                 case "Log.entryAdded":
-                    self.complaints.append(told["params"]["entry"]["text"])
+                    self.complaints.append(reported["params"]["entry"]["text"])
                 case None:
-                    self._answers.pop(told["id"]).set_result(told)
+                    self._answers.pop(reported["id"]).set_result(reported)
 
     async def call(self, method: str, **parameters: object) -> Any:
         """One command of the protocol; its result."""
         number = next(self._numbers)
         self._answers[number] = asyncio.get_running_loop().create_future()
         await self._socket.send_str(json.dumps({"id": number, "method": method, "params": parameters}))
-        told = await self._answers[number]
-        if "navigated" in told.get("error", {}).get("message", ""):
-            raise PageLeft(told["error"]["message"])
-        assert "result" in told, told
-        return told["result"]
+        reported = await self._answers[number]
+        if "navigated" in reported.get("error", {}).get("message", ""):
+            raise PageLeft(reported["error"]["message"])
+        assert "result" in reported, reported
+        return reported["result"]
 
     async def open(self, address: str) -> None:
         """Load a page."""
@@ -67,8 +67,8 @@ class Page:
 
     async def value(self, expression: str) -> Any:
         """What JavaScript says."""
-        told = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
-        return told["result"].get("value")
+        reported = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
+        return reported["result"].get("value")
 
     async def _is_true(self, expression: str) -> bool:
         try:
@@ -94,9 +94,9 @@ async def browser(directory: Path) -> AsyncIterator[Page]:
     )  # fmt: skip
     try:
         async with asyncio.timeout(PATIENCE), aiohttp.ClientSession() as http:
-            while not (told := directory / "DevToolsActivePort").is_file() or not told.read_text():
+            while not (reported := directory / "DevToolsActivePort").is_file() or not reported.read_text():
                 await asyncio.sleep(0.05)
-            port = told.read_text().splitlines()[0]
+            port = reported.read_text().splitlines()[0]
             async with http.get(f"http://127.0.0.1:{port}/json/list") as answer:
                 address = next(
                     one["webSocketDebuggerUrl"] for one in await answer.json() if one["type"] == "page"

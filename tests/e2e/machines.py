@@ -94,8 +94,8 @@ class Machines:
         """What runs in the namespaces."""
         found = []
         for name in self.names:
-            told = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
-            found += [psutil.Process(int(pid)) for pid in told.split() if psutil.pid_exists(int(pid))]
+            reported = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
+            found += [psutil.Process(int(pid)) for pid in reported.split() if psutil.pid_exists(int(pid))]
         return found
 
     def remove(self) -> None:

@@ -267,10 +267,10 @@ def _is_whole(environment: Environment) -> None:
     """Every file of ours is there as it was installed."""
     (record,) = environment.packages.glob("lockstep_llm-*.dist-info/RECORD")
     with record.open(newline="") as lines:
-        for name, told, _ in csv.reader(lines):
-            if told:
+        for name, reported, _ in csv.reader(lines):
+            if reported:
                 digest = hashlib.sha256((environment.packages / name).read_bytes()).digest()
-                assert told == "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode(), name
+                assert reported == "sha256=" + base64.urlsafe_b64encode(digest).rstrip(b"=").decode(), name
 
 
 def test_another_distribution_with_a_package_engine(wheel: Path, tmp_path: Path) -> None:

@@ -55,8 +55,8 @@ def test_two_groups_of_torchrun_generate_what_local_ranks_do(machines: Machines,
     )
     assert ids(out) == ids(local.stdout)
     for group in groups:
-        told = group.communicate(timeout=60)
-        assert group.returncode == 0, told
+        reported = group.communicate(timeout=60)
+        assert group.returncode == 0, reported
 
 
 def test_a_machine_that_is_cut_off_in_mid_step_is_named_and_nothing_hangs(

@@ -43,18 +43,18 @@ def attached(tmp_path: Path, dtype: torch.dtype, code: int = 0) -> dict[str, Any
 
 
 def test_nano_vllm_is_right_in_bfloat16(tmp_path: Path) -> None:
-    told = attached(tmp_path, torch.bfloat16)
-    rests = told["judged"]["coverage"]
-    assert told["judged"]["verdict"] == "match"
+    reported = attached(tmp_path, torch.bfloat16)
+    rests = reported["judged"]["coverage"]
+    assert reported["judged"]["verdict"] == "match"
     assert (rests["aligned"], rests["rows"], rests["by_statistics"], rests["mode"]) == (27, 27, 3, "eager")
 
 
 def test_its_first_residual_in_float32_is_found(tmp_path: Path) -> None:
     """A bug of its own: `x.float()` of its norm is x itself in float32, so `mul_` changes the residual stream too."""
-    told = attached(tmp_path, torch.float32, code=1)
-    judged = told["judged"]
+    reported = attached(tmp_path, torch.float32, code=1)
+    judged = reported["judged"]
     (cause,) = judged["causes"]  # what the norms and the layers after them seem to do follows from it
     assert cause["text"] == "the output of the norm that reads the sum goes on in place of the sum"
     assert cause["place"] == "layers.{0,1}.{attn,mlp}_residual"
     assert judged["first_divergence"]["tap"] == "layers.0.attn_residual"
-    assert [one["kept"][:10] for one in told["passes"]] == ["statistics", "layers 0 t"]
+    assert [one["kept"][:10] for one in reported["passes"]] == ["statistics", "layers 0 t"]

@@ -66,8 +66,8 @@ def test_a_rank_that_is_killed_is_named_and_restart_brings_it_back(
     shown = here.back_in_shell()
     assert (here.code(), here.line_discipline()) == (0, before), shown
     here.nothing_is_left()
-    said = here.shell_line("lockstep sessions verify live.session && echo kept")
-    assert "kept" in said, said
+    stated = here.shell_line("lockstep sessions verify live.session && echo kept")
+    assert "kept" in stated, stated
 
 
 @pytest.mark.parametrize(

@@ -66,11 +66,13 @@ def test_the_engine_is_right_but_for_its_bug(tmp_path: Path) -> None:
     ids = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).encode(QUESTION).ids
     model = load_golden(MODEL_DIR, "float32", "cpu")
     with torch.no_grad():
-        said = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[0, len(ids) :].tolist()
+        stated = model.generate(torch.tensor([ids]), max_new_tokens=24, do_sample=False)[
+            0, len(ids) :
+        ].tolist()
     fixed = imported(tmp_path, *changes("fix")).Engine(MODEL_DIR).generate(ids, 24)
-    assert fixed == said[: len(fixed)]
+    assert fixed == stated[: len(fixed)]
     assert len(fixed) == 20
-    assert imported(tmp_path).Engine(MODEL_DIR).generate(ids, 4) != said[:4]
+    assert imported(tmp_path).Engine(MODEL_DIR).generate(ids, 4) != stated[:4]
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
@@ -78,10 +80,10 @@ def test_the_fixed_engine_reads_what_the_page_says(family: str, tmp_path: Path) 
     path, ids = tiny_checkpoint(tmp_path / family, family), [5, 17, 99]
     with torch.no_grad():
         model = load_golden(path, "float32", "cpu")
-        said = model.generate(torch.tensor([ids]), max_new_tokens=4, do_sample=False, eos_token_id=None)
+        stated = model.generate(torch.tensor([ids]), max_new_tokens=4, do_sample=False, eos_token_id=None)
     engine = imported(tmp_path, *changes("fix")).Engine(path)
     engine.config.eos = set()
-    assert engine.generate(ids, 4) == said[0, len(ids) :].tolist()
+    assert engine.generate(ids, 4) == stated[0, len(ids) :].tolist()
 
 
 def test_the_taps_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

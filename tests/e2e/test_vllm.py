@@ -75,12 +75,12 @@ def tokens(out: str) -> list[str]:
 
 @pytest.mark.parametrize("tp", [1, 2])
 def test_vllm_is_right(tp: int, tmp_path: Path) -> None:
-    told, text = attached(tmp_path, tp)
-    rests = told["judged"]["coverage"]
-    assert told["judged"]["verdict"] == "match"
+    reported, text = attached(tmp_path, tp)
+    rests = reported["judged"]["coverage"]
+    assert reported["judged"]["verdict"] == "match"
     assert (rests["aligned"], rests["rows"], rests["ranks"], rests["mode"]) == (27, 27, tp, "eager")
     assert rests["absent"] == ["attn.k_cache", "attn.v_cache", "attn.scores", "attn.probs"]
-    assert told["notes"][1:] == [
+    assert reported["notes"][1:] == [
         "changed for the recording: vLLM runs with enforce_eager=True",
     ]
     if tp == 1:  # the run without a tap is compiled where there is a compiler: the text is the same
@@ -118,8 +118,13 @@ def test_what_vllm_has_loaded(bug: str, tp: int) -> None:
         [sys.executable, "-m", "lockstep.workbench.cli", *command],
         env=environment(tp, bug), capture_output=True, text=True, check=False,
     )  # fmt: skip
-    told = json.loads(done.stdout.splitlines()[-1])
-    assert (told["verdict"], told["ranks"], told["compared"], told["wrong"]) == ("match", tp, 50, [])
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert (reported["verdict"], reported["ranks"], reported["compared"], reported["wrong"]) == (
+        "match",
+        tp,
+        50,
+        [],
+    )
 
 
 @pytest.mark.parametrize(
@@ -137,12 +142,12 @@ def test_what_vllm_has_loaded(bug: str, tp: int) -> None:
     ],
 )  # fmt: skip
 def test_a_planted_bug_is_found_where_it_is(bug: str, tp: int, tap: str, cause: str, tmp_path: Path) -> None:
-    told, _ = attached(tmp_path, tp, bug)
-    judged = told["judged"]
+    reported, _ = attached(tmp_path, tp, bug)
+    judged = reported["judged"]
     assert judged["verdict"] == "diverged"
     assert judged["first_divergence"]["tap"] == tap
-    (told_first,) = [one for one in judged["causes"] if not one["alternative"]]
-    assert cause in told_first["text"]
+    (reported_first,) = [one for one in judged["causes"] if not one["alternative"]]
+    assert cause in reported_first["text"]
 
 
 def reused(tmp_path: Path, bug: str, *more: str) -> tuple[dict[str, Any], list[str], int]:
@@ -157,9 +162,9 @@ def reused(tmp_path: Path, bug: str, *more: str) -> tuple[dict[str, Any], list[s
 
 
 def test_rows_of_the_prefix_cache_are_judged(tmp_path: Path) -> None:
-    told, text, code = reused(tmp_path, "", "--model", "demo")
-    assert (code, told["judged"]["verdict"]) == (0, "match")
-    rests = told["judged"]["coverage"]
+    reported, text, code = reused(tmp_path, "", "--model", "demo")
+    assert (code, reported["judged"]["verdict"]) == (0, "match")
+    rests = reported["judged"]["coverage"]
     assert (rests["aligned"], rests["rows"], rests["shared"]) == (450, 450, 96)
     assert text[0] == text[-1]  # the same prompt, first computed and then from the cache
     with Session.open(tmp_path / "run.session") as session:

@@ -121,7 +121,7 @@ async def test_a_browser_shows_the_screens_under_both_names(tmp_path: Path) -> N
             assert {(one.host, one.port) for one in asked} == {(name, address.port)}, "nothing of elsewhere"
             assert {one.scheme for one in asked} == {"http", "ws"}
             assert [one.path for one in asked if "token" in one.query] == ["/"]
-        assert not [said for said in page.complaints if "Content Security Policy" in said]
+        assert not [stated for stated in page.complaints if "Content Security Policy" in stated]
 
 
 async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:

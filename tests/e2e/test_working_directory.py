@@ -308,6 +308,6 @@ def test_a_rank_of_a_host_that_listens_runs_nothing_of_it(folder: Folder) -> Non
     with _running(host):
         rank = folder.start(("rank", listen), **key, **group, **meeting)
         with _running(rank):
-            _, said = host.communicate(timeout=PATIENCE)
-            assert (host.returncode, rank.wait(PATIENCE)) == (0, 0), said
+            _, stated = host.communicate(timeout=PATIENCE)
+            assert (host.returncode, rank.wait(PATIENCE)) == (0, 0), stated
             folder.nothing_ran(host, rank)

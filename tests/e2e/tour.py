@@ -27,7 +27,7 @@ def tour() -> list[TourStep]:
     assert table is not None, "the page has no table marked <!-- screens -->"
     steps = []
     for row in table[1].splitlines()[2:]:
-        keys, told = (cell.strip() for cell in row.strip("| ").split(" | "))
-        seen = tuple(text.replace("\\*", "*") for text in re.findall(r"\*\*(.+?)\*\*", told))
+        keys, reported = (cell.strip() for cell in row.strip("| ").split(" | "))
+        seen = tuple(text.replace("\\*", "*") for text in re.findall(r"\*\*(.+?)\*\*", reported))
         steps.append(TourStep(tuple(re.findall(r"`([^`]+)`", keys)), keys.endswith("…"), seen))
     return steps

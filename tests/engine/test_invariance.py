@@ -163,8 +163,8 @@ def test_the_cache_holds_kv_heads_only_and_one_row_a_position(
     for step in range(4):
         result = runner.step()
         rows.append(captured(runner, result, "layers.1.attn.k_rope"))
-        told = result.sequences[0]
-        assert told.kv_len == told.expected_kv_len == len(PROMPT) + step == told.positions[-1] + 1
+        reported = result.sequences[0]
+        assert reported.kv_len == reported.expected_kv_len == len(PROMPT) + step == reported.positions[-1] + 1
         # What is attended to is what was projected, step after step.
         assert (captured(runner, result, "layers.1.attn.k_cache") == torch.cat(rows)).all()
 

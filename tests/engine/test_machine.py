@@ -14,8 +14,10 @@ from lockstep.engine.ranks.reports import CommandFailure
 
 def group(folder: Path, names: tuple[str, str, str], limit: str, used: int, cache: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
-    for name, told in zip(names, (limit, str(used), f"anon 5\n{cache_name(names)} {cache}\n"), strict=True):
-        (folder / name).write_text(f"{told}\n")
+    for name, reported in zip(
+        names, (limit, str(used), f"anon 5\n{cache_name(names)} {cache}\n"), strict=True
+    ):
+        (folder / name).write_text(f"{reported}\n")
 
 
 def cache_name(names: tuple[str, str, str]) -> str:
@@ -51,9 +53,9 @@ def test_without_groups_the_machine_counts(tmp_path: Path, monkeypatch: pytest.M
 def test_a_kill_by_the_kernel_is_told_from_one_by_somebody() -> None:
     before = MemoryBefore(3 << 30, 4)
     assert before.killed(now=4) == "killed by SIGKILL"
-    for told in (before.killed(now=5), MemoryBefore(3 << 30, None).killed()):
-        assert "the kernel does when memory runs out: 3.0 GiB were free when it started" in told
-        assert "--chunk" in told
+    for reported in (before.killed(now=5), MemoryBefore(3 << 30, None).killed()):
+        assert "the kernel does when memory runs out: 3.0 GiB were free when it started" in reported
+        assert "--chunk" in reported
 
 
 def test_a_full_gpu_is_told_with_what_takes_less() -> None:

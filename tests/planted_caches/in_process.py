@@ -27,7 +27,7 @@ def engine_in_process() -> Iterator[None]:
 def attached(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path | None = None) -> Attached:
     """What `attach` does with `python paged.py WORDS`, here."""
     assert command[1] == str(PROGRAM)
-    told = {"LOCKSTEP_TAP": str(dump), "LOCKSTEP_TAP_CAPTURE": asked.capture}
-    with mock.patch.dict(os.environ, told), contextlib.redirect_stdout(io.StringIO()):
+    reported = {"LOCKSTEP_TAP": str(dump), "LOCKSTEP_TAP_CAPTURE": asked.capture}
+    with mock.patch.dict(os.environ, reported), contextlib.redirect_stdout(io.StringIO()):
         paged.main(command[2:])
     return Attached(dump, 0, ranks_with_passes(dump), ())

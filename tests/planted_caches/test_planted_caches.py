@@ -21,8 +21,8 @@ def test_every_row_is_planted_by_the_function_of_its_name() -> None:
     assert {one.name for one in PAGED} == set(PLANTS)
     plugin = (HERE.parent / "workbench/attach/vllm_plugin/lockstep_planted_caches.py").read_text()
     assert all(f"def {one.name}(" in plugin for one in plants().values() if one.engine == "vllm")
-    told = tomllib.loads((HERE / "plants.toml").read_text())["plant"]
-    assert len(told) == len(plants()) >= 15
+    reported = tomllib.loads((HERE / "plants.toml").read_text())["plant"]
+    assert len(reported) == len(plants()) >= 15
 
 
 def test_the_page_is_of_the_results() -> None:
@@ -42,8 +42,8 @@ def test_no_right_engine_is_accused() -> None:
 )
 def test_a_planted_bug_is_named(key: str, tmp_path: Path) -> None:
     plant = plants()[key]
-    told = looked_for(plant, model_of(plant, tmp_path))
-    assert level(plant, told) == "named", told
+    reported = looked_for(plant, model_of(plant, tmp_path))
+    assert level(plant, reported) == "named", reported
 
 
 @pytest.mark.slow

@@ -97,8 +97,8 @@ def looked_for(row: Bug | Control, bug: str, models: Path) -> Found:
                 verdict = attached(row, bug, model, folder)
         except Exception as error:  # is a row of the table too: nothing was found
             seconds = time.monotonic() - start
-            told = f"{type(error).__name__}: {error}".replace(f"{folder}/", "")
-            return Found(verdict="error", seconds=seconds, error=told)
+            reported = f"{type(error).__name__}: {error}".replace(f"{folder}/", "")
+            return Found(verdict="error", seconds=seconds, error=reported)
     event, seconds = verdict.event, time.monotonic() - start
     causes = [one for one in event.causes if not one.alternative]
     first, rests = event.first_divergence, event.coverage

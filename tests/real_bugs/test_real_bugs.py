@@ -126,9 +126,9 @@ def test_a_row_in_this_process(
         pytest.skip("another model's")
     for module in (modeling_utils, accelerate):  # to be put back: the program says that it is there
         monkeypatch.setattr(module, "is_accelerate_available", module.is_accelerate_available)
-    said = ""
+    stated = ""
     if bug:
-        owner, name, said = HERE_AND_NOW[bug]
+        owner, name, stated = HERE_AND_NOW[bug]
         monkeypatch.setattr(owner, name, getattr(owner, name))  # to be put back
         put: Callable[[], None] = of_transformers.BUGS[bug]
         put()
@@ -139,4 +139,4 @@ def test_a_row_in_this_process(
     import_run(LockstepDump.open(dump), tmp_path / "run.session", form="lockstep")
     verdict = lockstep.check(tmp_path / "run.session", model=path)
     assert verdict.matches == (not bug), str(verdict)
-    assert not bug or any(said in one.text for one in verdict.event.causes)
+    assert not bug or any(stated in one.text for one in verdict.event.causes)

@@ -34,14 +34,14 @@ def forget_peak() -> None:
 
 def read_everything(path: Path, limits: ReadLimits) -> list[str]:
     """Ask the session for all that it has; what it refused."""
-    said: list[str] = []
+    stated: list[str] = []
 
     def attempt(ask: Callable[..., object], *arguments: object, **named: object) -> None:
         try:
             with session.view():
                 ask(*arguments, **named)
         except SessionError as error:
-            said.append(str(error))
+            stated.append(str(error))
 
     try:
         session = Session.open(path, limits)
@@ -62,7 +62,7 @@ def read_everything(path: Path, limits: ReadLimits) -> list[str]:
                         attempt(session.rebuilt, tap.name, step=step, branch=branch.id, slice=part)
             for tap in session.taps[:2]:
                 attempt(session.series, tap.name, "rms", 0, branch.id)
-    return said + verify(path, limits)
+    return stated + verify(path, limits)
 
 
 def main(directory: str, memory: str, seconds: str, *kinds: str) -> None:
@@ -73,10 +73,10 @@ def main(directory: str, memory: str, seconds: str, *kinds: str) -> None:
         path = make(kind, Path(directory, f"{kind.replace(' ', '_')}.session"))
         forget_peak()
         began = time.process_time()
-        said = read_everything(path, limits)
+        stated = read_everything(path, limits)
         took = round(time.process_time() - began, 2)
-        told = {"kind": kind, "peak_mib": peak_mib(), "seconds": took, "said": said[:40]}
-        print(json.dumps(told), flush=True)
+        reported = {"kind": kind, "peak_mib": peak_mib(), "seconds": took, "said": stated[:40]}
+        print(json.dumps(reported), flush=True)
         path.unlink()
 
 

@@ -73,8 +73,8 @@ def make(
         path, taps=taps, ranks=ranks, meta=SessionMeta(absent=dict(absent or {}))
     ) as writer:
         for step in range(steps):
-            told = sequence(0, tuple(ids), ranks)
-            writer.step(0, StepRecord(step, "decode", [told], 0.1, tensors=tensors, checksums=sums))
+            reported = sequence(0, tuple(ids), ranks)
+            writer.step(0, StepRecord(step, "decode", [reported], 0.1, tensors=tensors, checksums=sums))
     return Session.open(path)
 
 

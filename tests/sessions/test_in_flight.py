@@ -21,8 +21,8 @@ def paused(step: int, place: int) -> StepInFlight:
     assert whole.checksums is not None
     stats, sums = whole.stats.copy(), whole.checksums.copy()
     stats[place + 1 :], sums[place + 1 :] = np.nan, 0
-    told = [SequenceStep(one.seq, one.ids, one.positions, ()) for one in whole.sequences]
-    return StepInFlight(step, place, told, stats, sums, whole.tensors)
+    reported = [SequenceStep(one.seq, one.ids, one.positions, ()) for one in whole.sequences]
+    return StepInFlight(step, place, reported, stats, sums, whole.tensors)
 
 
 def test_what_has_passed_is_read_and_then_replaced(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ def measured(
     ]
     done = subprocess.run([*words, *kinds], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
-    return {told["kind"]: told for told in map(json.loads, done.stdout.splitlines())}
+    return {reported["kind"]: reported for reported in map(json.loads, done.stdout.splitlines())}
 
 
 #: What takes long; all others run out of memory first, or are refused for what they are.
@@ -66,14 +66,14 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, objec
 @pytest.mark.slow
 def test_no_session_takes_more_memory_than_it_may(found: dict[str, dict[str, object]]) -> None:
     """One of 0.3 MB took 6 GB."""
-    peaks = {kind: told["peak_mib"] for kind, told in found.items()}
+    peaks = {kind: reported["peak_mib"] for kind, reported in found.items()}
     assert {kind: peak for kind, peak in peaks.items() if peak > 128 + BASE_MIB} == {}  # type: ignore[operator]
     assert set(peaks) == set(KINDS)
 
 
 @pytest.mark.slow
 def test_no_session_takes_more_memory_than_the_default(tmp_path: Path) -> None:
-    peaks = {kind: told["peak_mib"] for kind, told in measured(tmp_path, 512, 10.0, KINDS).items()}
+    peaks = {kind: reported["peak_mib"] for kind, reported in measured(tmp_path, 512, 10.0, KINDS).items()}
     assert {kind: peak for kind, peak in peaks.items() if peak > 512 + BASE_MIB} == {}  # type: ignore[operator]
 
 
@@ -111,9 +111,9 @@ SAID = {
 
 @pytest.mark.parametrize("kind", SAID)
 def test_what_is_refused_is_said(found: dict[str, dict[str, object]], kind: str) -> None:
-    said = found[kind]["said"]
-    assert isinstance(said, list)
-    assert [words for words in said if SAID[kind] in words], said[:5]
+    stated = found[kind]["said"]
+    assert isinstance(stated, list)
+    assert [words for words in stated if SAID[kind] in words], stated[:5]
 
 
 def test_what_was_decoded_counts_while_it_lives() -> None:

@@ -77,9 +77,9 @@ def test_a_second_process_cannot_replace_what_a_first_records(tmp_path: Path) ->
         assert said(first) == "open"
         assert [do_step(first) for _ in range(35)] == [str(step) for step in range(35)]
         with writer_process(path, "over") as second:
-            told = said(second)
-        assert told.startswith("SessionBusy: ")
-        assert f"is being recorded by process {first.pid}." in told
+            reported = said(second)
+        assert reported.startswith("SessionBusy: ")
+        assert f"is being recorded by process {first.pid}." in reported
         assert do_step(first) == "35"
     assert verify(path) == []
     with Session.open(path) as session:

@@ -122,14 +122,14 @@ def kill_attached(seed: int, directory: Path) -> None:
     time.sleep(chance.uniform(0, PASSES * 0.03))
     with suppress(ProcessLookupError):  # it has ended
         os.kill(attach.pid if name == "attach" else victim, signal.SIGKILL)
-    _, said = attach.communicate(timeout=_PATIENCE)
+    _, stated = attach.communicate(timeout=_PATIENCE)
     _nothing_left(directory, time.monotonic() + _PATIENCE)
     if name == "attach" and attach.returncode == -signal.SIGKILL:
         assert not path.exists()
         return
-    assert attach.returncode in (0, 9, 137, Exit.CANNOT_LOAD), said
+    assert attach.returncode in (0, 9, 137, Exit.CANNOT_LOAD), stated
     if attach.returncode == Exit.CANNOT_LOAD:
-        assert "no rank wrote a pass: the command" in said, said
+        assert "no rank wrote a pass: the command" in stated, stated
         return
     assert verify(path) == []
     with Session.open(path) as session:
@@ -137,15 +137,15 @@ def kill_attached(seed: int, directory: Path) -> None:
         assert ids == [at % 16 for at in range(len(ids))], ids
         assert 0 < len(ids) <= PASSES
     if attach.returncode:
-        assert "the command ended with exit code 9" in said or "the command was ended by SIGKILL" in said, (
-            said
-        )
+        assert (
+            "the command ended with exit code 9" in stated or "the command was ended by SIGKILL" in stated
+        ), stated
     else:
         assert len(ids) == PASSES
     if attach.returncode == 9:
-        assert f"rank {name[-1]} did not come to the end" in said or "of 2" in said or "1/2 ranks" in said, (
-            said
-        )
+        assert (
+            f"rank {name[-1]} did not come to the end" in stated or "of 2" in stated or "1/2 ranks" in stated
+        ), stated
 
 
 def attach_hostile(seed: int, directory: Path) -> None:
@@ -155,11 +155,11 @@ def attach_hostile(seed: int, directory: Path) -> None:
     words = HOSTILE[seed % len(HOSTILE)]
     script = f'"$0" {program} && cd $LOCKSTEP_TAP && {words}'
     attach = _attach(directory, "sh", "-c", script, sys.executable)
-    _, said = attach.communicate(timeout=_PATIENCE)
-    assert attach.returncode in (0, 137, Exit.CANNOT_LOAD, Exit.INCONCLUSIVE), (attach.returncode, said)
-    assert "\x1b" not in said
-    assert "Traceback" not in said
-    assert (attach.returncode == Exit.CANNOT_LOAD) == (not (directory / "a.session").exists()), said
+    _, stated = attach.communicate(timeout=_PATIENCE)
+    assert attach.returncode in (0, 137, Exit.CANNOT_LOAD, Exit.INCONCLUSIVE), (attach.returncode, stated)
+    assert "\x1b" not in stated
+    assert "Traceback" not in stated
+    assert (attach.returncode == Exit.CANNOT_LOAD) == (not (directory / "a.session").exists()), stated
     _nothing_left(directory, time.monotonic())
 
 
@@ -173,9 +173,9 @@ def attach_flood(seed: int, directory: Path) -> None:
         with suppress(OSError):  # files go while they are counted
             most = max(most, sum(file.stat().st_blocks * 512 for file in directory.rglob("pass*")))
         time.sleep(0.05)
-    out, said = attach.communicate()
-    assert (attach.returncode, out) == (0, "went on\n"), said
-    assert "stopped recording at" in said or "recording stopped at" in said, said
+    out, stated = attach.communicate()
+    assert (attach.returncode, out) == (0, "went on\n"), stated
+    assert "stopped recording at" in stated or "recording stopped at" in stated, stated
     assert most < 64 << 20, most
     with Session.open(directory / "a.session") as session:
         assert len(session.steps()) >= 1

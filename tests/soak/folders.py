@@ -62,9 +62,9 @@ def put_links(seed: int, directory: Path) -> None:
         if seed % 2:
             place.chmod(0o777)
             for number in range(_ROUNDS // 4):
-                with redirect_stderr(StringIO()) as said:
+                with redirect_stderr(StringIO()) as stated:
                     assert run(["export", str(session), "--csv", str(place / f"{number}.csv")]) == 0, (
-                        said.getvalue()
+                        stated.getvalue()
                     )
         else:
             for _ in range(_ROUNDS):

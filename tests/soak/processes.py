@@ -95,7 +95,7 @@ def check_tokens(path: Path, told: int) -> None:
 
 def kill_rank(seed: int, directory: Path) -> None:
     """One of two ranks while the model runs, every third time at rest; every fifth time the ranks start again."""
-    chance, path, told = random.Random(seed), directory / "a.session", -1
+    chance, path, reported = random.Random(seed), directory / "a.session", -1
     victim, idle = chance.randrange(2), seed % 3 == 0
     named = f"rank {victim} is lost: killed by SIGKILL"
     with host_process(*live(model(), path)) as host:
@@ -106,29 +106,29 @@ def kill_rank(seed: int, directory: Path) -> None:
         timer = threading.Timer(chance.uniform(0, 1.0), host.ranks[victim].kill)
         timer.start()
         while not isinstance(frame := connection.receive(), AnswerFrame | RankLostEvent):
-            told = max(told, frame.step) if isinstance(frame, StepEvent) else told
-        said = frame.message if isinstance(frame, RankLostEvent) else ""
+            reported = max(reported, frame.step) if isinstance(frame, StepEvent) else reported
+        stated = frame.message if isinstance(frame, RankLostEvent) else ""
         if isinstance(frame, AnswerFrame):
             assert isinstance(frame.answer, ErrorAnswer), frame
-            said = frame.answer.error.message
-        assert named in said, said
+            stated = frame.answer.error.message
+        assert named in stated, stated
         other.wait(_PATIENCE)
         if seed % 5 == 0:
             for number, line in enumerate(("restart", "next 3"), 2):
                 connection.send(RequestFrame(number, LineRequest(line)))
                 while not (isinstance(frame := connection.receive(), AnswerFrame) and frame.id == number):
-                    told = max(told, frame.step) if isinstance(frame, StepEvent) else told
+                    reported = max(reported, frame.step) if isinstance(frame, StepEvent) else reported
                 assert not isinstance(frame.answer, ErrorAnswer), frame.answer
         connection.close()
         host.ended()
-    assert folded(path) >= told
-    if told >= 0:
-        check_tokens(path, told)
+    assert folded(path) >= reported
+    if reported >= 0:
+        check_tokens(path, reported)
 
 
 def kill_host(seed: int, directory: Path) -> None:
     """While it drives two ranks: they end, and the next writer folds the session."""
-    chance, path, told = random.Random(seed), directory / "a.session", -1
+    chance, path, reported = random.Random(seed), directory / "a.session", -1
     with host_process(*live(model(), path)) as host:
         connection = host.ready()
         connection.send(RequestFrame(1, LineRequest("until 100000")))
@@ -137,16 +137,16 @@ def kill_host(seed: int, directory: Path) -> None:
         with suppress(OSError, EOFError):
             while True:
                 frame = connection.receive()
-                told = max(told, frame.step) if isinstance(frame, StepEvent) else told
+                reported = max(reported, frame.step) if isinstance(frame, StepEvent) else reported
         connection.close()
         host.process.wait(_PATIENCE)
         _, alive = psutil.wait_procs(host.ranks, timeout=_PATIENCE)
         assert alive == [], "ranks outlive their host"
         host.folder.close()
         assert not host.directory.exists(), "temporary files of the host are left"
-    check_tokens(path, told)
+    check_tokens(path, reported)
     SessionWriter.reopen(path).close()
-    assert folded(path) >= told
+    assert folded(path) >= reported
 
 
 def kill_screens(seed: int, directory: Path) -> None:
@@ -198,14 +198,14 @@ def _kill_recorder(seed: int, directory: Path, program: str, model: Path) -> Non
         time.sleep(chance.uniform(0, 4.0))
         with suppress(psutil.NoSuchProcess):  # it is done
             (starter if seed % 3 == 2 else recorder).kill()
-        _, said = starter.communicate(timeout=_PATIENCE)
+        _, stated = starter.communicate(timeout=_PATIENCE)
         recorder.wait(_PATIENCE)
     recorded = list(half_made.iterdir())
     for path in recorded:  # it was done before
         assert path.suffix == ".session", f"half made: {path.name}"
         assert verify(path) == []
     if not recorded and seed % 3 != 2:
-        assert "killed by SIGKILL" in said, said[-300:]
+        assert "killed by SIGKILL" in stated, stated[-300:]
 
 
 def stop_rank(seed: int, directory: Path) -> None:
@@ -220,16 +220,16 @@ def run_live(steps: int, path: Path) -> None:
     with host_process(*live(model(), path)) as host:
         connection = host.ready()
         connection.send(RequestFrame(1, LineRequest(f"next {steps}")))
-        told, read = -1, 0
+        reported, read = -1, 0
         while not isinstance(frame := connection.receive(), AnswerFrame):
             if isinstance(frame, StepEvent):  # the newest: a slow client is not told of each
-                assert frame.step > told, f"step {frame.step} was told of after {told}"
-                told = frame.step
-                if told >= read:
-                    read = told + 20
+                assert frame.step > reported, f"step {frame.step} was told of after {reported}"
+                reported = frame.step
+                if reported >= read:
+                    read = reported + 20
                     with Session.open(path) as session:
-                        assert len(session.steps()) > told
-                        assert session.stats(told) is not None
+                        assert len(session.steps()) > reported
+                        assert session.stats(reported) is not None
         assert not isinstance(frame.answer, ErrorAnswer), frame.answer
         assert read > 20
         connection.close()

@@ -83,8 +83,8 @@ def evidence(error: BaseException) -> str:
     """Where in the tests it was raised, and what it says: one line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tests/" in frame.filename]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
-    said = " ".join(str(error).split())
-    return f"{where} — {type(error).__name__} {said}"[:400]
+    stated = " ".join(str(error).split())
+    return f"{where} — {type(error).__name__} {stated}"[:400]
 
 
 @contextlib.contextmanager

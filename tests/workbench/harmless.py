@@ -55,8 +55,8 @@ def refused_or(act: Callable[[], object], what: str) -> None:
     except InternalError:
         raise
     except (SessionError, EngineError, DebuggerError, NothingToExport) as error:
-        said = explain(error)[1] if not isinstance(error, NothingToExport) else str(error)
-        assert not OBEYED.search(said), (what, said)
+        stated = explain(error)[1] if not isinstance(error, NothingToExport) else str(error)
+        assert not OBEYED.search(stated), (what, stated)
 
 
 def _read(path: Path) -> None:

@@ -31,12 +31,12 @@ def build_mixture(path: Path, *, placed: str = "shard(2,groups=2)", batch: bool 
         token_texts={i: f" t{i}" for i in range(10)},
     )
     sequences = [_sequence(0, len(IDS)), *([_sequence(1, len(OTHER_IDS))] if batch else [])]
-    told = {0: (LOGITS, IDS, WEIGHTS)}
+    reported = {0: (LOGITS, IDS, WEIGHTS)}
     if batch:
-        told[1] = LOGITS[: len(OTHER_IDS)], OTHER_IDS, np.full(OTHER_IDS.shape, 0.5, np.float32)
+        reported[1] = LOGITS[: len(OTHER_IDS)], OTHER_IDS, np.full(OTHER_IDS.shape, 0.5, np.float32)
     tensors = [
         TensorRecord(f"layers.0.{name}", rank, seq, array, str(array.dtype))
-        for seq, arrays in told.items()
+        for seq, arrays in reported.items()
         for name, array in zip(names, arrays, strict=True)
         for rank in range(RANKS)
     ]

@@ -29,7 +29,7 @@ def blocks(language: str) -> list[str]:
 
 def test_the_page_is_a_package_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project,), (package, inside), (commands,) = (blocks(one) for one in ("toml", "python", "sh"))
-    told = tomllib.loads(project)["project"]
+    reported = tomllib.loads(project)["project"]
     (tmp_path / "dump").mkdir()
     for k, ids in enumerate(([1, 2], [3])):
         positions = [0, 1] if k == 0 else [2]
@@ -41,7 +41,7 @@ def test_the_page_is_a_package_that_works(tmp_path: Path, monkeypatch: pytest.Mo
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PATH", f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}")
     files = {"__init__.py": package, "inside.py": inside}
-    with installed(tmp_path, told["name"], files, told["entry-points"]):
+    with installed(tmp_path, reported["name"], files, reported["entry-points"]):
         for line in commands.splitlines():
             assert run(shlex.split(line)[1:]) == 0, line
     for name in ("imported", "attached"):

@@ -49,9 +49,9 @@ def test_a_reader_that_is_none_is_told_with_its_package(
     with readers(tmp_path, text):
         assert "acme" in format_names()
         assert run(["import", "acme", str(tmp_path), "-o", str(tmp_path / "o.session")]) == 3
-    told = capsys.readouterr().err
-    assert told.startswith("lockstep: error: lockstep-acme 1.0 adds 'acme' to lockstep.readers, and ")
-    assert (NONSENSE | GIVES)[text] in told
+    reported = capsys.readouterr().err
+    assert reported.startswith("lockstep: error: lockstep-acme 1.0 adds 'acme' to lockstep.readers, and ")
+    assert (NONSENSE | GIVES)[text] in reported
     assert not (tmp_path / "o.session").exists()
 
 
@@ -65,9 +65,9 @@ def test_a_run_that_is_none_is_told_with_its_package(
     )
     with readers(tmp_path, text):
         assert run(["import", "acme", str(tmp_path), "-o", str(tmp_path / "o.session")]) == 3
-    told = capsys.readouterr().err
-    assert "lockstep-acme 1.0" in told
-    assert RUNS[body] in told
+    reported = capsys.readouterr().err
+    assert "lockstep-acme 1.0" in reported
+    assert RUNS[body] in reported
     assert not (tmp_path / "o.session").exists()
 
 
@@ -141,13 +141,13 @@ EXPORTERS = {
 def test_an_exporter_that_writes_nothing_leaves_nothing(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, told = EXPORTERS[text]
+    code, reported = EXPORTERS[text]
     target = tmp_path / "out.txt"
     target.write_text("before")
     entries = {"lockstep.exporters": {"acme": "lockstep_acme:given"}}
     with installed(tmp_path, "lockstep-acme", {"__init__.py": text}, entries):
         assert run(["export", str(RECORDED), "--to", f"acme={target}"]) == code
-        assert told in capsys.readouterr().err
+        assert reported in capsys.readouterr().err
         assert run(["export", str(RECORDED), "--to", "other=x"]) == 2
         assert "no such exporter; there is: acme" in capsys.readouterr().err
         assert run(["export", str(RECORDED), "--to", "acme"]) == 2

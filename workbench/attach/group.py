@@ -48,23 +48,27 @@ def run_in_group(
     end (SIGINT, and a while later SIGTERM).
     """
     lifeline = Lifeline()
-    said, saying = os.pipe()
-    settings = [lifeline.fd, saying, os.getpgrp(), os.getpid(), patience, grace, scratch or ""]
+    stated, stating = os.pipe()
+    settings = [lifeline.fd, stating, os.getpgrp(), os.getpid(), patience, grace, scratch or ""]
     words = [*map(str, settings), os.pathsep.join(sys.path), *command]
     try:
         process = subprocess.Popen(
             [sys.executable, "-I", "-S", watcher.__file__, *words], env=environment, process_group=0,
-            pass_fds=(lifeline.fd, saying),
+            pass_fds=(lifeline.fd, stating),
         )  # fmt: skip
     except OSError:
-        os.close(said)
+        os.close(stated)
         lifeline.close()
         raise
     finally:
-        os.close(saying)
+        os.close(stating)
         lifeline.handed_over()
-    with _forwarding(process) as passed_on, _ending(process, done), os.fdopen(said, encoding="ascii") as told:
-        report = {word: int(value) for word, value in map(str.split, told)}
+    with (
+        _forwarding(process) as passed_on,
+        _ending(process, done),
+        os.fdopen(stated, encoding="ascii") as reported,
+    ):
+        report = {word: int(value) for word, value in map(str.split, reported)}
         process.wait()
     lifeline.close()
     if "failed" in report:

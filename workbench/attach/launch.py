@@ -130,7 +130,7 @@ def how_it_ended(code: int) -> str:
 
 def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict[str, str]:
     path = [str(DOOR), *filter(None, [base.get("PYTHONPATH")])]
-    told = {
+    reported = {
         "PYTHONPATH": os.pathsep.join(path),
         "LOCKSTEP_TAP": str(dump.resolve()),
         "LOCKSTEP_TAP_ENGINE": asked.engine,
@@ -140,7 +140,7 @@ def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict
         "LOCKSTEP_TAP_ARGUMENTS": json.dumps(dict(asked.arguments)) if asked.arguments else "",
         "LOCKSTEP_TAP_STEPS": "" if asked.steps is None else str(asked.steps),
     }
-    return {**base, **told}
+    return {**base, **reported}
 
 
 def _nothing(attached: Attached, asked: TapRequest, added: Mapping[str, EngineDoor]) -> str:

@@ -113,7 +113,7 @@ def _remarks(path: Path) -> Iterator[Remark]:
 
 def _remark(line: bytes) -> Remark | None:
     try:
-        told = msgspec.json.decode(line, type=Remark)
+        reported = msgspec.json.decode(line, type=Remark)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
-    return Remark(told.kind, clean(told.text.partition("\n")[0], limit=_LONGEST_TEXT))
+    return Remark(reported.kind, clean(reported.text.partition("\n")[0], limit=_LONGEST_TEXT))

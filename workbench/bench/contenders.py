@@ -123,10 +123,10 @@ class PeerContender:
                 settings={"OMP_NUM_THREADS": str(self.threads), "HF_HUB_OFFLINE": "1"},
             )  # fmt: skip
         try:
-            told = self._answer()
-            if not isinstance(told, PeerReady):
+            reported = self._answer()
+            if not isinstance(reported, PeerReady):
                 raise ContenderFailure(f"{self.name}: it answered out of turn")
-            self.load_seconds = told.seconds
+            self.load_seconds = reported.seconds
         except BaseException:
             self.__exit__()
             raise
@@ -140,10 +140,10 @@ class PeerContender:
     def run(self, work: Workload) -> Timing:
         """As the child has timed it."""
         self._ours.sendall(msgspec.json.encode(work) + b"\n")
-        told = self._answer()
-        if not isinstance(told, PeerTiming):
+        reported = self._answer()
+        if not isinstance(reported, PeerTiming):
             raise ContenderFailure(f"{self.name}: it answered out of turn")
-        return told.timing
+        return reported.timing
 
     def _answer(self) -> PeerAnswer:
         while b"\n" not in self._rest:
@@ -153,7 +153,7 @@ class PeerContender:
                 raise ContenderFailure(f"{self.name} has ended with {how}")
             self._rest += more
         line, _, self._rest = self._rest.partition(b"\n")
-        told: PeerAnswer = ANSWERS.decode(line)
-        if isinstance(told, PeerFailure):
-            raise ContenderFailure(f"{self.name}: {told.why}")
-        return told
+        reported: PeerAnswer = ANSWERS.decode(line)
+        if isinstance(reported, PeerFailure):
+            raise ContenderFailure(f"{self.name}: {reported.why}")
+        return reported

@@ -56,8 +56,8 @@ def further_look(found: CheckResult, before: CloserLook) -> CloserLook:
     """After a run that kept the tensors of `before`: those of everything up to there, where the place is not in it."""
     first = found.event.first_divergence
     if first is None:
-        told = "nothing is wrong in it" if found.event.verdict == "match" else found.event.verdict
-        return CloserLook(told)
+        reported = "nothing is wrong in it" if found.event.verdict == "match" else found.event.verdict
+        return CloserLook(reported)
     if first.tap != before.entering:
         return CloserLook(f"first wrong: {first.in_words()}")
     layers = range(before.layers.stop)

@@ -55,11 +55,11 @@ def _apart(golden: Session) -> Iterator[tuple[int, int, float]]:
     """(sequence, step, max abs between its logits and those of one pass)."""
     for event in golden.events(kind=ONE_PASS):
         try:
-            told = msgspec.convert(event.data, OnePass, str_keys=True)
+            reported = msgspec.convert(event.data, OnePass, str_keys=True)
         except msgspec.ValidationError:  # a stranger may have written it
             continue
-        for step, apart in told.apart.items():
-            yield told.seq, step, math.inf if apart is None else apart
+        for step, apart in reported.apart.items():
+            yield reported.seq, step, math.inf if apart is None else apart
 
 
 def _noise(golden: Session, floor: Session | None, seq: int, step: int) -> float:

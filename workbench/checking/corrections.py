@@ -26,7 +26,7 @@ def corrections(
     A tap that has no golden tensor (partial sums), or gives another shape than the golden one, stays as it is:
     what is computed from it is not on right inputs.
     """
-    seqs = [told.seq for told in plain.step(step).sequences]
+    seqs = [reported.seq for reported in plain.step(step).sequences]
     for place, tap in enumerate(plain.taps):
         for seq in seqs if wanted(tap.name) else ():
             patch = _correction(plain, golden, place, step, seq)

@@ -30,8 +30,8 @@ def with_runs(event: GoldenEvent, found: Sequence[Invariant]) -> GoldenEvent:
 
 
 def _with_evidence(cause: Cause, tried: Sequence[Invariant], tp: int) -> Cause:
-    told = [words for one in tried if (words := _speaks(cause, one, tp))]
-    return replace(cause, evidence=(*cause.evidence, *told))
+    reported = [words for one in tried if (words := _speaks(cause, one, tp))]
+    return replace(cause, evidence=(*cause.evidence, *reported))
 
 
 def _speaks(cause: Cause, one: Invariant, tp: int) -> str:

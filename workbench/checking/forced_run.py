@@ -169,8 +169,8 @@ class ForcedRun:
         inferior.watch(capture)
         what = recording_name(inferior.config.dtype, inferior.config.tp, corrected, capture)
         named = ModelMeta(name="" if self.model is None or path != self.path else self.model.name)
-        told = SessionMeta(source="lockstep check", model=named)
-        with create_session(inferior, path, told, overwrite=True), ExitStack() as stack:
+        reported = SessionMeta(source="lockstep check", model=named)
+        with create_session(inferior, path, reported, overwrite=True), ExitStack() as stack:
             stack.callback(inferior.recorder.stop)
             for step in range(reference.steps + 1):
                 if corrected is not None:
@@ -187,7 +187,7 @@ class ForcedRun:
         """The token that each sequence emits next, be it in this pass or after further chunks of its prompt."""
         emitted = {seq: len(one.ids) - one.prompt_length for seq, one in self.inferior.sequences.items()}
         forced = {seq: one.forced for seq, one in enumerate(self.reference.sequences)}
-        return {seq: told[emitted[seq]] for seq, told in forced.items() if told}
+        return {seq: reported[emitted[seq]] for seq, reported in forced.items() if reported}
 
     def store(self, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
         """Into the session of the run."""

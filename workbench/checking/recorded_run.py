@@ -112,9 +112,9 @@ def diagnose_recording(
                 )
                 if moved is not None and not _before(session, judgement.first_divergence, moved):
                     judgement = supported(judgement, rests, moved.in_words())
-        causes, told = with_cache_causes(causes, found.wrong, judgement.first_divergence, session, branch)
+        causes, reported = with_cache_causes(causes, found.wrong, judgement.first_divergence, session, branch)
         judgement = replace(
-            judgement, notes=(*judgement.notes, *told, *not_reached(session, facts.model, branch))
+            judgement, notes=(*judgement.notes, *reported, *not_reached(session, facts.model, branch))
         )
         if lost := _not_recorded(session, branch):
             judgement = replace(judgement, notes=(*judgement.notes, lost))
@@ -130,18 +130,18 @@ def checkpoint_of(session: Session) -> Path:
 
     Nothing is fetched, and a file that is not that checkpoint is not used: a stranger may have written the session.
     DiagnosisError says what is needed instead."""
-    told, digest = session.meta.model.path or session.meta.model.name, session.meta.model.checkpoint
+    reported, digest = session.meta.model.path or session.meta.model.name, session.meta.model.checkpoint
     needs = NEEDS_MODEL.format(name=session.path.name)
-    path = demo_path(told) or Path(told)
-    if not told or not path.is_absolute() or not path.exists():
-        named = f" ({clean(told, limit=200)} is not there)" if told else ""
+    path = demo_path(reported) or Path(reported)
+    if not reported or not path.is_absolute() or not path.exists():
+        named = f" ({clean(reported, limit=200)} is not there)" if reported else ""
         raise DiagnosisError(f"which checkpoint {session.path.name} is of is not known{named}; {needs}")
     try:
         found = checkpoint_digest(path)
     except (CheckpointError, ConfigError, OSError) as error:
-        raise DiagnosisError(f"{clean(told, limit=200)} is no checkpoint: {error}; {needs}") from error
+        raise DiagnosisError(f"{clean(reported, limit=200)} is no checkpoint: {error}; {needs}") from error
     if digest and found != digest:
-        raise DiagnosisError(f"{clean(told, limit=200)} holds other tensors than were recorded; {needs}")
+        raise DiagnosisError(f"{clean(reported, limit=200)} holds other tensors than were recorded; {needs}")
     return path
 
 

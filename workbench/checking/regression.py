@@ -42,9 +42,9 @@ def regression(run: Session, baseline: Session, *, bitwise: bool = False) -> Reg
     sides = RowSide(run), RowSide(baseline)
     found = compare_rows(*sides, tolerance)
     rests = coverage(run, baseline)
-    told = Regression("diverged" if found.differing else "match", rests, found, tolerance)
-    why = _doubt(told, sides[1])
-    return replace(told, verdict="inconclusive", why=why) if why else told
+    reported = Regression("diverged" if found.differing else "match", rests, found, tolerance)
+    why = _doubt(reported, sides[1])
+    return replace(reported, verdict="inconclusive", why=why) if why else reported
 
 
 def _doubt(told: Regression, baseline: RowSide) -> str:

@@ -56,8 +56,8 @@ def replay_routing(
         run.record(run.path, partial(_routing, engine, golden, _KINDS[forced]))
         again = stack.enter_context(Session.open(run.path, UNLIMITED))
         before, after = (_divergence(side, golden) for side in (engine, again))
-    told = RoutingReplay(forced, before, after)
-    return replace(result, event=structs.replace(result.event, replay=told))
+    reported = RoutingReplay(forced, before, after)
+    return replace(result, event=structs.replace(result.event, replay=reported))
 
 
 def _routing(plain: Session, golden: Session, kinds: tuple[Kind, ...], step: int) -> Iterator[Patch]:

@@ -27,23 +27,25 @@ class SameRun:
     @property
     def other_tokens(self) -> str:
         """How their tokens differ; "" where they do not, as far as both went."""
-        told = [f"sequence {seq} goes on with another token at position {at}" for seq, at in self.parted[:1]]
+        reported = [
+            f"sequence {seq} goes on with another token at position {at}" for seq, at in self.parted[:1]
+        ]
         if self.alone:
-            told.append(f"{plural(self.alone, 'sequence')} of the first run did not come again")
-        if told and self.sampled:
-            told.append("tokens are sampled: decode greedily (temperature 0)")
-        return "; ".join(told)
+            reported.append(f"{plural(self.alone, 'sequence')} of the first run did not come again")
+        if reported and self.sampled:
+            reported.append("tokens are sampled: decode greedily (temperature 0)")
+        return "; ".join(reported)
 
     def in_words(self) -> str:
         """For people."""
         if self.other_tokens:
             return self.other_tokens
-        told = f"the same tokens in {self.rows} of {plural(self.of, 'row')}"
+        runs = f"the same tokens in {self.rows} of {plural(self.of, 'row')}"
         if not self.taps:
-            return told
+            return runs
         if not self.differing:
-            return f"{told}, and the same bits in {plural(self.taps, 'tap')}"
-        return f"{told}, but other bits in {self.differing} of {plural(self.taps, 'tap')}: it does not repeat exactly"
+            return f"{runs}, and the same bits in {plural(self.taps, 'tap')}"
+        return f"{runs}, but other bits in {self.differing} of {plural(self.taps, 'tap')}: it does not repeat exactly"
 
 
 def same_run(first: Session, second: Session) -> SameRun:

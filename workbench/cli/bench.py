@@ -153,5 +153,7 @@ def render(rows: Sequence[BenchRow], baseline: str, console: Console) -> None:
             )  # fmt: skip
             what = ""
     console.print(table)
-    told = f"ms: medians of a pass; memory: its peak, of a load what is held; speed: times that of {baseline}"
-    console.print(told, style="dim")
+    reported = (
+        f"ms: medians of a pass; memory: its peak, of a load what is held; speed: times that of {baseline}"
+    )
+    console.print(reported, style="dim")

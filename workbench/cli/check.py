@@ -158,8 +158,8 @@ def check(
 
 def code_of(event: GoldenEvent) -> Exit:
     """What the process says of a verdict."""
-    told = {"diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
-    return told.get(event.verdict, Exit.OK)
+    reported = {"diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
+    return reported.get(event.verdict, Exit.OK)
 
 
 def _csv(out: TextIO, result: CheckResult) -> None:

@@ -63,20 +63,20 @@ class Console:
         if self.as_json:
             shown = Failure(type(error).__name__, f"{where}: {message}" if where else message, int(code))
             print(dumps(shown.to_json()), flush=True)
-        said = f"lockstep: error: {where}: {message}" if where else message
-        print(clean("\n".join([said, *last_operations(error)]), newlines=True), file=sys.stderr)
+        stated = f"lockstep: error: {where}: {message}" if where else message
+        print(clean("\n".join([stated, *last_operations(error)]), newlines=True), file=sys.stderr)
         return code
 
     def ended(self, where: str = "") -> Exit:
         """What the commands so far amount to; `where` the last of them stands."""
         if self.timed_out:
-            self._say_out_of_time(where)
+            self._report_out_of_time(where)
             return Exit.TIMEOUT
         if self.interrupted:
             return Exit.INTERRUPTED
         return Exit.DIVERGED if self.expectations_failed else Exit.OK
 
-    def _say_out_of_time(self, where: str) -> None:
+    def _report_out_of_time(self, where: str) -> None:
         at = self.debugger.position
         stands = f"step {at.step} of branch {at.branch}" if at.step >= 0 else "the prompt"
         message = (

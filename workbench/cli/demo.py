@@ -103,9 +103,9 @@ class Aloud(Quiet):
     def text(self, text: str, right: bool) -> None:
         """The answer in a frame: green for a haiku with the word, red for anything else."""
         shown = Text(clean(text.strip(), newlines=True))
-        said = "three lines, with the word" if right else "not what was asked for"
+        stated = "three lines, with the word" if right else "not what was asked for"
         self._console.print(
-            Panel(shown, title=said, title_align="left", border_style="green" if right else "red", width=60)
+            Panel(shown, title=stated, title_align="left", border_style="green" if right else "red", width=60)
         )
 
     def judged(self, number: int, result: CheckResult) -> None:

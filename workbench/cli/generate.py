@@ -117,14 +117,14 @@ def generate(
     ):
         sequences = add_prompts(inferior, prompts, sampling)
         if target is not None:
-            told = SessionMeta(
+            reported = SessionMeta(
                 source="lockstep generate", model=ModelMeta(name=opened.name), prompts=tuple(prompt or ())
             )
-            create_session(inferior, target, told, overwrite=True)
+            create_session(inferior, target, reported, overwrite=True)
             stack.callback(_close, inferior.recorder, lost)
         with display(opened.tokenizer, len(prompts), json=as_json) as shown:
             speed = run_to_end(inferior, sequences, max_tokens, shown.token)
-        _say_where(inferior)
+        _report_where(inferior)
     done = list(sequences.values())
     compared = None
     if reference is not None:
@@ -138,8 +138,8 @@ def generate(
         print(dumps(report if compared is None else report | {"compared": asdict(compared)}))
     elif compared is not None:
         print(comparison_text(compared, opened.tokenizer))
-    _say_nan(done)
-    _say_speed(done, speed)
+    _report_nan(done)
+    _report_speed(done, speed)
     if lost:
         raise lost[0]
     if compared is not None and compared.partings:
@@ -173,7 +173,7 @@ def _report(model: OpenedModel, sequences: Sequence[Generated], tp: int, speed: 
     }
 
 
-def _say_nan(sequences: Sequence[Generated]) -> None:
+def _report_nan(sequences: Sequence[Generated]) -> None:
     """Once, however many sequences have met NaN: where the first did."""
     bad = [one.first_bad_tap for one in sequences if one.finish_reason == "nan"]
     if bad:
@@ -184,26 +184,28 @@ def _say_nan(sequences: Sequence[Generated]) -> None:
         _warn(f"the logits of {len(bad)} of {len(sequences)} sequences hold NaN{where}")
 
 
-def _say_speed(sequences: Sequence[Generated], speed: Speed) -> None:
+def _report_speed(sequences: Sequence[Generated], speed: Speed) -> None:
     read = sum(len(one.prompt_ids) for one in sequences)
     written = sum(len(one.ids) for one in sequences)
-    said = f"{read} prompt tokens in {speed.prefill_seconds:.2f} s, {written} new tokens"
+    stated = f"{read} prompt tokens in {speed.prefill_seconds:.2f} s, {written} new tokens"
     if speed.decode_steps:
-        said += f" at {speed.tokens_per_second:.1f} tokens/s, {speed.bandwidth / 1e9:.2f} GB/s of weights"
-    tell(said)
+        stated += f" at {speed.tokens_per_second:.1f} tokens/s, {speed.bandwidth / 1e9:.2f} GB/s of weights"
+    tell(stated)
 
 
-def _say_where(inferior: Inferior) -> None:
+def _report_where(inferior: Inferior) -> None:
     """On a GPU: what carries the ranks' sums, which attention serves, and how decode steps run: all change speed, and
     the first two last bits."""
     if not inferior.config.device.startswith("cuda"):
         return
     shared = inferior.client.backend == "gloo"
     unpaged, unrepeatable = inferior.loaded[0].unpaged, inferior.loaded[0].unrepeatable
-    said = "ranks share GPUs, sums pass through the host (gloo); " if shared else ""
-    said += "paged FlashAttention where no tap looks" if unpaged is None else f"attention by SDPA: {unpaged}"
+    stated = "ranks share GPUs, sums pass through the host (gloo); " if shared else ""
+    stated += (
+        "paged FlashAttention where no tap looks" if unpaged is None else f"attention by SDPA: {unpaged}"
+    )
     how = "as CUDA graphs" if unrepeatable is None else f"kernel by kernel: {unrepeatable}"
-    tell(f"{said}; decode steps {how}")
+    tell(f"{stated}; decode steps {how}")
 
 
 def _warn(message: str) -> None:

@@ -219,8 +219,8 @@ def _probe_torch() -> TorchBuild | Finding:
     try:
         return msgspec.json.decode(out, type=TorchBuild)
     except msgspec.MsgspecError:
-        said = err.decode("utf-8", "replace").strip().splitlines()
-        last = (said or [f"exit code {process.returncode}"])[-1]
+        stated = err.decode("utf-8", "replace").strip().splitlines()
+        last = (stated or [f"exit code {process.returncode}"])[-1]
         return Finding("torch", "bad", f"does not load: {last[:200]}", "pip install --force-reinstall torch")
 
 

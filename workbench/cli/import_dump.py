@@ -51,14 +51,14 @@ def import_dump(
     if form not in (*(known := format_names()), *ELSEWHERE):
         raise UsageError(f"FORMAT is one of {', '.join(known)}, not {form!r}")
     target = new_session_path(f"import-{form}") if output is None else may_write(output)
-    told = None if names is None else NameMap.read(names)
+    reported = None if names is None else NameMap.read(names)
     with Status() as status:
         opened = None if model is None else open_model(model)
         if opened is not None and not is_installed("engine"):
             status.warn(f"the texts of the tokens are left out: {install('engine')} brings what reads them")
         run = open_dump(form, folder, None if opened is None else opened.directory)
-        if told is not None:
-            run = told.applied(run)
+        if reported is not None:
+            run = reported.applied(run)
         imported = import_as(run, form, target, opened, status)
     if as_json:
         print(dumps(imported.to_json()))

@@ -156,13 +156,13 @@ def _headline(model: OpenedModel, names: set[str]) -> str:
         f"{clean(model.name)}: {of_wrapper(config)}, {config.num_layers} layers, hidden {config.hidden_size}, "
         f"{heads}, vocabulary {config.vocab_size}",
     ]
-    told = _summary(model, names)
-    for what, tensors in (("missing", told.missing), ("unexpected", told.unexpected)):
+    reported = _summary(model, names)
+    for what, tensors in (("missing", reported.missing), ("unexpected", reported.unexpected)):
         if tensors:
             listed = ", ".join(clean(name, limit=60) for name in tensors[:5])
             more = f" and {len(tensors) - 5} more" if len(tensors) > 5 else ""
             lines.append(f"! {what}: {listed}{more}")
-    lines += (f"! {note}" for note in told.notes)
+    lines += (f"! {note}" for note in reported.notes)
     return "\n".join(lines)
 
 

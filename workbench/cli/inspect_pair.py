@@ -25,7 +25,7 @@ def inspect_pair(first: OpenedModel, second: OpenedModel, pattern: str, as_json:
     separates them is what their types can do."""
     apart = _configs_apart(first.config, second.config)
     found: list[TensorRelation] = []
-    told = []
+    reported = []
     _, a = open_checkpoint(first.path)
     _, b = open_checkpoint(second.path)
     with a, b:
@@ -38,14 +38,14 @@ def inspect_pair(first: OpenedModel, second: OpenedModel, pattern: str, as_json:
             surveyed = next(iter(survey(b, second.config, pattern=_literally(relation.name))), None)
             if as_json:
                 outliers = () if surveyed is None else surveyed.outliers
-                told.append(asdict(relation) | {"words": in_words(relation), "outliers": outliers})
+                reported.append(asdict(relation) | {"words": in_words(relation), "outliers": outliers})
             else:
                 print(f"{clean(relation.name):56}  {clean(in_words(relation))}")
                 for line in _outliers(surveyed, relation):
                     print(f"  ! {line}")
     within = all(one.within for one in found)
     if as_json:
-        print(dumps({"configuration": apart, "tensors": told, "within": within}))
+        print(dumps({"configuration": apart, "tensors": reported, "within": within}))
     else:
         kinds = Counter(one.kind for one in found)
         print("\n" + ", ".join(f"{count} {kind}" for kind, count in kinds.most_common()))
@@ -70,8 +70,8 @@ def in_words(one: TensorRelation) -> str:
         case "factor":
             return f"{types}  DIFFERENT: {one.layout}"
         case _:
-            said = one.layout or beyond
-            return f"{types}  {one.kind.upper()}: {said}"
+            stated = one.layout or beyond
+            return f"{types}  {one.kind.upper()}: {stated}"
 
 
 def _configs_apart(first: ModelConfig, second: ModelConfig) -> list[str]:

@@ -53,12 +53,12 @@ def _render(asked: ModelToCheck, found: Sequence[Invariant]) -> None:
     for one in broken:
         say(console, "look at", f"{one.name}: {one.means}")
     tried = [one for one in found if one.result != "not tried"]
-    told = (
+    reported = (
         f"{len(broken)} of {plural(len(tried), 'invariant')} broken"
         if broken
         else f"{plural(len(tried), 'invariant')} hold"
     )
-    say(console, "verdict", told, "bold red" if broken else "bold green")
+    say(console, "verdict", reported, "bold red" if broken else "bold green")
 
 
 def _junit(asked: ModelToCheck, found: Sequence[Invariant]) -> str:

@@ -49,8 +49,8 @@ def _command(words: list[str]) -> int:
     except typer.Exit as ended:
         return ended.exit_code
     except typer.TyperException as error:  # a command line that does not parse
-        said = "\n".join(printable(line, 2000) for line in error.format_message().splitlines())
-        print(f"lockstep: error: {said}", file=sys.stderr)
+        stated = "\n".join(printable(line, 2000) for line in error.format_message().splitlines())
+        print(f"lockstep: error: {stated}", file=sys.stderr)
         return Exit.USAGE
     except typer.Abort as error:
         raise KeyboardInterrupt from error

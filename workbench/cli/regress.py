@@ -73,14 +73,14 @@ def regress(
         asked = tap_request(engine, only, steps, capture)
         target = new_session_path("regress") if output is None else may_write(output)
         with panics_as_errors():
-            told = _run(command, find_session(baseline), bitwise, asked, target)
-            lost = _report(told, target, baseline, junit_file, sarif_file, as_json)
+            reported = _run(command, find_session(baseline), bitwise, asked, target)
+            lost = _report(reported, target, baseline, junit_file, sarif_file, as_json)
     except Exception as error:
         if not bisect:
             raise
         tell(f"skipped: {clean(str(error), limit=500)}")
         raise typer.Exit(SKIP) from error
-    code = _CODES[told.verdict]
+    code = _CODES[reported.verdict]
     if bisect:  # a commit is good or bad whatever was written of it
         raise typer.Exit(SKIP if code == Exit.INCONCLUSIVE else code)
     raise typer.Exit(code or (Exit.NOT_SAVED if lost else Exit.OK))

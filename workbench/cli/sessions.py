@@ -63,8 +63,8 @@ def show(session: Named, as_json: Json = False) -> None:
     """What sessions hold: model, faults, branches, notes, what was judged."""
     for name in session:
         with Session.open(find_session(name), session_limits()) as opened, opened.view():
-            told = _describe(opened)
-        print(dumps(told) if as_json else _text(told))
+            reported = _describe(opened)
+        print(dumps(reported) if as_json else _text(reported))
 
 
 @app.command("verify")
@@ -75,8 +75,8 @@ def verify_sessions(session: Named, as_json: Json = False) -> None:
         print(dumps(found))
     else:
         for path, problems in found.items():
-            told = "; ".join(problems) or _ok(Path(path))
-            print(clean(told if path in told else f"{path}: {told}"))
+            reported = "; ".join(problems) or _ok(Path(path))
+            print(clean(reported if path in reported else f"{path}: {reported}"))
     if any(found.values()):
         raise typer.Exit(Exit.DIVERGED)
 
@@ -101,8 +101,8 @@ def copy_session(
     else:
         copy(source, target, overwrite=force)
     size = _size(target, target.lstat())
-    told = f"copied to {target}: {size} bytes" + (f". The original is {missing}" if missing else "")
-    print(dumps({"copy": str(target), "bytes": size, "missing": missing}) if as_json else clean(told))
+    reported = f"copied to {target}: {size} bytes" + (f". The original is {missing}" if missing else "")
+    print(dumps({"copy": str(target), "bytes": size, "missing": missing}) if as_json else clean(reported))
 
 
 @app.command("pack")
@@ -137,21 +137,25 @@ def _row(path: Path, found: os.stat_result) -> list[Any]:
     when = datetime.fromtimestamp(found.st_mtime).strftime("%Y-%m-%d %H:%M")
     try:
         with Session.open(path, session_limits()) as opened, opened.view():
-            told = _describe(opened)
+            reported = _describe(opened)
     except (SessionError, OSError) as error:
         if not os.path.lexists(path):
             return []
         why = str(error).removeprefix(f"{path} ").replace(f" {path}", "")  # what it is, in few words
         return [path.stem, "unreadable", clean(why, limit=60), *[None] * 4, _size(path, found), when]
-    steps = sum(branch["steps"] - branch["fork_step"] for branch in told["branches"])
-    rules = " ".join(f"{name}={value}" for name, value in told["faults"].items()) or told["engine"] or "none"
+    steps = sum(branch["steps"] - branch["fork_step"] for branch in reported["branches"])
+    rules = (
+        " ".join(f"{name}={value}" for name, value in reported["faults"].items())
+        or reported["engine"]
+        or "none"
+    )
     return [
         path.stem,
-        told["state"],
-        told["model"],
-        told["tp"],
+        reported["state"],
+        reported["model"],
+        reported["tp"],
         clean(rules),
-        len(told["branches"]),
+        len(reported["branches"]),
         steps,
         _size(path, found),
         when,

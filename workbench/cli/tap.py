@@ -40,8 +40,8 @@ def tap(
     version, format_ = tap_version()
     path = None if write is None else _written(write, force)
     if as_json:
-        told = {"file": str(SOURCE), "version": version, "format": format_, "written": path and str(path)}
-        print(dumps(told))
+        reported = {"file": str(SOURCE), "version": version, "format": format_, "written": path and str(path)}
+        print(dumps(reported))
     elif path is not None:
         print(f"{clean(str(path))}: version {version}\n{_USE}")
     else:

@@ -77,5 +77,5 @@ def explain(error: BaseException) -> tuple[Exit, str]:
         return code, missing
     if code is not Exit.DEFECT or isinstance(error, InternalError):
         return code, clean(str(error) or type(error).__name__)
-    code, said = error_log.explain_unexpected(error)
-    return code, clean(said)
+    code, stated = error_log.explain_unexpected(error)
+    return code, clean(stated)

@@ -139,8 +139,8 @@ def _rows(side: Recording, tap: str, rank: int, step: int, seqs: Sequence[int]) 
     table = side.session.stats(step, side.branch)
     if table is None or side.shard(tap, rank, step, seqs[0]) is not None:
         return None
-    told = table[side.session.tap(tap).index, rank].astype(np.float64)
-    return None if np.isnan(told).all() else told[None]
+    reported = table[side.session.tap(tap).index, rank].astype(np.float64)
+    return None if np.isnan(reported).all() else reported[None]
 
 
 def _of(side: Recording, tap: str, step: int, seqs: Sequence[int]) -> Array | None:

@@ -136,17 +136,17 @@ def _size(finding: WrongOperation) -> str:
 def _evidence(group: FindingGroup, one: Hypothesis, seen: Survey) -> list[str]:
     finding = group.first
     noise = f"{finding.ratio:.3g} times" if math.isfinite(finding.ratio) else "infinitely more than"
-    told = [
+    reported = [
         f"given its own inputs the error is {noise} what rounding does, of which this leaves {one.ratio:.2g}"
     ]
     if one.parameters:
-        told.append(f"{one.parameters} fitted, {one.elements} numbers reproduced")
-    told.append(_count(group, seen))
+        reported.append(f"{one.parameters} fitted, {one.elements} numbers reproduced")
+    reported.append(_count(group, seen))
     if one.everywhere:
-        told.append("it gives what was seen where the operation is right as well")
+        reported.append("it gives what was seen where the operation is right as well")
     if finding.example:
-        told.append(finding.example)
-    return told
+        reported.append(finding.example)
+    return reported
 
 
 def _count(group: FindingGroup, seen: Survey) -> str:
@@ -227,12 +227,12 @@ def taps_in_words(taps: Sequence[str], layers: int) -> str:
     for tap in taps:
         layer = layer_of(tap)
         kinds.setdefault(local_name(tap), set()).update(() if layer is None else {layer})
-    told: dict[tuple[int, ...], list[str]] = {}
+    reported: dict[tuple[int, ...], list[str]] = {}
     for kind, numbers in kinds.items():
-        told.setdefault(tuple(sorted(numbers)), []).append(kind)
+        reported.setdefault(tuple(sorted(numbers)), []).append(kind)
     return ", ".join(
         _layers(numbers, layers) + ("*" if numbers and len(names) > _MOST_KINDS else _joined(names))
-        for numbers, names in told.items()
+        for numbers, names in reported.items()
     )
 
 

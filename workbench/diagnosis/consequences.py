@@ -137,5 +137,5 @@ def _by_what_is_everywhere(group: FindingGroup, head: FindingGroup, judged: Iter
     if group.chosen or not head.chosen or any(one.operation != "layer" for one in group.findings):
         return False
     kinds = {local_name(one.tap) for one in head.findings}
-    told = {one.tap for one in (*head.findings, *group.findings)}
-    return all(tap in told for tap in judged if local_name(tap) in kinds)
+    reported = {one.tap for one in (*head.findings, *group.findings)}
+    return all(tap in reported for tap in judged if local_name(tap) in kinds)

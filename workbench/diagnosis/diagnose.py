@@ -84,16 +84,16 @@ def diagnose(
     )
     choices = wrong_choices(taps.recording)
     reproduced = None
-    told = folded(wrong, seen.judged, extent.layers)
+    reported = folded(wrong, seen.judged, extent.layers)
     if wrong and reproducing is not False:
         left = time if reproducing else SearchTime(max(time.spent, AT_LEAST))
-        put_in = [one for head, after in told for one in (head, *(each for each in after if each.chosen))]
+        put_in = [one for head, after in reported for one in (head, *(each for each in after if each.chosen))]
         reproduced = reproduce(put_in, taps, facts, left, harmless_taps)
     return Explanation(
         (
             *(
                 cause
-                for group, after in told
+                for group, after in reported
                 for cause in proved(causes_of(group, seen, extent, after), reproduced)
             ),
             *([] if choices is None else [choices.cause]),

@@ -32,8 +32,10 @@ def flips_in_figures(
     found: Sequence[TapVerdict], engine: Recording, golden: Recording, facts: Facts
 ) -> tuple[RoutingFlip, ...]:
     """Each token that went to other experts at the taps `found`, as far as both sides have its tensors."""
-    told = (flip for one in found for flip in _of_tap(one, engine, golden, facts.of_layer(layer_of(one.tap))))
-    return tuple(flip for flip, _ in zip(told, range(MOST), strict=False))
+    reported = (
+        flip for one in found for flip in _of_tap(one, engine, golden, facts.of_layer(layer_of(one.tap)))
+    )
+    return tuple(flip for flip, _ in zip(reported, range(MOST), strict=False))
 
 
 def _of_tap(one: TapVerdict, engine: Recording, golden: Recording, facts: Facts) -> Iterator[RoutingFlip]:

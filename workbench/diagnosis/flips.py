@@ -75,8 +75,8 @@ class Flips:
         if not self.found:
             return ()
         after = Counter((one.step, one.seq) for one in verdicts if one.reason.endswith(_AFTER))
-        told = flips_in_figures(self.found, engine, golden, self.own.facts)
-        return tuple(structs.replace(one, follows=after[one.step, one.seq]) for one in told)
+        reported = flips_in_figures(self.found, engine, golden, self.own.facts)
+        return tuple(structs.replace(one, follows=after[one.step, one.seq]) for one in reported)
 
     def settled(self, miss: TokenMismatch) -> TokenMismatch:
         """Another token that follows from a flip is as good."""

@@ -126,9 +126,9 @@ def _cause(every: Sequence[_GreedyToken], wrong: Sequence[_GreedyToken], ranks: 
         return blank
     best = min(fits, key=lambda one: (one.fitted, _missed(one, every)))
     bits = len(wrong) * math.log2(max(2, wrong[0].logits.size))
-    told = "" if not _missed(best, every) else "; the other choices are right"
+    reported = "" if not _missed(best, every) else "; the other choices are right"
     return replace(
-        blank, name=best.name, kind="sampling", text=best.text + told, residual=0.0,
+        blank, name=best.name, kind="sampling", text=best.text + reported, residual=0.0,
         confidence=0.99 * (1 - 1 / (1 + bits / (8.0 * (1 + best.fitted)))),
     )  # fmt: skip
 
@@ -172,10 +172,10 @@ def _of_shards(every: Sequence[_GreedyToken], ranks: int) -> Iterator[_Edit]:
                 continue
             best = [int(one.logits[part.start : stop].argmax()) for one in every]
             ids = f"ids {part.start}–{stop - 1}"
-            told = f"the token is the argmax of rank {rank}'s shard of the vocabulary alone ({ids})"
-            yield _Edit("argmax_of_a_shard", told, [part.start + one for one in best])
+            reported = f"the token is the argmax of rank {rank}'s shard of the vocabulary alone ({ids})"
+            yield _Edit("argmax_of_a_shard", reported, [part.start + one for one in best])
             if part.start:
-                yield _Edit("argmax_of_a_shard", f"{told}, counted from 0", [*best])
+                yield _Edit("argmax_of_a_shard", f"{reported}, counted from 0", [*best])
 
 
 def _of_the_first(every: Sequence[_GreedyToken], wrong: Sequence[_GreedyToken]) -> Iterator[_Edit]:

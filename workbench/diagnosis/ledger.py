@@ -31,15 +31,17 @@ def ledger(plain: Judgement, corrected: Recordings) -> Judgement:
     limits = limits_of(corrected.engine.dtype, measured)
     upstream = Upstream(count_layers(place.tap for place in measured))
     taps = []
-    for told, place in zip(plain.taps, measured, strict=True):
-        assert (told.tap, told.step, told.seq) == (place.tap, place.step, place.seq), "two different runs"
+    for reported, place in zip(plain.taps, measured, strict=True):
+        assert (reported.tap, reported.step, reported.seq) == (place.tap, place.step, place.seq), (
+            "two different runs"
+        )
         upstream.enter(place.step)
         spoilt = upstream.has_failed(place.seq, place.tap)
         own = verdict_of(place, limits)
         found = place.engine.metrics
         if found is None or not found.size:  # not replaced: of another shape, or without a golden tensor
             upstream.note(own, spoilt)
-        taps.append(_entry(told, own, spoilt))
+        taps.append(_entry(reported, own, spoilt))
     faulty = tuple(_faulty(taps))
     judged = replace(plain, taps=tuple(taps), faulty=faulty)
     if plain.tolerance == "fixed" and not faulty and all(miss.tie for miss in plain.mismatches):

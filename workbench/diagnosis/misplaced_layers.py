@@ -59,6 +59,6 @@ def _words(moved: Sequence[tuple[int, int]]) -> tuple[str, str]:
         return f"the weights are those of {of}{', of the last those of the first' * wrapped}", of
     if len(moved) == 2 and moved[0] == moved[1][::-1]:
         return f"layers {min(moved[0])} and {max(moved[0])} hold each other's weights", "each other"
-    told = [f"layer {layer} those of layer {other}" for layer, other in sorted(moved)]
-    told[_TOLD:] = [f"and so on for {len(told) - _TOLD} more"] if len(told) > _TOLD else []
-    return f"layers hold the weights of others: {', '.join(told)}", "other layers"
+    reported = [f"layer {layer} those of layer {other}" for layer, other in sorted(moved)]
+    reported[_TOLD:] = [f"and so on for {len(reported) - _TOLD} more"] if len(reported) > _TOLD else []
+    return f"layers hold the weights of others: {', '.join(reported)}", "other layers"

@@ -27,7 +27,7 @@ def nearer(measured: Sequence[MeasuredTap], reference: str, dtype: str) -> str:
     if not min(ours, theirs) > 0 or max(ours, theirs) > ABOUT * min(ours, theirs):
         return ""
     who = f"{reference} in {dtype}"
-    told = f"the logits of the engine are {ours:.2g} (relative) from float64, those of {who} {theirs:.2g}"
+    reported = f"the logits of the engine are {ours:.2g} (relative) from float64, those of {who} {theirs:.2g}"
     if max(ours, theirs) <= EQUAL * min(ours, theirs):
-        return f"{told}: both are as near"
-    return f"{told}: {'the engine' if ours < theirs else who} is nearer"
+        return f"{reported}: both are as near"
+    return f"{reported}: {'the engine' if ours < theirs else who} is nearer"

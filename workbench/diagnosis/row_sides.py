@@ -106,8 +106,8 @@ class RowSide:
     def _some(self, tap: str, step: int, seq: int) -> list[int] | None:
         """The rows of which alone a tensor was recorded, on all ranks alike; None where there are none."""
         parts = self.session.parts(tap, step=step, seq=seq, branch=self.branch)
-        told = {part.slice for part in parts.values()}
-        terms = slices.parse(told.pop().removeprefix(":,")) if len(told) == 1 else []
+        reported = {part.slice for part in parts.values()}
+        terms = slices.parse(reported.pop().removeprefix(":,")) if len(reported) == 1 else []
         return terms[0] if len(terms) == 1 and isinstance(terms[0], list) else None
 
 

@@ -152,10 +152,10 @@ def explanation(event: GoldenEvent) -> Iterator[tuple[str, str]]:
     yield "first wrong", clean(where(first, event))
     yield "how wrong", how_wrong(first)
     for cause in event.causes[:MOST_CAUSES]:
-        told = dict(cause_lines(cause))
+        reported = dict(cause_lines(cause))
         for label in ("cause", "or", "proof", "fix"):
-            if label in told:
-                yield label, clean(told[label])
+            if label in reported:
+                yield label, clean(reported[label])
     if (more := len(event.causes) - MOST_CAUSES) > 0:
         yield "", f"and {more} more: `lockstep diagnose` shows all of them"
     if not event.causes:

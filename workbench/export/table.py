@@ -37,8 +37,8 @@ def as_csv(table: Table) -> str:
 
 def as_json(table: Table) -> str:
     """{"title", "columns", "rows", "notes"}."""
-    told = {"title": table.title, "columns": table.columns, "rows": table.rows, "notes": table.notes}
-    return json.dumps(told, indent=1) + "\n"
+    reported = {"title": table.title, "columns": table.columns, "rows": table.rows, "notes": table.notes}
+    return json.dumps(reported, indent=1) + "\n"
 
 
 def as_html(table: Table | None, title: str, picture: str = "") -> str:

@@ -31,10 +31,10 @@ class CacheTables:
                 continue
             self._ended = self._ended or tuple(group.meta for group in one.cache.groups) != self.groups
             if not self._ended:
-                told = self.accesses(number, one.ids, one.positions, one.cache)
-                self._waiting.setdefault(rank, []).append(told)
-                for reads in zip(*told.reads, strict=True):  # of one request in all groups
-                    stop = reads[0].computed + sum(row.request == reads[0].request for row in told.rows)
+                reported = self.accesses(number, one.ids, one.positions, one.cache)
+                self._waiting.setdefault(rank, []).append(reported)
+                for reads in zip(*reported.reads, strict=True):  # of one request in all groups
+                    stop = reads[0].computed + sum(row.request == reads[0].request for row in reported.rows)
                     self._held.setdefault((reads[0].request, stop), {})[rank] = reads
 
     def take(self) -> Iterator[TensorRecord]:

@@ -26,12 +26,12 @@ class CachedPrefixes:
     @classmethod
     def of(cls, heads: Sequence[PassHead]) -> CachedPrefixes:
         """Of passes that tell where their rows lie, the first group that has no window."""
-        told = next((one.cache for one in heads if one.cache is not None), None)
-        if told is None or not any(
+        reported = next((one.cache for one in heads if one.cache is not None), None)
+        if reported is None or not any(
             request.cached for one in heads if one.cache for request in one.cache.requests
         ):
             return cls(None)
-        groups = tuple(one.meta for one in told.groups)
+        groups = tuple(one.meta for one in reported.groups)
         whole = next((number for number, one in enumerate(groups) if one.window is None), 0)
         return cls(SlotLedger(groups), whole, CacheTables({}, groups))
 
@@ -45,8 +45,8 @@ class CachedPrefixes:
         except ValueError:
             self.ledger = None
             return
-        for row, told in enumerate(one.rows):
-            self._rows.setdefault((number, told.request, told.place), row)
+        for row, reported in enumerate(one.rows):
+            self._rows.setdefault((number, reported.request, reported.place), row)
 
     def of_request(self, name: str, head: PassHead) -> tuple[list[int], list[Source | None]] | None:
         """The tokens whose rows a request that begins in this pass has from the cache, and where each was computed;
@@ -56,14 +56,14 @@ class CachedPrefixes:
         index = next((at for at, one in enumerate(head.cache.requests) if one.request == name), None)
         if index is None or not (tokens := head.cache.requests[index].cached):
             return None
-        told = head.cache.groups[self.group]
+        reported = head.cache.groups[self.group]
         sources: list[Source | None] = []
         identity = 1
         for place, token in enumerate(tokens):
             identity = chained(identity, token)
-            block, offset = divmod(place, told.block_size)
-            blocks = told.blocks[index]
-            slot = blocks[block] * told.block_size + offset if block < len(blocks) else -1
+            block, offset = divmod(place, reported.block_size)
+            blocks = reported.blocks[index]
+            slot = blocks[block] * reported.block_size + offset if block < len(blocks) else -1
             origin = self.ledger.origin(self.group, slot) if slot >= 0 else None
             same = origin is not None and origin.chain == identity
             sources.append(self._source(origin) if same else None)

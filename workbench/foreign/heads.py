@@ -169,10 +169,10 @@ def placed_rows(positions: Sequence[int], names: Sequence[str], count: int) -> t
 def without_array(tensor: ForeignTensor, one: ForeignPass) -> dict[str, NDArray[Any]]:
     """What a tensor that left no array left of its rows, by the ending of the tap that holds it."""
     found: dict[str, NDArray[Any]] = {}
-    if tensor.array is None and (told := tensor.statistics) is not None:
-        whole = len(told) == 1 and tensor.rows is None and len(one.ids) > 1
+    if tensor.array is None and (reported := tensor.statistics) is not None:
+        whole = len(reported) == 1 and tensor.rows is None and len(one.ids) > 1
         found[PASS_STATISTICS if whole else ROW_STATISTICS] = (
-            np.repeat(told, len(one.ids), 0) if whole else told
+            np.repeat(reported, len(one.ids), 0) if whole else reported
         )
     if tensor.array is None and tensor.hashes is not None:
         found[ROW_HASHES] = tensor.hashes.astype(np.uint64).reshape(-1, 1)
@@ -195,16 +195,20 @@ def _tops(found: RankPasses) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
     }  # fmt: skip
     if not seen:
         return (), None
-    told = seen[min(seen)]
+    reported = seen[min(seen)]
     arrays = {rank: _widened(tensor) for rank, tensor in seen.items()}
     equal = len(layouts.agree(arrays)[1]) == 0
     try:
-        logits = layouts.rebuild(told.layout or ("replicate" if equal else "shard(1)"), arrays).array
+        logits = layouts.rebuild(reported.layout or ("replicate" if equal else "shard(1)"), arrays).array
     except LayoutError:
         return (), None
-    if logits is None or logits.size == 0 or (told.rows is not None and len(told.rows) != len(logits)):
+    if (
+        logits is None
+        or logits.size == 0
+        or (reported.rows is not None and len(reported.rows) != len(logits))
+    ):
         return (), None
-    return tuple(logits.reshape(len(logits), -1).argmax(axis=1).tolist()), told.rows
+    return tuple(logits.reshape(len(logits), -1).argmax(axis=1).tolist()), reported.rows
 
 
 def _widened(tensor: ForeignTensor) -> NDArray[Any]:

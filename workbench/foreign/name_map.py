@@ -57,7 +57,7 @@ class NameMap:
                 text = file.read(_LONGEST + 1)
             if len(text) > _LONGEST:
                 raise ForeignDumpError(f"{path}: a map has at most {_LONGEST} bytes")
-            told = msgspec.convert(tomllib.loads(text.decode()), NameMapFile)
+            reported = msgspec.convert(tomllib.loads(text.decode()), NameMapFile)
         except OSError as error:
             raise ForeignDumpError(f"{path}: {error.strerror}") from error
         except (
@@ -69,12 +69,12 @@ class NameMap:
             raise ForeignDumpError(
                 f"{path}: {printable(error, 200)}; a map has the tables [taps] and [layouts]"
             ) from error
-        for glob, layout in told.layouts.items():
+        for glob, layout in reported.layouts.items():
             try:
                 parse_layout(layout)
             except LayoutError as error:
                 raise ForeignDumpError(f"{path}: {printable(glob, 100)}: {error}") from error
-        return cls(tuple(_pattern(path, glob, tap) for glob, tap in told.taps.items()), told.layouts)
+        return cls(tuple(_pattern(path, glob, tap) for glob, tap in reported.taps.items()), reported.layouts)
 
     def applied(self, run: ForeignRun) -> ForeignRun:
         """`run` with these names and layouts."""
@@ -92,7 +92,7 @@ class NameMap:
         for tensor in one.tensors:
             tap = self.tap(tensor.tap)
             layout = next(
-                (told for glob, told in self.layouts.items() if matches(tap, [glob])), tensor.layout
+                (reported for glob, reported in self.layouts.items() if matches(tap, [glob])), tensor.layout
             )
             if tap:
                 yield replace(tensor, tap=tap, layout=layout)

@@ -213,8 +213,8 @@ def _place(
     else:
         if size > position:
             dropped[REJECTED] += size - position
-            for told in (one.ids, one.at, one.began, one.expected, one.choices):
-                del told[position:]
+            for reported in (one.ids, one.at, one.began, one.expected, one.choices):
+                del reported[position:]
         one.expected.append(None if one.chosen is None else one.chosen == token)
         one.choices.append(None)
         one.ids.append(token)
@@ -263,10 +263,10 @@ def _prompt(one: _Request) -> int:
     ]
     if drafted:
         return drafted[0]
-    told = one.expected[first:]
+    reported = one.expected[first:]
     one_by_one, chunked = one.began[0][1] == 1, one.began[0][0] != one.began[first - 1][0]
-    most = len(told) if one_by_one else 2 if chunked else 1
-    for more in range(1, min(most, len(told))):
-        if True not in told[:more] and all(told[more:]):
+    most = len(reported) if one_by_one else 2 if chunked else 1
+    for more in range(1, min(most, len(reported))):
+        if True not in reported[:more] and all(reported[more:]):
             return first + more
     return first

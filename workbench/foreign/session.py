@@ -77,8 +77,8 @@ def write_session(
     merged = merged_passes(run, survey.look)
     plan = planned(merged.heads, facts.model.eos_ids)
     taps, inferred = survey.session_taps(merged.expected)
-    told = next((one.cache for one in merged.heads if one.cache is not None), None)
-    taps += [] if told is None else cache_taps(len(taps))
+    reported = next((one.cache for one in merged.heads if one.cache is not None), None)
+    taps += [] if reported is None else cache_taps(len(taps))
     facts = replace(facts, notes=run.facts.notes)  # what a reader met while it read
     if len(taps) * merged.expected > MOST_TENSORS:
         raise ForeignDumpError(
@@ -99,7 +99,7 @@ def write_session(
         statistics_only=survey.statistics_only,
         shared=plan.shared,
         unknown=plan.unknown,
-        caches=() if told is None else tuple(group.meta for group in told.groups),
+        caches=() if reported is None else tuple(group.meta for group in reported.groups),
     )
     cache = CacheTables({one.name: seq for seq, one in enumerate(plan.sequences)}, foreign.caches)
     tensors = PlacedTensors(plan, facts.model, survey.called)

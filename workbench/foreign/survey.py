@@ -162,10 +162,10 @@ class TapSurvey:
         """The tap's layout in the session, and whether it is inferred. ForeignDumpError for one that is none."""
         if tap.told:
             try:
-                told = layouts.parse(tap.told)
+                reported = layouts.parse(tap.told)
             except LayoutError as error:
                 raise ForeignDumpError(f"tap {tap.name[:120]!r}: {error}") from error
-            return self._in_session(tap, told, ranks)
+            return self._in_session(tap, reported, ranks)
         if ranks == 1:
             return _usual(tap.name), False
         if not is_canonical(tap.name):

@@ -89,24 +89,24 @@ def run_to_end(
         inferior.check_aligned()
         _count(speed, record, time.perf_counter() - started)
         bad = _first_bad_tap(inferior, record) if any(map(_has_nan, record.sequences)) else None
-        for told in record.sequences:
-            token = None if _has_nan(told) else told.emitted
-            if told.emitted is None:  # inside a chunked prefill
+        for reported in record.sequences:
+            token = None if _has_nan(reported) else reported.emitted
+            if reported.emitted is None:  # inside a chunked prefill
                 continue
-            sequence = running[told.seq]
+            sequence = running[reported.seq]
             if token is None:
                 sequence.finish_reason, sequence.first_bad_tap = "nan", bad
             else:
                 sequence.ids.append(token)
-                sequence.top.append(tuple(zip(told.topk_ids, told.topk_logits, strict=True)))
+                sequence.top.append(tuple(zip(reported.topk_ids, reported.topk_logits, strict=True)))
                 if token in inferior.model.eos_ids:
                     sequence.finish_reason = "eos"
                 elif len(sequence.ids) >= min(max_tokens, max(1, context - len(sequence.prompt_ids))):
                     sequence.finish_reason = "length"
-            on_token(told.seq, token, sequence.finish_reason)
+            on_token(reported.seq, token, sequence.finish_reason)
             if sequence.finish_reason is not None:
-                del running[told.seq]
-                inferior.remove(told.seq)
+                del running[reported.seq]
+                inferior.remove(reported.seq)
     return speed
 
 

@@ -146,7 +146,11 @@ class Inferior:
         self.watch(Capture(statistics=True, last=()))
         try:
             return self.step(
-                {told.seq: told.emitted for told in record.sequences if told.emitted is not None}
+                {
+                    reported.seq: reported.emitted
+                    for reported in record.sequences
+                    if reported.emitted is not None
+                }
             )
         finally:
             self.recorder.branch = branch
@@ -268,9 +272,9 @@ class Inferior:
         )  # fmt: skip
 
     def _advance(self, report: StepReport) -> None:
-        for told in report.sequences:
-            state = self.sequences[told.seq]
-            if told.emitted is not None:
-                state.ids.append(told.emitted)
-            state.lengths.append((len(state.ids), told.expected_kv_len, told.kv_len))
+        for reported in report.sequences:
+            state = self.sequences[reported.seq]
+            if reported.emitted is not None:
+                state.ids.append(reported.emitted)
+            state.lengths.append((len(state.ids), reported.expected_kv_len, reported.kv_len))
         self.step_number += 1

@@ -60,7 +60,7 @@ def tensors_of(reports: Sequence[StepReport | PauseReport], specs: Sequence[TapS
 
 def _tokens(reports: Sequence[StepReport | PauseReport]) -> dict[int, int]:
     """How many tokens of each sequence the pass reads."""
-    return {told.seq: len(told.ids) for told in reports[0].sequences}
+    return {reported.seq: len(reported.ids) for reported in reports[0].sequences}
 
 
 def _dropped(reports: Sequence[StepReport], tensors: Sequence[TensorRecord]) -> list[str]:
@@ -75,10 +75,10 @@ def _dropped(reports: Sequence[StepReport], tensors: Sequence[TensorRecord]) -> 
 
 def misaligned(reports: Sequence[StepReport], record: StepRecord) -> str:
     """Where a layer of a rank has not cached just what was run, in words; empty: nowhere."""
-    for told, sequence in zip(reports[0].sequences, record.sequences, strict=True):
-        run = told.expected_kv_len
+    for one, sequence in zip(reports[0].sequences, record.sequences, strict=True):
+        run = one.expected_kv_len
         if odd := odd_lengths(sequence, run):
-            return f"sequence {told.seq}, step {record.step}: {run} tokens were run, the cache holds {in_words(odd)}"
+            return f"sequence {one.seq}, step {record.step}: {run} tokens were run, the cache holds {in_words(odd)}"
     return ""
 
 
@@ -92,17 +92,17 @@ def _arrays(
 
 
 def _sequence(index: int, reports: Sequence[StepReport]) -> SequenceStep:
-    told = reports[0].sequences[index]
-    choice = told.choice
+    reported = reports[0].sequences[index]
+    choice = reported.choice
     assert choice is not None, "rank 0 reports what it chose from"
     return SequenceStep(
-        seq=told.seq,
-        ids=told.ids,
-        positions=told.positions,
+        seq=reported.seq,
+        ids=reported.ids,
+        positions=reported.positions,
         kv_lens=[report.sequences[index].held for report in reports],
-        block_table=told.block_table,
-        emitted=told.emitted,
-        forced=told.forced,
+        block_table=reported.block_table,
+        emitted=reported.emitted,
+        forced=reported.forced,
         topk_ids=choice.top_ids,
         topk_logits=choice.top_logits,
         logsumexp=choice.logsumexp,

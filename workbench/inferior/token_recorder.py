@@ -23,9 +23,9 @@ class TokenRecorder:
 
     def note(self, record: StepRecord) -> None:
         """Take the ids of a pass."""
-        for told in record.sequences:
-            emitted = () if told.emitted is None else (told.emitted,)
-            for token in (*told.ids, *emitted, *told.topk_ids):
+        for reported in record.sequences:
+            emitted = () if reported.emitted is None else (reported.emitted,)
+            for token in (*reported.ids, *emitted, *reported.topk_ids):
                 if token not in self._known:
                     self._add(token)
 

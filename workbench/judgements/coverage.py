@@ -86,9 +86,9 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         if self.absent:
             lines.append(f"absent: {', '.join(self.absent)}")
         if self.inferred:
-            told = [f"{tap} {layout}" for tap, layout in self.inferred.items()]
-            more = f" and {len(told) - _SHOWN} more" if len(told) > _SHOWN else ""
-            lines.append(f"layouts inferred, not recorded: {', '.join(told[:_SHOWN])}{more}")
+            reported = [f"{tap} {layout}" for tap, layout in self.inferred.items()]
+            more = f" and {len(reported) - _SHOWN} more" if len(reported) > _SHOWN else ""
+            lines.append(f"layouts inferred, not recorded: {', '.join(reported[:_SHOWN])}{more}")
         if self.requests_inferred:
             lines.append("which rows are whose was determined by positions: the dump names no requests")
         return lines
@@ -188,16 +188,16 @@ def _aligned(
     theirs: list[NDArray[Any]] = []
     rows, known = 0, True
     for step in session.steps(branch):
-        told = {one.seq: one for one in session.step(step, branch).sequences}
+        reported = {one.seq: one for one in session.step(step, branch).sequences}
         if reference is None or step not in reference.steps(other):
-            rows += sum(len(one.ids) for one in told.values()) if reference is None else 0
+            rows += sum(len(one.ids) for one in reported.values()) if reference is None else 0
             continue
         others = {one.seq: one for one in reference.step(step, other).sequences}
-        for seq in sorted(told.keys() & others.keys()):
-            if list(told[seq].ids) != list(others[seq].ids):
+        for seq in sorted(reported.keys() & others.keys()):
+            if list(reported[seq].ids) != list(others[seq].ids):
                 continue
             part = _shared_part(session, branch, step, seq)
-            count = len(parse(part)[0]) if part else len(told[seq].ids)  # type: ignore[arg-type]  # chosen rows
+            count = len(parse(part)[0]) if part else len(reported[seq].ids)  # type: ignore[arg-type]  # chosen rows
             rows += count
             pair = _embeddings((session, branch), (reference, other), step, seq, part)
             known = known and pair is not None and len(pair[0]) == len(pair[1]) == count
@@ -234,8 +234,8 @@ def _embeddings(
 
 def _dtypes(*sessions: Session) -> list[str]:
     """Those that the sides' numbers are rounded to."""
-    told = [session.meta.config.dtype or "float32" for session in sessions]
-    return [dtype for dtype in told if dtype in _STEPS]
+    reported = [session.meta.config.dtype or "float32" for session in sessions]
+    return [dtype for dtype in reported if dtype in _STEPS]
 
 
 def _shared_part(session: Session, branch: int, step: int, seq: int) -> str:

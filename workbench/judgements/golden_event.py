@@ -140,16 +140,16 @@ class QuantisationLoss(msgspec.Struct, frozen=True):
 
     def in_words(self, matches: bool) -> str:
         """What quantisation does and what it does not."""
-        said = (
+        lost = (
             f"llama.cpp on the blocks as stored is off by max abs {number(self.max_abs)} (relative "
             f"{number(self.rel_l2)}, KL {number(self.kl)}), {self.same} of {self.tokens} tokens the same: its rounding "
             "of activations"
         )
         if matches:
             engine = number(self.engine_max_abs)
-            return f"{said}. The engine is off that by {engine}, and right on the blocks dequantised"
+            return f"{lost}. The engine is off that by {engine}, and right on the blocks dequantised"
         return (
-            f"{said}. The verdict is against the same blocks dequantised: what diverges is no quantisation loss but a "
+            f"{lost}. The verdict is against the same blocks dequantised: what diverges is no quantisation loss but a "
             "kernel or a loading bug"
         )
 
@@ -225,12 +225,12 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
 
     def flips_in_words(self) -> tuple[str, ...]:
         """The first routing flips, how many more there are, and what the reference's routing changes."""
-        told = tuple(flip.in_words() for flip in self.flips[:_FLIPS])
-        if more := len(self.flips) - len(told):
-            told += (f"and {more} more tokens went to other experts within rounding",)
+        reported = tuple(flip.in_words() for flip in self.flips[:_FLIPS])
+        if more := len(self.flips) - len(reported):
+            reported += (f"and {more} more tokens went to other experts within rounding",)
         if self.replay is not None:
-            return (*told, self.replay.in_words())
-        return (*told, _SUGGESTED) if told else told
+            return (*reported, self.replay.in_words())
+        return (*reported, _SUGGESTED) if reported else reported
 
     @property
     def unsupported(self) -> str:

@@ -176,8 +176,8 @@ def fault_of(name: str, transform: Mapping[str, object], kinds: Iterable[str] = 
     keys = [f"{name}:{value}" for each in transform.values() for value in _written(each)]
     keys += [f"{name}@{','.join(sorted(set(kinds)))}", name]
     if "recorded" in transform:
-        said, turned = next((KNOWN_POSITIONS[key] for key in keys if key in KNOWN_POSITIONS), (None, None))
-        return said if transform["recorded"] else turned
+        stated, turned = next((KNOWN_POSITIONS[key] for key in keys if key in KNOWN_POSITIONS), (None, None))
+        return stated if transform["recorded"] else turned
     return next((KNOWN_FAULTS[key] for key in keys if key in KNOWN_FAULTS), None)
 
 

@@ -91,12 +91,12 @@ class AttachedRuns:
 
     def to_json(self) -> dict[str, object]:
         """Plain values: what `--json` prints."""
-        told = self.imported.to_json() | {"command": list(self.command), "code": self.attached.code}
+        reported = self.imported.to_json() | {"command": list(self.command), "code": self.attached.code}
         if self.text:
-            told["text"] = self.text
+            reported["text"] = self.text
         if self.passes:
-            told["passes"] = [{"kept": one.kept, "found": one.found} for one in self.passes]
-        return told if self.result is None else told | {"judged": self.result.to_json()}
+            reported["passes"] = [{"kept": one.kept, "found": one.found} for one in self.passes]
+        return reported if self.result is None else reported | {"judged": self.result.to_json()}
 
     def __repr__(self) -> str:
         verdict = "not judged" if self.verdict is None else repr(self.verdict)
@@ -105,9 +105,9 @@ class AttachedRuns:
     def _repr_html_(self) -> str:
         remarks = [("note", line) for line in (*self.imported.lines(), self.text) if line]
         passes = [(f"pass {i}", f"{one.kept}: {one.found}") for i, one in enumerate(self.passes, 1)]
-        told = [("session", str(self.session)), *passes, *remarks]
+        reported = [("session", str(self.session)), *passes, *remarks]
         verdict = Markup("" if self.verdict is None else self.verdict._repr_html_())
-        return html.block(html.heading(self.imported.coverage.in_words()), verdict, html.lines(told))
+        return html.block(html.heading(self.imported.coverage.in_words()), verdict, html.lines(reported))
 
 
 @dataclass(frozen=True, slots=True)

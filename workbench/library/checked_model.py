@@ -118,13 +118,15 @@ class ModelToCheck:
 
     def suite(self, listener: Listener) -> Suite:
         """Runs of the first prompt that must agree with each other."""
-        opened, told = self.opened, listener.say
-        return Suite(opened.path, opened.config, self.config, self.faults, self.prompts[0], self.steps, told)
+        opened, reported = self.opened, listener.say
+        return Suite(
+            opened.path, opened.config, self.config, self.faults, self.prompts[0], self.steps, reported
+        )
 
     def axes(self, folder: Path, listener: Listener) -> ModelAxes:
         """Variants of its run, whose sessions go to `folder`."""
-        opened, config, told = self.opened, self.config, listener.say
-        return ModelAxes(opened, config, self.faults, self.prompts, self.steps, folder, told)
+        opened, config, reported = self.opened, self.config, listener.say
+        return ModelAxes(opened, config, self.faults, self.prompts, self.steps, folder, reported)
 
     def in_words(self) -> str:
         """ "demo, tp=2, float32: 12 prompt tokens, 8 decode steps"."""

@@ -27,7 +27,7 @@ def share_lines(found: GapShares) -> list[str]:
         return []
     names = [clean(one.tap) for one in shown]
     width = max(len(name) for name in ("operation", *names))
-    told = [
+    reported = [
         "",
         f"share of the gap that goes when one operation's output is the other side's ({plural(found.tokens, 'token')}, "
         f"mean |Δ| {found.whole.gap:.3g}, KL {found.whole.kl:.3g})",
@@ -39,14 +39,14 @@ def share_lines(found: GapShares) -> list[str]:
         cells = (
             f"{_percent(x.gap):>{_COLUMN}}{_percent(x.kl):>{_COLUMN}}" for x in (one.rollout, one.trainer)
         )
-        told.append(f"{name:<{width}}  " + "  ".join(cells))
+        reported.append(f"{name:<{width}}  " + "  ".join(cells))
     if rest := len(found.shares) - len(shown):
-        told.append(
+        reported.append(
             f"{plural(rest, 'more operation')}: at most {_percent(found.shares[len(shown)].size)} each"
         )
     if found.note:
-        told.append(found.note)
-    return told
+        reported.append(found.note)
+    return reported
 
 
 def share_picture(found: GapShares) -> Picture | None:

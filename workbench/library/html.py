@@ -56,8 +56,8 @@ def table(columns: Sequence[str], rows: Sequence[Sequence[object]], caption: str
     body = [el("tr", *(el("td", clean(cell(one)), style=_CELL) for one in row)) for row in rows[:MOST_ROWS]]
     if (more := len(rows) - MOST_ROWS) > 0:
         body.append(el("tr", el("td", f"and {more} more", style=_CELL, colspan=len(columns))))
-    told = [el("caption", clean(caption), style="text-align: left; opacity: 0.7")] if caption else []
-    return el("table", *told, el("thead", head), el("tbody", *body), style=_ROWS)
+    reported = [el("caption", clean(caption), style="text-align: left; opacity: 0.7")] if caption else []
+    return el("table", *reported, el("thead", head), el("tbody", *body), style=_ROWS)
 
 
 def svg(picture: Picture) -> str:

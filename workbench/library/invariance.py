@@ -57,16 +57,16 @@ class Invariance:
     def summary(self) -> str:
         """The verdict in one line."""
         tried = [one for one in self.results if one.verdict != "not tried"]
-        told = plural(len(tried), "variant")
+        reported = plural(len(tried), "variant")
         if self.bugs:
             axes = dict.fromkeys(one.axis for one in self.bugs)
-            return f"a bug along {', '.join(axes)}, in {len(self.bugs)} of {told}"
+            return f"a bug along {', '.join(axes)}, in {len(self.bugs)} of {reported}"
         if self.verdict == "inconclusive":
-            return f"no bug in {told}, but not all could be told"
+            return f"no bug in {reported}, but not all could be told"
         if self.verdict == "rounding":
             axes = dict.fromkeys(one.axis for one in tried if one.verdict == "rounding")
-            return f"{told} without a bug; bits depend, by rounding alone, on {', '.join(axes)}"
-        return f"the same bits in {told}" if tried else "no variant could be tried"
+            return f"{reported} without a bug; bits depend, by rounding alone, on {', '.join(axes)}"
+        return f"the same bits in {reported}" if tried else "no variant could be tried"
 
     def to_json(self) -> JsonObject:
         """Plain values: what `--json` prints."""
@@ -194,12 +194,12 @@ def _line(one: AxisResult) -> str:
 def _details(one: AxisResult) -> list[str]:
     """The operations behind it, the first of many."""
     bugs, rounding = ([entry.in_words() for entry in found] for found in (one.bugs, one.rounding))
-    told = [f"wrong: {words}" for words in bugs[:_LISTED]]
-    told += [f"cache: {words}" for words in dict.fromkeys(words for bug in one.bugs for words in bug.cache)][
-        :_LISTED
-    ]
-    told += [f"wrong: {token.in_words()}" for token in one.tokens[:_LISTED]]
-    told += [f"other bits: {words}" for words in rounding[:_LISTED]]
-    told += [f"noted: {words}" for words in one.notes[:_LISTED]]
+    reported = [f"wrong: {words}" for words in bugs[:_LISTED]]
+    reported += [
+        f"cache: {words}" for words in dict.fromkeys(words for bug in one.bugs for words in bug.cache)
+    ][:_LISTED]
+    reported += [f"wrong: {token.in_words()}" for token in one.tokens[:_LISTED]]
+    reported += [f"other bits: {words}" for words in rounding[:_LISTED]]
+    reported += [f"noted: {words}" for words in one.notes[:_LISTED]]
     left = sum(max(0, len(found) - _LISTED) for found in (bugs, rounding))
-    return [*told, *([f"and {plural(left, 'more operation')} (--json)"] if left else [])]
+    return [*reported, *([f"and {plural(left, 'more operation')} (--json)"] if left else [])]

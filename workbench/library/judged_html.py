@@ -15,10 +15,12 @@ from lockstep.workbench.library import html
 def judged(event: GoldenEvent, conclusion: str = "", more: Iterable[tuple[str, str]] = ()) -> list[Markup]:
     """The parts of it; `conclusion` is said in place of the bare verdict, `more` lines stand with the first."""
     parts = [html.heading(f"verdict: {conclusion or event.verdict}", event.verdict)]
-    told = [(label, words) for label, words in explanation(event) if label in ("first wrong", "how wrong")]
-    told += [("note", note) for note in event.remarks]
-    told += more
-    parts += [html.lines(told)] if told else []
+    reported = [
+        (label, words) for label, words in explanation(event) if label in ("first wrong", "how wrong")
+    ]
+    reported += [("note", note) for note in event.remarks]
+    reported += more
+    parts += [html.lines(reported)] if reported else []
     if event.causes:
         parts.append(
             html.table(("cause", "confidence", "fix"), [_cause_row(cause) for cause in event.causes])
@@ -31,5 +33,5 @@ def judged(event: GoldenEvent, conclusion: str = "", more: Iterable[tuple[str, s
 
 
 def _cause_row(cause: Cause) -> tuple[object, ...]:
-    told = dict(cause_lines(cause))
-    return told.get("cause") or told.get("or"), told.get("confidence"), told.get("fix")
+    reported = dict(cause_lines(cause))
+    return reported.get("cause") or reported.get("or"), reported.get("confidence"), reported.get("fix")

@@ -54,10 +54,10 @@ class WeightsVerdict:
     @property
     def summary(self) -> str:
         """The verdict in one line."""
-        told = f"{plural(self.found.compared, 'parameter')} on {plural(self.found.ranks, 'rank')} compared bit by bit"
+        words = f"{plural(self.found.compared, 'parameter')} on {plural(self.found.ranks, 'rank')} compared bit by bit"
         if self.wrong:
-            return f"{told}: {plural(len(self.wrong), 'mistake')}"
-        return f"{told}: all as in the checkpoint" if self.complete else f"{told}: nothing wrong in them"
+            return f"{words}: {plural(len(self.wrong), 'mistake')}"
+        return f"{words}: all as in the checkpoint" if self.complete else f"{words}: nothing wrong in them"
 
     def to_json(self) -> JsonObject:
         """Plain values: what `--json` prints."""
@@ -85,20 +85,20 @@ class WeightsVerdict:
     def lines(self) -> list[str]:
         """What was found, a line each."""
         found = self.found
-        told = [
+        reported = [
             f"✗ {clean(one.parameter)}{self._where(one)}: {clean(one.mistake.text)}" for one in self.wrong
         ]
         held = ", ".join(
             f"{n} of {a} held in {b}" if a != b else f"{n} in {a}" for (a, b), n in found.dtypes.items()
         )
-        told.append(f"tensors: {held or 'none'}")
+        reported.append(f"tensors: {held or 'none'}")
         if found.unknown:
-            told.append(f"not in the checkpoint: {_first(found.unknown)}")
+            reported.append(f"not in the checkpoint: {_first(found.unknown)}")
         if found.left_out:
-            told.append(f"not compared: {_first(found.left_out)}")
+            reported.append(f"not compared: {_first(found.left_out)}")
         if found.other_parts:
-            told.append(f"not compared, as they are of no text model: {_first(found.other_parts)}")
-        return [*told, *map(clean, self.notes)]
+            reported.append(f"not compared, as they are of no text model: {_first(found.other_parts)}")
+        return [*reported, *map(clean, self.notes)]
 
     def _where(self, one: WrongWeight) -> str:
         """Of which layers and ranks, where that is not said by the name or of all."""

@@ -45,14 +45,14 @@ class ModuleRecording:
         return () if self.imported is None else tuple(self.imported.lines())
 
     def __repr__(self) -> str:
-        told = "not recorded" if self.imported is None else self.imported.coverage.in_words()
-        return f"<ModuleRecording {clean(str(self.session))}: {clean(told)}>"
+        reported = "not recorded" if self.imported is None else self.imported.coverage.in_words()
+        return f"<ModuleRecording {clean(str(self.session))}: {clean(reported)}>"
 
     def _repr_html_(self) -> str:
         if self.imported is None:
             return html.block(html.paragraph("nothing is recorded yet"))
-        told = [("session", str(self.session)), *(("note", note) for note in self.notes)]
-        return html.block(html.heading(self.imported.coverage.in_words()), html.lines(told))
+        reported = [("session", str(self.session)), *(("note", note) for note in self.notes)]
+        return html.block(html.heading(self.imported.coverage.in_words()), html.lines(reported))
 
 
 @contextmanager
@@ -105,8 +105,8 @@ def _tape(
 
     module = unwrapped(module)
     config: Any = getattr(module, "config", None)
-    if told := parallel_words(config):
-        raise UsageError(f"record takes a model that is whole in its process; this has {told}")
+    if reported := parallel_words(config):
+        raise UsageError(f"record takes a model that is whole in its process; this has {reported}")
     if is_megatron([path for path, _ in module.named_modules()]):
         config = config_of(config, getattr(module, "vocab_size", None))
     if hasattr(config, "get_text_config"):

@@ -176,19 +176,21 @@ class RecordedRun:
 
     def _in_words(self) -> str:
         name, dtype = model_name(self.session), dtype_name(self.session)
-        told = [clean(name), clean(dtype), plural(self.ranks, "rank"), plural(len(self.steps), "step")]
-        return ", ".join(filter(None, [*told, plural(len(self.taps), "tap")]))
+        reported = [clean(name), clean(dtype), plural(self.ranks, "rank"), plural(len(self.steps), "step")]
+        return ", ".join(filter(None, [*reported, plural(len(self.taps), "tap")]))
 
     def _repr_html_(self) -> str:
         meta = self.session.meta
         rules = next(one.rules for one in self.session.branches() if one.id == self.branch)
-        told = [("recorded by", meta.source)]
-        told += [("faults", ", ".join(f"{name}={value}" for name, value in rules.items()))] if rules else []
-        told += [(f"sequence {seq}", self.tokens(seq).text) for seq in self.sequences[:8]]
-        told += [("tensors of", plural(len(self.captured), "tap"))]
-        told += [("damaged", one) for one in self.session.losses]
+        reported = [("recorded by", meta.source)]
+        reported += (
+            [("faults", ", ".join(f"{name}={value}" for name, value in rules.items()))] if rules else []
+        )
+        reported += [(f"sequence {seq}", self.tokens(seq).text) for seq in self.sequences[:8]]
+        reported += [("tensors of", plural(len(self.captured), "tap"))]
+        reported += [("damaged", one) for one in self.session.losses]
         event = self.judgement
-        parts = [html.heading(self.path.name), html.paragraph(self._in_words()), html.lines(told)]
+        parts = [html.heading(self.path.name), html.paragraph(self._in_words()), html.lines(reported)]
         return html.block(*parts, *([] if event is None else judged(event)))
 
 

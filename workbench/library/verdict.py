@@ -121,9 +121,9 @@ class Verdict:
 
     def __repr__(self) -> str:
         # One line, and what matters at both ends: a test runner that shows a failed assertion cuts its middle.
-        told = dict(reversed(list(explanation(self.event))))
+        reported = dict(reversed(list(explanation(self.event))))
         order = ("first wrong", "how wrong", "ledger", "cause", "fix")
-        parts = [f"{label}: {told[label]}" for label in order if label in told]
+        parts = [f"{label}: {reported[label]}" for label in order if label in reported]
         return f"<Verdict {'; '.join([conclusion(self.event, self.taps), *parts])}>"
 
     def _repr_html_(self) -> str:

@@ -36,8 +36,10 @@ class Capture:
 
     def leaves(self, specs: Sequence[TapSpec]) -> LeftBehind:
         """The same as the memory that it takes is estimated by."""
-        told = self.resolve(specs)
-        return LeftBehind(told.full, told.last, told.rows_bytes, told.statistics, told.newest)
+        reported = self.resolve(specs)
+        return LeftBehind(
+            reported.full, reported.last, reported.rows_bytes, reported.statistics, reported.newest
+        )
 
     def resolve(self, specs: Sequence[TapSpec]) -> WatchTaps:
         """What the ranks are told of it."""

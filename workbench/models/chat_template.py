@@ -63,12 +63,12 @@ def render(template: str, messages: Messages, special: Mapping[str, str], where:
 
 
 def _answer(request: RenderRequest) -> RenderAnswer:
-    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as told:
+    with tempfile.TemporaryFile() as asked, tempfile.TemporaryFile() as reported:
         asked.write(msgspec.json.encode(request))
         asked.flush()
         child = start_python(
             "-m", __name__, str(asked.fileno()),
-            stdout=told, stderr=subprocess.DEVNULL, pass_fds=[asked.fileno()],
+            stdout=reported, stderr=subprocess.DEVNULL, pass_fds=[asked.fileno()],
         )  # fmt: skip
         try:
             code = child.wait(
@@ -79,9 +79,9 @@ def _answer(request: RenderRequest) -> RenderAnswer:
         finally:
             child.kill()
             child.wait()
-        told.seek(0)
+        reported.seek(0)
         if code == 0:
-            return msgspec.json.decode(told.read(2 * LONGEST), type=RenderAnswer)
+            return msgspec.json.decode(reported.read(2 * LONGEST), type=RenderAnswer)
     return RenderAnswer(failed=f"it takes more than {SECONDS:.0f} s or {bytes_text(MEMORY)}")
 
 

@@ -76,11 +76,11 @@ def _model(path: Path) -> Found:
     except (EngineError, OSError) as error:
         return Found("nothing", path, clean(str(error), limit=200))
     tps = tuple(tp for tp in (1, 2, 3, 4, 6, 7, 8, 12, 14, 16, 28, 32) if _fits(model, tp))
-    told = (
+    reported = (
         f"{of_wrapper(model)}: {model.num_layers} layers, {model.num_heads} heads, {model.num_kv_heads} KV heads, "
         f"hidden {model.hidden_size}; tp {', '.join(map(str, tps[:6]))}"
     )
-    return Found("model", path, told, tps, needs_prompt=path != MODEL_DIR and path.stem not in DEMOS)
+    return Found("model", path, reported, tps, needs_prompt=path != MODEL_DIR and path.stem not in DEMOS)
 
 
 def of_wrapper(model: ModelConfig) -> str:

@@ -77,9 +77,11 @@ def _answered(backend: Tokenizer, request: TokenizerRequest) -> TokenizerAnswer:
 
 
 def _refusal(where: object, error: Exception) -> TokenizerRefused:
-    said = f"{printable(where, 1000)}: the tokenizer failed: {printable(error, 300) or type(error).__name__}"
+    stated = (
+        f"{printable(where, 1000)}: the tokenizer failed: {printable(error, 300) or type(error).__name__}"
+    )
     return TokenizerRefused(
-        CheckpointError.__name__, f"{said}; give token ids with --ids 1,2,3 instead of text"
+        CheckpointError.__name__, f"{stated}; give token ids with --ids 1,2,3 instead of text"
     )
 
 

@@ -45,19 +45,23 @@ def phimoe(file: Metadata, told: Told) -> Told:
 
 def mistral4(file: Metadata, rope: Told) -> Told:
     """DeepSeek's attention; queries grow by a tenth where the file does not say."""
-    told = deepseek(file, rope)
+    reported = deepseek(file, rope)
     beta = file.value("attention.temperature_scale")
-    rope = {**told["rope_parameters"], "llama_4_scaling_beta": 0.1 if beta is None else beta}
-    width = told["qk_nope_head_dim"] + told["qk_rope_head_dim"]
-    return {**told, "model_type": "mistral4", "head_dim": width, "rope_parameters": rope}
+    rope = {**reported["rope_parameters"], "llama_4_scaling_beta": 0.1 if beta is None else beta}
+    width = reported["qk_nope_head_dim"] + reported["qk_rope_head_dim"]
+    return {**reported, "model_type": "mistral4", "head_dim": width, "rope_parameters": rope}
 
 
 def deepseek2(file: Metadata, rope: Told) -> Told:
     """Mistral-Large-3's files say `deepseek2`, and how queries grow; Youtu's have no experts."""
     if file.value("attention.temperature_scale") is not None:
         return mistral4(file, rope)
-    told = deepseek(file, rope)
-    return told if file.value("expert_count") else {**told, "model_type": "youtu", "attention_bias": False}
+    reported = deepseek(file, rope)
+    return (
+        reported
+        if file.value("expert_count")
+        else {**reported, "model_type": "youtu", "attention_bias": False}
+    )
 
 
 def mistral3(file: Metadata, rope: Told) -> Told:

@@ -171,11 +171,11 @@ def _exaone4(file: WholeReader) -> Told:
 
 
 def _cohere(file: WholeReader) -> Told:
-    told = {"logit_scale": file.value("logit_scale"), **_layer_norm(file)}
+    reported = {"logit_scale": file.value("logit_scale"), **_layer_norm(file)}
     if file.architecture == "command-r":
-        return told
+        return reported
     window = file.value("attention.sliding_window")
-    return {**told, "sliding_window": window, "layer_types": _layer_types(file, 4)}
+    return {**reported, "sliding_window": window, "layer_types": _layer_types(file, 4)}
 
 
 def _layer_norm(file: WholeReader) -> Told:
@@ -287,7 +287,7 @@ def gguf_config(path: Path) -> Any:
     architecture = _architecture(file, path)
     names = {tensor.name for tensor in file.tensors}
     found = {key: file.value(theirs) for key, theirs in _KEYS.items() if file.value(theirs) is not None}
-    told: Told = {
+    reported: Told = {
         "model_type": architecture.model_type,
         **found,
         "vocab_size": int(file.named("token_embd.weight").shape[0]),
@@ -298,8 +298,8 @@ def gguf_config(path: Path) -> Any:
         **gguf_experts.told_of_experts(file),
         **architecture.own(file),
     }
-    told["num_hidden_layers"] -= file.value("nextn_predict_layers") or 0
-    return AutoConfig.for_model(**told, bos_token_id=None, eos_token_id=None, pad_token_id=None)
+    reported["num_hidden_layers"] -= file.value("nextn_predict_layers") or 0
+    return AutoConfig.for_model(**reported, bos_token_id=None, eos_token_id=None, pad_token_id=None)
 
 
 def _architecture(file: WholeReader, path: Path) -> _Architecture:

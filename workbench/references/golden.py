@@ -196,11 +196,11 @@ def forced_onto(path: Path) -> tuple[GoldenSequence, ...]:
         steps = session.steps()
         for step in steps:
             for sequence in session.step(step).sequences:
-                told = emitted.setdefault(sequence.seq, [])
-                if not told:
+                reported = emitted.setdefault(sequence.seq, [])
+                if not reported:
                     prompts.setdefault(sequence.seq, []).extend(sequence.ids)
                 if sequence.emitted is not None:
-                    told.append(sequence.emitted)
+                    reported.append(sequence.emitted)
         stayed = {sequence.seq for sequence in session.step(steps[-1]).sequences}
         for seq in emitted.keys() - stayed:
             emitted[seq].pop()

@@ -122,8 +122,8 @@ def main() -> int:
     except (
         Exception
     ) as error:  # a library raises what it likes over a stranger's checkpoint, or it is our mistake
-        said = f"{type(error).__name__}: {printable(error, 400)}; its traceback {error_log.record(error, 'recording')}"
-        return _failed(f"recording failed: {said}", 3)
+        why = f"{type(error).__name__}: {printable(error, 400)}; its traceback {error_log.record(error, 'recording')}"
+        return _failed(f"recording failed: {why}", 3)
     return 0
 
 

@@ -192,5 +192,5 @@ class RecorderListener(threading.Thread):
         if code == -signal.SIGKILL:
             return ReferenceFailure(f"the golden recorder was {before.killed()}", _KILLED)
         how = f"was ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code}"
-        said = printable(" | ".join(self.rest), 400) or "nothing"
-        return ReferenceFailure(f"the golden recorder {how}; its last output: {said}")
+        stated = printable(" | ".join(self.rest), 400) or "nothing"
+        return ReferenceFailure(f"the golden recorder {how}; its last output: {stated}")

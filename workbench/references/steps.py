@@ -129,8 +129,8 @@ def _compare_with_one_pass(model: GoldenModel, run: _SequenceRun, writer: Sessio
         step: float((one - logits[i].double()).abs().max())
         for i, (step, (_, one)) in enumerate(run.decoded.items())
     }
-    told = msgspec.to_builtins(OnePass(run.seq, apart), str_keys=True)
-    writer.event(0, max(apart), ONE_PASS, f"sequence {run.seq}: decode steps against one pass", told)
+    reported = msgspec.to_builtins(OnePass(run.seq, apart), str_keys=True)
+    writer.event(0, max(apart), ONE_PASS, f"sequence {run.seq}: decode steps against one pass", reported)
 
 
 def _steps(
@@ -200,8 +200,8 @@ def _forward(model: GoldenModel, run: _SequenceRun, step: int, see: See) -> Sequ
     top = logits.argsort(descending=True, stable=True)[:TOP_K]  # of equals the lowest id, on every device
     emitted, forced = None, False
     if not run.waiting:
-        told = (run.plan.forced or ())[run.emitted : run.emitted + 1]
-        emitted, forced = (*told, int(top[0]))[0], bool(told)
+        reported = (run.plan.forced or ())[run.emitted : run.emitted + 1]
+        emitted, forced = (*reported, int(top[0]))[0], bool(reported)
         run.waiting, run.emitted = (emitted,), run.emitted + 1
     log_probs = logits.log_softmax(-1)
     positions = range(run.read - len(ids), run.read)

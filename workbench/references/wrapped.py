@@ -30,10 +30,10 @@ _NAMED_AS = {name: text.family for name, text in TEXT_MODELS.items() if name not
 
 def config_of(directory: Path) -> Any:
     """The transformers configuration of a checkpoint."""
-    told = read_json(directory / "config.json")
-    if (named := _NAMED_AS.get(str(told.get("model_type")))) is None:
+    reported = read_json(directory / "config.json")
+    if (named := _NAMED_AS.get(str(reported.get("model_type")))) is None:
         return AutoConfig.from_pretrained(directory, local_files_only=True, trust_remote_code=False)
-    own = {key: value for key, value in told.items() if key not in ("model_type", "auto_map")}
+    own = {key: value for key, value in reported.items() if key not in ("model_type", "auto_map")}
     return AutoConfig.for_model(named, **own)
 
 

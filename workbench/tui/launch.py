@@ -87,11 +87,11 @@ def _run(first: Route) -> int:
         )
         return Exit.DEFECT
     if (number := (app.return_code or 0) - 128) > 0:
-        _say_ended(number, app.recorded)
+        _report_ended(number, app.recorded)
     return app.return_code or (result if isinstance(result, int) else 0)
 
 
-def _say_ended(number: int, recorded: list[Path]) -> None:
+def _report_ended(number: int, recorded: list[Path]) -> None:
     """What has ended the program, and what is kept."""
     # Imported here: the first paint needs none of it.
     from lockstep.workbench.exit_codes import ended_by

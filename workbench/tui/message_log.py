@@ -36,10 +36,10 @@ class MessageLog:
 
     async def add(self, where: Where, text: str, kind: str) -> None:
         """Keep a message that was said at a place."""
-        said = LoggedMessage(0, where, clean(text, newlines=True, limit=_LONGEST), kind)
+        stated = LoggedMessage(0, where, clean(text, newlines=True, limit=_LONGEST), kind)
         self._newest = await self.reader.ask(_newest, self._newest)
-        if not self._messages or self._messages[-1].text != said.text:
-            self._messages.append(replace(said, after=self._newest))
+        if not self._messages or self._messages[-1].text != stated.text:
+            self._messages.append(replace(stated, after=self._newest))
 
     def among(self, entries: tuple[JournalEntry, ...], names: dict[int, str]) -> Iterator[JournalEntry]:
         """The events with the messages where they were said. `names` of the branches."""

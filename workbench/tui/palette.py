@@ -25,15 +25,15 @@ class PaletteEntries(Provider):
 
     async def discover(self) -> Hits:
         """All, before anything is typed, in their own order."""
-        for name, told, act, shown in self.app.get_system_commands(self.screen):
+        for name, reported, act, shown in self.app.get_system_commands(self.screen):
             if shown:
-                yield DiscoveryHit(Content(name), act, text=name, help=escape(told))
+                yield DiscoveryHit(Content(name), act, text=name, help=escape(reported))
 
     async def search(self, query: str) -> Hits:
         """Those that have every word: in the name before in the help, then names that are like what was typed."""
         words, matcher = query.casefold().split(), self.matcher(query)
-        for name, told, act, listed in self.app.get_system_commands(self.screen):
-            title, help = name.casefold(), told.casefold()
+        for name, reported, act, listed in self.app.get_system_commands(self.screen):
+            title, help = name.casefold(), reported.casefold()
             if all(word in title for word in words):
                 score = 3 + matcher.match(name)
             elif all(word in title or word in help for word in words):
@@ -41,7 +41,9 @@ class PaletteEntries(Provider):
             else:  # a long title that is not listed is like any word
                 score = matcher.match(name) if listed else 0
             if score > 0:
-                yield Hit(score, _marked(name, words, matcher.match_style), act, text=name, help=escape(told))
+                yield Hit(
+                    score, _marked(name, words, matcher.match_style), act, text=name, help=escape(reported)
+                )
 
 
 def _marked(name: str, words: Iterable[str], style: Style) -> Content:

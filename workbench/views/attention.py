@@ -85,14 +85,14 @@ def attention(
     tap = f"layers.{layer}.attn.{kind}"
     where = source.passed(where, tap)
     found = LayerAttention(layer, where.step, where.seq, kind)
-    values, first, told = _gather(source, where, tap, rows, largest)
+    values, first, reported = _gather(source, where, tap, rows, largest)
     if values is None:
-        return replace(found, missing=told)
+        return replace(found, missing=reported)
     count = len(values)
     if head is not None and not 0 <= head < count:
         return replace(found, missing=f"there is no head {head}: the layer has {count}")
     heads = _heads(source, values, range(count) if head is None else (head,), kind)
-    return replace(found, values=values, first_query=first, heads=heads, dropped=told)
+    return replace(found, values=values, first_query=first, heads=heads, dropped=reported)
 
 
 def attention_and_golden(
@@ -165,8 +165,8 @@ def _gather(
             break
         if total * shape[0] * shape[1] > largest:
             break
-    told = f"kept: {', '.join(kept)}" if kept else ""
-    return _stacked(blocks, shape[0], total, shape[1]), shape[1] - total, told
+    reported = f"kept: {', '.join(kept)}" if kept else ""
+    return _stacked(blocks, shape[0], total, shape[1]), shape[1] - total, reported
 
 
 def _spread(found: Rebuilt, keys: int) -> tuple[NDArray[Any] | None, str]:
@@ -210,12 +210,12 @@ def row_figures(row: NDArray[np.floating[Any]]) -> RowFigures:
     positive = share[share > 0]
     with np.errstate(invalid="ignore"):  # ∞ - ∞ is NaN, and shown as such
         total = float(values.sum())
-    told = bool(np.isfinite(total)) and row.size > 0
+    reported = bool(np.isfinite(total)) and row.size > 0
     holding = int(np.searchsorted(np.cumsum(np.sort(share)[::-1]), 0.99)) + 1 if positive.size else 0
     return RowFigures(
         total=total,
         entropy=float(0.0 - (positive * np.log(positive)).sum()) if np.isfinite(total) else math.nan,
-        keys=holding if told else None,
+        keys=holding if reported else None,
         attended=int(positive.size),
-        strongest=int(finite.argmax()) if told else None,
+        strongest=int(finite.argmax()) if reported else None,
     )

@@ -59,5 +59,5 @@ def engine_name(session: Session) -> str:
         return ""
     ranks = f"{len(foreign.ranks)} of {session.ranks} ranks" if 0 < len(foreign.ranks) < session.ranks else ""
     only = "statistics only" if foreign.statistics_only else ""
-    told = (meta.source or "another engine", foreign.mode, ranks, only)
-    return ", ".join(said(text, 60) for text in told if text)
+    reported = (meta.source or "another engine", foreign.mode, ranks, only)
+    return ", ".join(said(text, 60) for text in reported if text)

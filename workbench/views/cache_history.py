@@ -45,12 +45,12 @@ def cache_history(source: SessionSource, where: Where, layers: int) -> CacheHist
     wrong: set[tuple[int, int]] = set()
     for column, step in enumerate(steps):
         try:
-            told = source.sequence(step, where.branch, where.seq)
+            reported = source.sequence(step, where.branch, where.seq)
         except SessionError:
-            told = None  # the pane of that step says what is damaged
-        wanted = expected_rows(told) if told is not None else None
+            reported = None  # the pane of that step says what is damaged
+        wanted = expected_rows(reported) if reported is not None else None
         expected.append(wanted)
-        for rank, lengths in enumerate(told.kv_lens if told is not None else ()):
+        for rank, lengths in enumerate(reported.kv_lens if reported is not None else ()):
             for layer, held in enumerate(lengths[:layers]):
                 rows[layer * ranks + rank, column] = held
                 if held != wanted:

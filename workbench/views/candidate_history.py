@@ -68,15 +68,15 @@ def candidate_history(
 
 def _point(source: SessionSource, where: Where, step: int, token: int) -> tuple[CandidatePoint, int]:
     try:
-        told = source.sequence(step, where.branch, where.seq)
+        reported = source.sequence(step, where.branch, where.seq)
     except SessionDamaged:  # the strip marks it
-        told = None
-    if told is None:
+        reported = None
+    if reported is None:
         return CandidatePoint(step, None, None, "", False), 0
-    emitted = source.texts.label(told.emitted) if told.emitted is not None else ""
-    ids = list(told.topk_ids)
+    emitted = source.texts.label(reported.emitted) if reported.emitted is not None else ""
+    ids = list(reported.topk_ids)
     rank = ids.index(token) if token in ids else None
     share = None
-    if rank is not None and rank < len(told.topk_logits):
-        share = probability(told.topk_logits[rank], told.logsumexp)
-    return CandidatePoint(step, rank, share, emitted, told.emitted == token), len(told.topk_ids)
+    if rank is not None and rank < len(reported.topk_logits):
+        share = probability(reported.topk_logits[rank], reported.logsumexp)
+    return CandidatePoint(step, rank, share, emitted, reported.emitted == token), len(reported.topk_ids)

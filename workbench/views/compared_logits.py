@@ -58,7 +58,7 @@ def compared_logits(
 ) -> ComparedLogits:
     """The choice at `where` and on the other side."""
     both = sides(source, where, other, parted)
-    told = (
+    reported = (
         source.sequence(where.step, where.branch, where.seq)
         if where.step in source.session.steps(where.branch)
         else None
@@ -66,7 +66,7 @@ def compared_logits(
     theirs = (
         None if both.lacks_step else both.theirs.sequence(both.there.step, both.there.branch, both.there.seq)
     )
-    ours, others = _ranked(source, told), _ranked(source, theirs)
+    ours, others = _ranked(source, reported), _ranked(source, theirs)
     tokens = dict.fromkeys((*ours, *others))
     rows = tuple(
         ComparedCandidate(source.texts.label(token), token, ours.get(token), others.get(token))
@@ -77,7 +77,7 @@ def compared_logits(
         both.names,
         both.why_not,
         rows,
-        None if both.why_not else divergence(told, theirs),
+        None if both.why_not else divergence(reported, theirs),
         len(ours.keys() & others.keys()),
     )
 

@@ -172,7 +172,7 @@ def experts(source: SessionSource, where: Where, layer: int | None = None) -> La
     found = LayerExperts(layer, where.step)
     if not source.session.has_tap(tap):
         return replace(found, missing=_why_none(source, layer))
-    choices, told = _choices(source, where, layer)
+    choices, reported = _choices(source, where, layer)
     if choices is None:
         wanted = tuple(f"layers.{layer}.{name}" for name in (CHOSEN, WEIGHTS, ROUTER))
         missing = f"The experts that layer {layer} chose at step {where.step} were not captured."
@@ -191,7 +191,7 @@ def experts(source: SessionSource, where: Where, layer: int | None = None) -> La
         sequences=len(every),
         placement=placement,
         dropped=f"{len(choices)} of {new} tokens were captured" if cut else "",
-        wrong=clean(told.note, limit=300) if told.disagreeing_ranks else "",
+        wrong=clean(reported.note, limit=300) if reported.disagreeing_ranks else "",
     )
 
 
@@ -213,14 +213,14 @@ def _why_none(source: SessionSource, layer: int) -> str:
 
 def _choices(source: SessionSource, where: Where, layer: int) -> tuple[RoutedTokens | None, Rebuilt]:
     """The choices of the sequence at `where`, and how the ranks' came together."""
-    told = _rebuilt(source, where, layer, CHOSEN)
-    ids = _matrix(told)
+    reported = _rebuilt(source, where, layer, CHOSEN)
+    ids = _matrix(reported)
     if ids is None:
-        return None, told
+        return None, reported
     weights, logits = (_matrix(_rebuilt(source, where, layer, name)) for name in (WEIGHTS, ROUTER))
     fed = source.sequence(where.step, where.branch, where.seq)
     tap, positions = f"layers.{layer}.{CHOSEN}", () if fed is None else fed.positions
-    choices = RoutedTokens(tap_axes(tap, ids.shape, told.slice, positions)[0].numbers, ids)
+    choices = RoutedTokens(tap_axes(tap, ids.shape, reported.slice, positions)[0].numbers, ids)
     if weights is not None and weights.shape == ids.shape:
         choices = replace(choices, weights=weights)
     if logits is not None and len(logits) == len(ids):
@@ -230,13 +230,13 @@ def _choices(source: SessionSource, where: Where, layer: int) -> tuple[RoutedTok
         theirs = _matrix(_rebuilt(reference, replace(where, branch=0), layer, CHOSEN))
         if theirs is not None and len(theirs) >= len(ids):  # of a part of the rows it is the last ones
             choices = replace(choices, golden=theirs[len(theirs) - len(ids) :])
-    return choices, told
+    return choices, reported
 
 
 def _others(source: SessionSource, where: Where, layer: int) -> list[RoutedTokens]:
     """The choices of the other sequences that the step fed."""
-    told = source.under_way(where.branch, where.step) or source.record(where.step, where.branch)
-    beside = (replace(where, seq=one.seq) for one in told.sequences if one.seq != where.seq)
+    reported = source.under_way(where.branch, where.step) or source.record(where.step, where.branch)
+    beside = (replace(where, seq=one.seq) for one in reported.sequences if one.seq != where.seq)
     found = (_choices(source, there, layer)[0] for there in beside)
     return [one for one in found if one is not None]
 

@@ -95,5 +95,5 @@ def _tree(source: SessionSource, seq: int) -> Iterator[BranchNode]:
 
 def _last_tokens(source: SessionSource, branch: int, seq: int) -> str:
     steps = source.session.steps(branch)[-_LAST_TOKENS:]
-    told = (source.sequence(step, branch, seq) for step in steps)
-    return "".join(source.texts.label(s.emitted) for s in told if s is not None and s.emitted is not None)
+    reported = (source.sequence(step, branch, seq) for step in steps)
+    return "".join(source.texts.label(s.emitted) for s in reported if s is not None and s.emitted is not None)

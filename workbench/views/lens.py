@@ -87,8 +87,8 @@ def lens(source: SessionSource, where: Where) -> Lens:
     """The newest lens of the step at `where`."""
     if where.step not in source.session.steps(where.branch):
         return Lens(where.step, None, ())
-    told = source.sequence(where.step, where.branch, where.seq)
-    emitted = told.emitted if told is not None else None
+    reported = source.sequence(where.step, where.branch, where.seq)
+    emitted = reported.emitted if reported is not None else None
     event = recorded_lens(source.session, where.branch, where.step, where.seq)
     return Lens(
         where.step,

@@ -51,14 +51,14 @@ class Logits:
 def logits(source: SessionSource, where: Where, window: int = 48) -> Logits | None:
     """The choice at `where`; None while there is no such step."""
     steps = source.session.steps(where.branch)
-    told = source.sequence(where.step, where.branch, where.seq) if where.step in steps else None
-    if told is None:
+    reported = source.sequence(where.step, where.branch, where.seq) if where.step in steps else None
+    if reported is None:
         return None
     before = source.sequence(where.step - 1, where.branch, where.seq) if where.step - 1 in steps else None
     reference = source.golden(where)
     golden = reference.sequence(where.step, 0, where.seq) if reference is not None else None
     ranks, theirs, chances = _ranks(before), _ranks(golden), probabilities(golden)
-    found = candidates(told, source.texts)
+    found = candidates(reported, source.texts)
     known = [one.probability for one in found if one.probability is not None]
     first = max(steps.start, where.step - window + 1)
     return Logits(
@@ -67,10 +67,10 @@ def logits(source: SessionSource, where: Where, window: int = 48) -> Logits | No
             RankedCandidate(one, i, ranks.get(one.token), theirs.get(one.token), chances.get(one.token))
             for i, one in enumerate(found)
         ),
-        margin=margin(told),
-        entropy=told.entropy,
-        forced=told.forced,
-        emitted=source.texts.label(told.emitted) if told.emitted is not None else None,
+        margin=margin(reported),
+        entropy=reported.entropy,
+        forced=reported.forced,
+        emitted=source.texts.label(reported.emitted) if reported.emitted is not None else None,
         covered=_sum_of(known) if known else None,
         has_golden=bool(theirs),
         history=tuple(

@@ -86,13 +86,16 @@ class _Scan:
             yield "inf", sentinels.first_not_finite(session, stats, "inf")
         yield "desync", sentinels.desync(session, checksums)
         yield "cache", sentinels.misaligned(session, sequences)
-        for told in sequences:
-            if told.emitted is None:
+        for reported in sequences:
+            if reported.emitted is None:
                 continue
-            tail = self.tails[told.seq] = [*self.tails.get(told.seq, [])[1 - TAIL :], told.emitted]
+            tail = self.tails[reported.seq] = [
+                *self.tails.get(reported.seq, [])[1 - TAIL :],
+                reported.emitted,
+            ]
             found = sentinels.repetition(tail, source.texts.label)
             if found is not None and len(sequences) > 1:
-                found = replace(found, words=f"sequence {told.seq}: {found.words}")
+                found = replace(found, words=f"sequence {reported.seq}: {found.words}")
             yield "repetition", found
 
     def copy(self) -> _Scan:
@@ -122,8 +125,8 @@ class SentinelWatch:
         while scan.next_step < steps.stop and time.monotonic() < deadline:
             step = scan.next_step
             stats, checksums = session.stats(step, where.branch), session.checksums(step, where.branch)
-            told = source.record(step, where.branch).sequences
-            scan.look(source, where.branch, step, stats, checksums, told)
+            reported = source.record(step, where.branch).sequences
+            scan.look(source, where.branch, step, stats, checksums, reported)
         flight = source.under_way(where.branch, steps.stop)
         if flight is not None and scan.next_step == steps.stop:
             scan, steps = (

@@ -104,16 +104,16 @@ def desync(session: Session, checksums: NDArray[np.uint64] | None) -> SentinelFi
 
 def replicas_differ(session: Session, tap: int, ranks: tuple[int, ...]) -> SentinelFinding:
     """What a tap is said of whose replicas differ on these ranks."""
-    told = ", ".join(map(str, ranks[: 2 * _TOLD_RANKS]))
-    words = f"rank{'s' * (len(ranks) > 1)} {told} differ{'s' * (len(ranks) == 1)} bit for bit"
+    reported = ", ".join(map(str, ranks[: 2 * _TOLD_RANKS]))
+    words = f"rank{'s' * (len(ranks) > 1)} {reported} differ{'s' * (len(ranks) == 1)} bit for bit"
     return SentinelFinding(f"{_name(session, tap)}: {words}", tap, ranks)
 
 
 def misaligned(session: Session, sequences: Iterable[SequenceStep]) -> SentinelFinding | None:
     """The first sequence whose cache does not hold as many rows as its positions ask for."""
-    for told in sequences:
-        if odd := odd_lengths(told):
-            words = f"sequence {told.seq} has {in_words(odd)}, its positions ask for {expected_rows(told)}"
+    for reported in sequences:
+        if odd := odd_lengths(reported):
+            words = f"sequence {reported.seq} has {in_words(odd)}, its positions ask for {expected_rows(reported)}"
             tap = f"layers.{odd[0].first}.attn.k_cache"
             known = not odd[0].whole and session.has_tap(tap)
             return SentinelFinding(words, session.tap(tap).index if known else None, odd[0].ranks)
@@ -144,7 +144,7 @@ def repetition(tokens: Sequence[int], label: Callable[[int], str]) -> SentinelFi
 
 def ended(sequences: Iterable[SequenceStep], eos_ids: Sequence[int]) -> SentinelFinding | None:
     """The first sequence that emitted an end of text."""
-    seq = next((told.seq for told in sequences if told.emitted in eos_ids), None)
+    seq = next((reported.seq for reported in sequences if reported.emitted in eos_ids), None)
     return None if seq is None else SentinelFinding(f"sequence {seq} has ended")
 
 

@@ -134,10 +134,10 @@ def _prompt(source: SessionSource, branch: int, seq: int) -> list[int]:
     """What the sequence read before it emitted its first token (a prefill may come in chunks)."""
     ids: list[int] = []
     for step in source.session.steps(branch):
-        told = _readable(source, step, branch, seq)
-        if told is not None:
-            ids += told.ids
-            if told.emitted is not None:
+        reported = _readable(source, step, branch, seq)
+        if reported is not None:
+            ids += reported.ids
+            if reported.emitted is not None:
                 break
     return ids
 
@@ -148,17 +148,17 @@ def _choice(
     """What the first of `sides` emitted; it differs where the second emitted another token."""
     branch, reference = sides
     session = source.session
-    told = _readable(source, step, branch, seq) if step in session.steps(branch) else None
-    if told is None or told.emitted is None:
+    reported = _readable(source, step, branch, seq) if step in session.steps(branch) else None
+    if reported is None or reported.emitted is None:
         return None
     there = step in session.steps(reference)
     return EmittedToken(
         step,
-        source.texts.label(told.emitted),
-        emitted_probability(told),
-        told.entropy,
-        told.forced,
+        source.texts.label(reported.emitted),
+        emitted_probability(reported),
+        reported.entropy,
+        reported.forced,
         there and trail.token(branch, step, seq) != trail.token(reference, step, seq),
         session.owner(step, branch) == branch,
-        candidates(told, source.texts, limits.candidates),
+        candidates(reported, source.texts, limits.candidates),
     )

@@ -176,8 +176,8 @@ def sheet(
             flat = np.concatenate([flat, np.full(rows * columns - flat.size, nothing, flat.dtype)])
         return np.ascontiguousarray(flat.reshape(rows, columns))
 
-    told = None if beside is None else laid(beside)
-    return Sheet(laid(values), told, count, tuple(axes), arrangement, index, masked)
+    reported = None if beside is None else laid(beside)
+    return Sheet(laid(values), reported, count, tuple(axes), arrangement, index, masked)
 
 
 def fold(count: int, width: int, height: int) -> int:

@@ -99,12 +99,12 @@ def sides(source: SessionSource, where: Where, other: Other, parted: int | None 
             both,
             why_not=f"different tokens went in from step {parted + 1} on: step {parted} is the last to compare",
         )
-    told = source.sequence(where.step, where.branch, where.seq)
+    reported = source.sequence(where.step, where.branch, where.seq)
     counterpart = theirs.sequence(where.step, branch, where.seq)
-    if told is None or counterpart is None:
+    if reported is None or counterpart is None:
         side = both.names[1] if counterpart is None else both.names[0]
         return replace(both, why_not=f"sequence {where.seq} takes no part in step {where.step} of {side}")
-    mismatch = input_mismatch(told, counterpart)
+    mismatch = input_mismatch(reported, counterpart)
     if mismatch is not None:
         return replace(both, why_not=f"{mismatch[0]} that go in differ: {mismatch[1]}")
     return both

@@ -111,8 +111,8 @@ class SessionSource:
 
     def sequence(self, step: int, branch: int, seq: int) -> SequenceStep | None:
         """What a step did to one sequence, or what it reads while it is under way; None if it takes no part."""
-        told = self.under_way(branch, step) or self.record(step, branch)
-        return next((s for s in told.sequences if s.seq == seq), None)
+        reported = self.under_way(branch, step) or self.record(step, branch)
+        return next((s for s in reported.sequences if s.seq == seq), None)
 
     def batch(self, branch: int) -> Sequences:
         """The sequences of a branch. What it had before is not read again."""
@@ -124,7 +124,11 @@ class SessionSource:
             known = {**known, **{seq: range(begins[seq], fed.stop) for seq, fed in new.items()}}
             self._fed[branch] = known, steps.stop
         flight = self.under_way(branch, steps.stop)
-        fed = {told.seq: range(steps.stop, steps.stop + 1) for told in flight.sequences} if flight else {}
+        fed = (
+            {reported.seq: range(steps.stop, steps.stop + 1) for reported in flight.sequences}
+            if flight
+            else {}
+        )
         return Sequences.of(self.meta.sequences, {**fed, **known})
 
     def why_absent(self, where: Where) -> str:

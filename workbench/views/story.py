@@ -122,7 +122,7 @@ class _Teller:
         return [self.lines[branch] for branch in sorted(kept)]
 
     def _sequences(self) -> list[int]:
-        seqs = sorted({seq for told in self.trail.emitted.values() for seq in told})
+        seqs = sorted({seq for reported in self.trail.emitted.values() for seq in reported})
         if len(seqs) > self.limits.sequences:
             self.cut.append(f"the tokens of {plural(len(seqs) - self.limits.sequences, 'sequence')}")
         return seqs[: self.limits.sequences]

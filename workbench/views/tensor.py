@@ -93,17 +93,17 @@ def _found(source: SessionSource, where: Where, name: str, empty: Tensor) -> Ten
     if array.size > _MOST:
         return replace(found, note=f"{array.size} elements are too many to show")
     shown = _plain(array)
-    told = _axes(source, where, name, shown.shape, part, parts, rank)
+    reported = _axes(source, where, name, shown.shape, part, parts, rank)
     golden = _golden(source, where, name) if rank is None else None
     if golden is not None and golden.shape != shown.shape:
         found = replace(found, note=f"golden's is of shape {golden.shape}, this one of {shown.shape}")
         golden = None
     if empty.view not in (GOLDEN, DIFFERENCE):
-        return replace(found, array=shown, axes=told, golden=golden)
+        return replace(found, array=shown, axes=reported, golden=golden)
     if golden is None:
         return replace(found, note=found.note or "golden's tensor was not captured")
     values = golden if empty.view == GOLDEN else less(shown, golden, name)
-    return replace(found, array=values, axes=told, golden=golden)
+    return replace(found, array=values, axes=reported, golden=golden)
 
 
 def _golden(source: SessionSource, where: Where, name: str) -> NDArray[np.float32] | None:

@@ -42,10 +42,10 @@ def follow(session: Session, branches: Iterable[int]) -> Trail:
 
 
 def _take(trail: Trail, key: tuple[int, int], record: StepRecord) -> None:
-    trail.emitted[key] = {told.seq: told.emitted for told in record.sequences}
+    trail.emitted[key] = {reported.seq: reported.emitted for reported in record.sequences}
     found = misaligned(trail.session, record.sequences)
     if found is not None:
         trail.misaligned[key] = found
     if record.phase == "decode":
         trail.decode_seconds += record.wall_seconds
-        trail.decode_tokens += sum(told.emitted is not None for told in record.sequences)
+        trail.decode_tokens += sum(reported.emitted is not None for reported in record.sequences)

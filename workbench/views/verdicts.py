@@ -208,10 +208,10 @@ def _step(step: int, group: Sequence[Judged]) -> StepVerdict:
 
 def _wrong_ranks(session: Session, first: Judged, event: GoldenEvent) -> tuple[int, ...]:
     """The ranks that a judgement names for the first divergence; empty where it is all of them."""
-    told = event.first_divergence
-    if told is None or (told.tap, told.step) != (first.tap, first.step):
+    reported = event.first_divergence
+    if reported is None or (reported.tap, reported.step) != (first.tap, first.step):
         return ()
-    return told.ranks if len(told.ranks) < session.ranks else ()
+    return reported.ranks if len(reported.ranks) < session.ranks else ()
 
 
 def _miss(one: TokenMismatch, label: Callable[[int], str]) -> Miss:

@@ -43,8 +43,8 @@ def weight_tensor(source: SessionSource, where: Where, name: str, view: str, hel
         axes = list(parameter_axes(name, whole.shape))
         if cuts and not sampled and (dim := cuts[0].dim) is not None:
             axes[dim] = replace(axes[dim], ranks=_ranks(cuts, len(axes[dim])))
-        told = by_head(name, axes, head_dim)
-        return replace(empty, array=np.atleast_1d(whole), axes=told, dtype=dtype, slice=sampled)
+        reported = by_head(name, axes, head_dim)
+        return replace(empty, array=np.atleast_1d(whole), axes=reported, dtype=dtype, slice=sampled)
     rank = int(number or 0)
     cut = cuts[rank] if rank < len(cuts) and not sampled else None
     expected, own = None if cut is None else _cut(whole, cut), held.get(rank)

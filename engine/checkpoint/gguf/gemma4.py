@@ -27,7 +27,7 @@ def gemma4(fields: Fields, of: StatedSizes) -> Own:
     full = Rope(of.rope.theta, _proportional(fields, of))
     local = Rope(fields.number("rope.freq_base_swa", 10_000.0, above=0.0), RopeScaling())
     borrowed = [i for i, one in enumerate(shapes) if one.kv_from is not None and _has(of, i, "k")]
-    told = f"ignored blk.{borrowed[0]}.attn_k and others" if borrowed else ""
+    reported = f"ignored blk.{borrowed[0]}.attn_k and others" if borrowed else ""
     return {
         "norm": "wide",
         "post_norms": True,
@@ -44,7 +44,7 @@ def gemma4(fields: Fields, of: StatedSizes) -> Own:
         "layer_ropes": tuple(full if window is None else local for window in own),
         "layer_scalar": "blk.0.layer_output_scale.weight" in of.tensors,
         "layer_inputs": LayerInputs(width, of.layers) if width else None,
-        "notes": (f"{told}: the layer reads the keys and values of another one",) if told else (),
+        "notes": (f"{reported}: the layer reads the keys and values of another one",) if reported else (),
     }
 
 

@@ -55,9 +55,9 @@ def model_config(metadata: Metadata, tensors: Tensors, where: str, floats: Float
     general = Fields(metadata, where)
     name = general.word("general.architecture")
     if name not in ARCHITECTURES:
-        known, told = ", ".join(ARCHITECTURES), lacking(name, _OwnKeys(general, name).data)
+        known, reported = ", ".join(ARCHITECTURES), lacking(name, _OwnKeys(general, name).data)
         raise general.error(
-            "general.architecture", f"not a supported architecture; supported are {known}; {told}"
+            "general.architecture", f"not a supported architecture; supported are {known}; {reported}"
         )
     architecture, fields = ARCHITECTURES[name], _OwnKeys(general, name)
     _refuse_unsupported(fields, architecture.knows)

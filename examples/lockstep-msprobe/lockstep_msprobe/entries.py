@@ -106,11 +106,11 @@ def _tensors(value: object, key: str, data: Path, depth: int) -> Iterator[Measur
 
 
 def _measured(value: Mapping[str, object], key: str, data: Path) -> Measured:
-    told = value["shape"]
-    shape = tuple(told) if isinstance(told, list) else ()
+    reported = value["shape"]
+    shape = tuple(reported) if isinstance(reported, list) else ()
     sizes = all(type(one) is int and 0 <= one < _LARGEST for one in shape)
     if not sizes or len(shape) > 8 or math.prod(shape) > _LARGEST:
-        raise ForeignDumpError(f"{shown(data.parent)}: a shape in dump.json is none: {str(told)[:80]}")
+        raise ForeignDumpError(f"{shown(data.parent)}: a shape in dump.json is none: {str(reported)[:80]}")
     name = value.get("data_name")
     checksum = value.get("md5")
     return Measured(
@@ -156,7 +156,7 @@ def _layout(placements: object, axes: int) -> str:
     """A DTensor's own placement, over one mesh dimension; the axes of tokens became one."""
     if not isinstance(placements, list) or len(placements) != 1 or not isinstance(placements[0], Mapping):
         return ""
-    (kind, told), *_ = [*placements[0].items(), ("", None)]
-    if kind == "Shard" and isinstance(told, Mapping) and isinstance(dim := told.get("dim"), int):
+    (kind, reported), *_ = [*placements[0].items(), ("", None)]
+    if kind == "Shard" and isinstance(reported, Mapping) and isinstance(dim := reported.get("dim"), int):
         return f"shard({max(1, dim % axes - (axes > 2))})" if axes else ""
     return {"Replicate": "replicate", "Partial": "partial"}.get(kind, "")

@@ -92,8 +92,8 @@ def open_msprobe(folder: Path, model: Path | None = None) -> MsprobeRun:
     first = read_json(files[min(files)][0])
     task = first.get("task")
     size = checked_ranks(max(files) + 1, shown(folder))
-    told = task[:40] if isinstance(task, str) and task.isidentifier() else "task not told"
-    return MsprobeRun(folder, read_model(folder, model), files, size, told, read_ids(folder / IDS_FILE))
+    reported = task[:40] if isinstance(task, str) and task.isidentifier() else "task not told"
+    return MsprobeRun(folder, read_model(folder, model), files, size, reported, read_ids(folder / IDS_FILE))
 
 
 def _ranks(step: Path) -> dict[int, Path]:

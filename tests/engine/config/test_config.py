@@ -362,9 +362,9 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
     latent = _latent(theirs)
     head_dim = getattr(theirs, "head_dim", None) or theirs.hidden_size // theirs.num_attention_heads
     head_dim = head_dim if latent is None else theirs.qk_head_dim
-    eos, told = theirs.eos_token_id, dataclasses.asdict(ours) | {"rope_scaling": None}
+    eos, reported = theirs.eos_token_id, dataclasses.asdict(ours) | {"rope_scaling": None}
     own = _OWN.get(ours.family, lambda config: {})(theirs)
-    assert told == _USUAL | own | {
+    assert reported == _USUAL | own | {
         "notes": (),
         "block_types": (),
         "family": theirs.model_type,
@@ -381,8 +381,8 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "rms_eps": next(getattr(theirs, key) for key in _EPS if hasattr(theirs, key)),
         "rope_theta": pytest.approx(_theta(theirs, head_dim)),
         "rope_scaling": None,
-        "layer_ropes": told["layer_ropes"],
-        "rotary": told["rotary"] if latent is None else latent["rope_dim"],
+        "layer_ropes": reported["layer_ropes"],
+        "rotary": reported["rotary"] if latent is None else latent["rope_dim"],
         "rotary_last": latent is not None,
         "latent": latent,
         "activation": _ACTIVATIONS[

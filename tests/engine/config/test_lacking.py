@@ -34,10 +34,10 @@ def test_what_a_family_has_is_told(family: str) -> None:
 
     with pytest.raises(ConfigError) as refused:
         ModelConfig.from_hf(AutoConfig.for_model(family).to_dict())
-    said = str(refused.value)
-    assert f"not a supported architecture; supported are {', '.join(SUPPORTED)}; it has " in said
+    stated = str(refused.value)
+    assert f"not a supported architecture; supported are {', '.join(SUPPORTED)}; it has " in stated
     for part in FAMILIES[family]:
-        assert part in said
+        assert part in stated
 
 
 def test_a_family_that_nothing_tells_of_is_refused_as_such() -> None:

@@ -103,12 +103,12 @@ def test_the_engine_computes_the_formulas(
     engine.load(path)
     engine.capture("*")
     (found,) = engine.generate([PROMPT], 1)
-    told = Told(found, model, weights)
+    reported = Told(found, model, weights)
     for layer in (None, *range(model.num_layers)):
         outside = (operation_of(model, one.tap) for one in outside_of(parts_of(model)))
         for operation in filter(None, outside) if layer is None else operations_of(model.of_layer(layer)):
-            ours = evaluate(formula_of(operation, model.of_layer(layer)), told.given(operation, layer))
-            theirs = told.tap(operation.tap, layer)
+            ours = evaluate(formula_of(operation, model.of_layer(layer)), reported.given(operation, layer))
+            theirs = reported.tap(operation.tap, layer)
             if operation.kind == "head":
                 ours = ours[-1:]
             np.testing.assert_allclose(

@@ -71,9 +71,9 @@ def test_every_layer_holds_the_rows_that_it_reads(
     runner = runner_with(path, *prompts, chunk_tokens=chunk)
     for _ in range(steps):
         result = runner.step()
-        for told in result.sequences:
-            assert told.held == read_rows(runner, result, told.seq) == reach(runner, told.seq)
-            assert set(told.held) == {told.expected_kv_len}
+        for reported in result.sequences:
+            assert reported.held == read_rows(runner, result, reported.seq) == reach(runner, reported.seq)
+            assert set(reported.held) == {reported.expected_kv_len}
 
 
 #: rules -> rows held by layer after the prefill of so many tokens and each of two further steps
@@ -94,9 +94,9 @@ def test_faults_of_the_cache_show_in_the_lengths(
 ) -> None:
     runner = runner_with(path, PROMPT[:size], rules=rules)
     for step, held in enumerate(expected):
-        (told,) = runner.step().sequences
-        assert told.held == held == reach(runner)
-        assert told.expected_kv_len == size + step
+        (reported,) = runner.step().sequences
+        assert reported.held == held == reach(runner)
+        assert reported.expected_kv_len == size + step
 
 
 def test_a_layer_that_writes_nothing_is_told_from_the_others(
@@ -151,5 +151,7 @@ def test_a_sequence_in_blocks_that_another_one_had_starts_from_nothing(path: Pat
 def test_all_ranks_tell_their_own(engine_of: Callable[[int], Engine], path: Path) -> None:
     engine = engine_of(2)
     engine.load(path, {"cache_layer": "shared"})
-    held = [[told.held for told in report.sequences] for report in engine.generate([PROMPT], 1)[0].reports]
+    held = [
+        [reported.held for reported in report.sequences] for report in engine.generate([PROMPT], 1)[0].reports
+    ]
     assert held == [[[7, 0, 0]], [[7, 0, 0]]]

@@ -117,9 +117,9 @@ def test_what_is_computed_does_not_depend_on_which_taps_are_on(
         CapturePolicy(True, dict.fromkeys(taps, "last"), rows_bytes=3000),
         CapturePolicy(True, dict.fromkeys(taps, "newest")),
     ]
-    told, *others = [run(runner, policy) for policy in policies]
+    reported, *others = [run(runner, policy) for policy in policies]
     for other in others:
-        for one, same in zip(told, other, strict=True):
+        for one, same in zip(reported, other, strict=True):
             np.testing.assert_array_equal(one.checksums, same.checksums)
             np.testing.assert_array_equal(one.stats, same.stats)
     for newest in others[1:]:

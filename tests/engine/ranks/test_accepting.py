@@ -130,8 +130,8 @@ def test_strangers_are_turned_away_and_counted_and_the_ranks_still_join(address:
             stranger.shutdown(socket.SHUT_WR)
             while stranger.recv(4096):  # the greeting, then the door
                 pass
-    commands, _, told = join(where, secret, 0, 1, Role.COMMANDS)
-    assert (told.device, told.timeout) == ("cpu", 60.0)
+    commands, _, reported = join(where, secret, 0, 1, Role.COMMANDS)
+    assert (reported.device, reported.timeout) == ("cpu", 60.0)
     with pytest.raises(ConfigError, match="rank 0 has joined already"):
         join(where, secret, 0, 1, Role.COMMANDS)
     line, _, _ = join(where, secret, 0, 1, Role.BOARD)

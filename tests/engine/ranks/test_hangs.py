@@ -224,10 +224,12 @@ def test_a_hung_rank_ends_the_command_with_its_name(engine: Callable[..., Client
     os.kill(client.pids[1], signal.SIGSTOP)
     with pytest.raises(RankTimeout) as error:
         client.call(RunStep(), timeout=1.0)
-    said, done = str(error.value), error.value.operations
-    assert said.startswith("rank 1 has not entered the all-reduce of embed that rank 0 waits in: its process")
-    assert "No answer from rank 0, 1 within 1 s (rank 0 in the all-reduce of embed, step 1" in said
-    assert "rank 1 at rest, between commands, step 1" in said
+    stated, done = str(error.value), error.value.operations
+    assert stated.startswith(
+        "rank 1 has not entered the all-reduce of embed that rank 0 waits in: its process"
+    )
+    assert "No answer from rank 0, 1 within 1 s (rank 0 in the all-reduce of embed, step 1" in stated
+    assert "rank 1 at rest, between commands, step 1" in stated
     assert done[0][-1] == "the all-reduce of embed (entered)"
     assert done[1][-3:] == [
         "the broadcast of the chosen tokens", "the sending of its answer", "rest, between commands",
@@ -270,9 +272,11 @@ def test_a_stopped_rank_is_reported_before_the_patience_is_over(
         client.call(AddSequence(0, [5, 6, 7]))
         os.kill(client.pids[1], signal.SIGSTOP)
         assert client.call(RunStep())[1].phase == "prefill"
-    (said,) = warnings
-    assert said.startswith("rank 1 has not entered the all-reduce of embed that rank 0 waits in: its process")
-    assert said.endswith(
+    (stated,) = warnings
+    assert stated.startswith(
+        "rank 1 has not entered the all-reduce of embed that rank 0 waits in: its process"
+    )
+    assert stated.endswith(
         f"is stopped (state T: SIGSTOP or SIGTSTP); `kill -CONT {client.pids[1]}` continues it"
     )
 
@@ -282,11 +286,11 @@ def test_a_rank_that_goes_another_way_is_told(engine: Callable[..., Client]) -> 
     """It leaves its all-reduces out: what it does instead is told, and where the other stands."""
     with pytest.raises(RankTimeout) as error:
         engine(trouble="skip").call(RunStep(), timeout=1.0)
-    said = str(error.value)
-    assert said.startswith(
+    stated = str(error.value)
+    assert stated.startswith(
         "rank 1 and rank 0 are out of step: collective 3 is the gather of the logits (step 0)"
     )
-    assert f"and the all-reduce of {O_PROJ} (step 0) on rank 0" in said
+    assert f"and the all-reduce of {O_PROJ} (step 0) on rank 0" in stated
 
 
 def stop_later(victim: int, seconds: float) -> None:
@@ -346,8 +350,8 @@ def test_a_rank_that_stops_while_it_starts_is_named() -> None:
 def test_a_rank_that_stops_while_it_starts_is_not_taken_for_slow() -> None:
     """The patience of start-up is for what computes: on a busy machine it may take minutes."""
     config = EngineConfig(tp=2, threads=1, timeout_seconds=1, start_timeout_seconds=600)
-    said = r"^rank 0 does not go on from its start.* is stopped .*within 1 s"
-    with busy(2), pytest.raises(RankTimeout, match=said):
+    stated = r"^rank 0 does not go on from its start.* is stopped .*within 1 s"
+    with busy(2), pytest.raises(RankTimeout, match=stated):
         Client(config, program="tests.engine.stopped_rank")
 
 

@@ -94,8 +94,8 @@ def test_both_sides_hold_the_secret(pair: Pair) -> None:
     member = heard(Applicant(far, SECRET))
     assert (member.rank, member.size, member.role) == (0, 1, Role.COMMANDS)
     member.answer(ADMITTED)
-    sock, seals, told = joining.joined()
-    assert told == ADMITTED
+    sock, seals, reported = joining.joined()
+    assert reported == ADMITTED
     host, rank = Connection(far, COMMANDS, seals=member.seals), Connection(sock, COMMANDS, seals=seals)
     for message in (Ping(), AddSequence(0, list(range(100_000)))):
         for one, other in ((host, rank), (rank, host)):
@@ -111,9 +111,9 @@ def test_a_rank_without_the_secret_is_told_nothing_but_that(pair: Pair) -> None:
     with pytest.raises(Disconnected):
         heard(Applicant(far, SECRET))
     far.close()
-    said = joining.refused()
-    assert "there and rank 0 did not prove the same secret" in said
-    assert KEY_VARIABLE in said
+    stated = joining.refused()
+    assert "there and rank 0 did not prove the same secret" in stated
+    assert KEY_VARIABLE in stated
 
 
 def test_a_refusal_of_a_rank_that_holds_the_secret_says_why(pair: Pair) -> None:

@@ -120,10 +120,10 @@ def test_lockstep_rank_knows_the_catalogue(
 
 
 def test_lockstep_rank_without_torchrun_or_with_a_wrong_address_says_so(address: str) -> None:
-    for where, said in ((address, "start this program with torchrun"), ("nowhere", "HOST:PORT")):
+    for where, stated in ((address, "start this program with torchrun"), ("nowhere", "HOST:PORT")):
         done = subprocess.run([*LOCKSTEP, "rank", where], capture_output=True, text=True, timeout=120)
         assert done.returncode == 2, done.stderr
-        assert said in done.stderr
+        assert stated in done.stderr
 
 
 @pytest.mark.slow
@@ -154,9 +154,11 @@ def test_a_rank_of_torchrun_that_hangs_is_reported_with_where_it_stands(
     os.kill(client.pids[1], signal.SIGSTOP)
     with pytest.raises(RankTimeout) as error:
         client.collect(RunStep(), SILENT_AFTER + 1)
-    said = str(error.value)
-    assert said.startswith(f"rank 1 has not entered the all-reduce of {O_PROJ} that rank 0 waits in: nothing")
-    assert f"rank 1 at {O_PROJ}, step 0" in said
+    stated = str(error.value)
+    assert stated.startswith(
+        f"rank 1 has not entered the all-reduce of {O_PROJ} that rank 0 waits in: nothing"
+    )
+    assert f"rank 1 at {O_PROJ}, step 0" in stated
     os.kill(client.pids[1], signal.SIGCONT)
     psutil.wait_procs(ranks, timeout=10)
     assert not any(rank.is_running() for rank in ranks), "a rank outlived its host"

@@ -53,8 +53,8 @@ def test_the_record_is_the_operations_own_and_the_rest_is_as_under_a_patch(
         before = run(engine, own(engine, plain, tap, after=False))
         after = run(engine, own(engine, plain, tap, after=True))
         place = names.index(tap)
-        for early, told in zip(plain[:-1], after[:-1], strict=True):
-            assert (told.checksums == early.checksums).all(), tap
+        for early, reported in zip(plain[:-1], after[:-1], strict=True):
+            assert (reported.checksums == early.checksums).all(), tap
         last = after[-1].checksums
         assert (last[:, : place + 1] == plain[-1].checksums[:, : place + 1]).all(), tap
         assert (last[:, place + 1 :] == before[-1].checksums[:, place + 1 :]).all(), tap

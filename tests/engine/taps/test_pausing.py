@@ -246,13 +246,13 @@ def test_an_interrupt_stops_all_ranks_at_one_operation(engine: Engine) -> None:
 def test_a_pause_tells_what_has_passed(engine: Engine) -> None:
     """At every operation: the statistics, checksums and tensors of the taps up to it, as the finished pass has them."""
     engine.capture("layers.0.attn.probs", "layers.1.attn.q_proj", "logits", statistics=True)
-    told: dict[int, list[PauseReport]] = {}
+    reported: dict[int, list[PauseReport]] = {}
     reports = engine.client.call(RunStep(pause=PauseSpec("operation")))
     while isinstance(reports[0], PauseReport):
-        told[reports[0].pause.place] = reports
+        reported[reports[0].pause.place] = reports
         reports = engine.client.call(ResumeStep(PauseSpec("operation")))
-    assert list(told) == list(range(len(engine.specs)))
-    for place, pauses in told.items():
+    assert list(reported) == list(range(len(engine.specs)))
+    for place, pauses in reported.items():
         for report, whole in zip(pauses, reports, strict=True):
             for found, final in ((report.stats, whole.stats), (report.checksums, whole.checksums)):
                 assert found is not None
@@ -270,7 +270,7 @@ def test_a_pause_tells_what_has_passed(engine: Engine) -> None:
             "layers.0.attn.probs", "layers.1.attn.q_proj", "logits",
         ]  # fmt: skip
         for one in whole.tensors:
-            seen = next(found for found in told[one.tap][rank].tensors if found.tap == one.tap)
+            seen = next(found for found in reported[one.tap][rank].tensors if found.tap == one.tap)
             np.testing.assert_array_equal(seen.value.array, one.value.array)
 
 

@@ -33,12 +33,12 @@ def test_statistics_are_those_of_the_tensors(
             for rank in range(tp):
                 values = np.concatenate([x[rank].ravel() for x in rows]).astype(np.float64)
                 finite = values[np.isfinite(values)]
-                told = dict(zip(STATISTICS, one.statistics[rank, place], strict=True))
+                reported = dict(zip(STATISTICS, one.statistics[rank, place], strict=True))
                 expected = {"min": finite.min(), "max": finite.max(), "absmax": np.abs(finite).max(),
                             "mean": finite.mean(), "rms": np.sqrt((finite**2).mean()), "nan": 0, "inf": 0,
                             "zeros": (values == 0).sum()}  # fmt: skip
                 for name, value in expected.items():
-                    assert told[name] == pytest.approx(value, rel=1e-5, abs=1e-6), (spec.name, rank, name)
+                    assert reported[name] == pytest.approx(value, rel=1e-5, abs=1e-6), (spec.name, rank, name)
 
 
 @pytest.mark.parametrize("name", NAMES)

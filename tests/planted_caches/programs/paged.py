@@ -359,11 +359,11 @@ class Engine:
             one.computed += count
             self.remember(one)
             return
-        told = chosen[size - 1 - one.computed :]
+        reported = chosen[size - 1 - one.computed :]
         right = 0
-        while right < len(one.drafts) and one.drafts[right] == told[right]:
+        while right < len(one.drafts) and one.drafts[right] == reported[right]:
             right += 1
-        one.tokens += told[: right + 1]
+        one.tokens += reported[: right + 1]
         self.counted(one, size + right, count)
         one.drafts = self.drafted(one) if self.settings.drafts else []
         self.remember(one)

@@ -57,8 +57,8 @@ def vllm(monkeypatch: pytest.MonkeyPatch, worker: stand_ins.WorkerV1) -> stand_i
 def test_vllm_runs_eager_and_keeps_its_prefix_cache(dump: Path) -> None:
     args = type("EngineArgs", (stand_ins.EngineArgs,), {})
     lockstep_vllm.vllm_arguments(SimpleNamespace(EngineArgs=args))
-    told = args(enable_prefix_caching=True).create_engine_config()
-    assert told == {"enforce_eager": True, "enable_prefix_caching": True, "max_num_seqs": 256}
+    reported = args(enable_prefix_caching=True).create_engine_config()
+    assert reported == {"enforce_eager": True, "enable_prefix_caching": True, "max_num_seqs": 256}
     args(enforce_eager=True).create_engine_config()
     assert remarks(dump) == [("changed", "vLLM runs with enforce_eager=True")]
 
@@ -98,8 +98,8 @@ def test_vllm_is_asked_for_a_variant_of_the_run(dump: Path, monkeypatch: pytest.
     monkeypatch.setenv("LOCKSTEP_TAP_ARGUMENTS", json.dumps(wanted))
     args = type("EngineArgs", (stand_ins.EngineArgs,), {})
     lockstep_vllm.vllm_arguments(SimpleNamespace(EngineArgs=args))
-    told = args(enforce_eager=True).create_engine_config()
-    assert (told["max_num_seqs"], told["enable_prefix_caching"]) == (1, True)
+    reported = args(enforce_eager=True).create_engine_config()
+    assert (reported["max_num_seqs"], reported["enable_prefix_caching"]) == (1, True)
     assert remarks(dump) == [
         ("changed", "vLLM runs with max_num_seqs=1"),
         ("changed", "vLLM runs with enable_prefix_caching=True"),
@@ -166,9 +166,9 @@ def test_an_engine_that_cannot_be_tapped_goes_on(
     worker.vllm_config.parallel_config.pipeline_parallel_size = 2
     wrapper = vllm(monkeypatch, worker)
     assert [wrapper.execute_model(Rows({"a": [3]})) for _ in range(2)] == ["done", "done"]
-    told = "tapping a vLLM worker: RuntimeError: pipeline parallelism is not recorded: use tensor parallelism alone"
-    assert remarks(dump) == [("failed", told)]
-    assert capsys.readouterr().err == f"lockstep attach: {told} (the engine goes on)\n"
+    reported = "tapping a vLLM worker: RuntimeError: pipeline parallelism is not recorded: use tensor parallelism alone"
+    assert remarks(dump) == [("failed", reported)]
+    assert capsys.readouterr().err == f"lockstep attach: {reported} (the engine goes on)\n"
 
 
 def test_forward_batches_of_sglang_are_passes(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:

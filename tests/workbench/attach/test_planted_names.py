@@ -122,9 +122,9 @@ def test_files_of_ours_that_cannot_be_loaded_are_reported_once(
     done = run(place, tmp_path / "dump", "-m", "started_engine", door=shim / "door")
     assert done.returncode == 0
     assert done.stdout.startswith("ran to its end")
-    (told,) = done.stderr.splitlines()
-    assert told.startswith("lockstep attach: lockstep_nano.nano_runner on nanovllm.engine.model_runner: ")
-    assert told.endswith(" (the engine goes on)")
+    (reported,) = done.stderr.splitlines()
+    assert reported.startswith("lockstep attach: lockstep_nano.nano_runner on nanovllm.engine.model_runner: ")
+    assert reported.endswith(" (the engine goes on)")
     assert list((place / "ran").iterdir()) == []
 
 

@@ -40,16 +40,16 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_a_report_that_is_none_is_a_remark_and_the_others_are_read(what: str, tmp_path: Path) -> None:
-    put, said = HOSTILE[what]
+    put, stated = HOSTILE[what]
     put(tmp_path / "report-1.jsonl")
     (tmp_path / "report-2.jsonl").write_text(report("eager", "changed"))
     tracemalloc.start()
     remarks = read_remarks(tmp_path)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
-    assert any(one.kind == "failed" and one.text.startswith(f"report-1.jsonl: {said}") for one in remarks), (
-        remarks
-    )
+    assert any(
+        one.kind == "failed" and one.text.startswith(f"report-1.jsonl: {stated}") for one in remarks
+    ), remarks
     assert remarks[-1] == Remark("changed", "eager")
     assert peak < 8 << 20
 

@@ -87,7 +87,7 @@ def test_nothing_is_installed_that_was_not_asked_for(engine: Path, environment: 
 def test_an_error_of_an_installer_is_told_and_the_engine_goes_on(engine: Path) -> None:
     out, err = run(engine, more="raise KeyError('no such attribute')", LOCKSTEP_TAP=str(engine / "dump"))
     assert "went on" in out
-    told = "lockstep_nano.nano_runner on nanovllm.engine.model_runner: KeyError: 'no such attribute'"
-    assert err.splitlines() == [f"lockstep attach: {told} (the engine goes on)"] * 2  # once a process
+    reported = "lockstep_nano.nano_runner on nanovllm.engine.model_runner: KeyError: 'no such attribute'"
+    assert err.splitlines() == [f"lockstep attach: {reported} (the engine goes on)"] * 2  # once a process
     reports = [json.loads(file.read_text()) for file in (engine / "dump").glob("report-*.jsonl")]
-    assert [(one["kind"], one["text"].splitlines()[0]) for one in reports] == [("failed", told)] * 2
+    assert [(one["kind"], one["text"].splitlines()[0]) for one in reports] == [("failed", reported)] * 2

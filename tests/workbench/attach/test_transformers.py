@@ -109,9 +109,9 @@ def attached(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_programs_are_attached_to_and_right(ranks: int, tmp_path: Path) -> None:
     target = tmp_path / "run.session"
-    told = attached("demo", target, "1,2,3,4,5", ranks=ranks)
-    rests = told["coverage"]
-    assert (told["verdict"], rests["aligned"], rests["rows"], rests["ranks"]) == ("match", 8, 8, ranks)
+    reported = attached("demo", target, "1,2,3,4,5", ranks=ranks)
+    rests = reported["coverage"]
+    assert (reported["verdict"], rests["aligned"], rests["rows"], rests["ranks"]) == ("match", 8, 8, ranks)
     with Session.open(target) as session:
         layouts = {tap.name: tap.layout for tap in session.taps}
         assert layouts["layers.0.attn.q_proj"] == layouts["layers.0.mlp.act"] == "shard(1)"
@@ -143,17 +143,25 @@ PROMPT = "3,130,17,99,4,64,5,12,77,120,31,8"
     ],
 )
 def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> None:
-    told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT)
-    assert (told["verdict"], told["coverage"]["aligned"], told["coverage"]["ranks"]) == ("match", 15, 2)
-    assert told["causes"] == []
+    reported = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT)
+    assert (reported["verdict"], reported["coverage"]["aligned"], reported["coverage"]["ranks"]) == (
+        "match",
+        15,
+        2,
+    )
+    assert reported["causes"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_short_convolutions_are_right(tmp_path: Path) -> None:
     """transformers' plan divides nothing of them."""
-    told = attached(str(tiny_variant(tmp_path, "lfm2")), tmp_path / "run.session", PROMPT, ranks=1)
-    assert (told["verdict"], told["coverage"]["aligned"], told["coverage"]["absent"]) == ("match", 15, [])
+    reported = attached(str(tiny_variant(tmp_path, "lfm2")), tmp_path / "run.session", PROMPT, ranks=1)
+    assert (reported["verdict"], reported["coverage"]["aligned"], reported["coverage"]["absent"]) == (
+        "match",
+        15,
+        [],
+    )
 
 
 EXPERTS = [
@@ -174,9 +182,13 @@ EXPERTS = [
 @pytest.mark.parametrize("plan", ["tp", "ep"])
 @pytest.mark.parametrize("name", EXPERTS)
 def test_experts_under_either_plan_are_right(name: str, plan: str, tmp_path: Path) -> None:
-    told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, plan=plan)
-    assert (told["verdict"], told["coverage"]["aligned"], told["coverage"]["ranks"]) == ("match", 15, 2)
-    assert "mlp.combine" not in told["coverage"]["absent"]
+    reported = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, plan=plan)
+    assert (reported["verdict"], reported["coverage"]["aligned"], reported["coverage"]["ranks"]) == (
+        "match",
+        15,
+        2,
+    )
+    assert "mlp.combine" not in reported["coverage"]["absent"]
 
 
 @pytest.mark.slow
@@ -194,9 +206,9 @@ def test_experts_under_either_plan_are_right(name: str, plan: str, tmp_path: Pat
 def test_a_bug_of_divided_experts_is_named(
     name: str, plan: str, bug: str, cause: str, tmp_path: Path
 ) -> None:
-    told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, bug, plan=plan)
-    assert told["verdict"] == "diverged"
-    assert told["causes"][0]["name"] == cause
+    reported = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, bug, plan=plan)
+    assert reported["verdict"] == "diverged"
+    assert reported["causes"][0]["name"] == cause
 
 
 @pytest.mark.slow
@@ -213,10 +225,10 @@ def test_a_bug_of_divided_experts_is_named(
     ],
 )
 def test_a_bug_in_a_sharded_model_is_placed(name: str, bug: str, tap: str, tmp_path: Path) -> None:
-    told = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, bug)
-    assert told["verdict"] == "diverged"
-    assert told["first_divergence"]["tap"] == tap
-    assert told["causes"][0]["tap"] == tap
+    reported = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, bug)
+    assert reported["verdict"] == "diverged"
+    assert reported["first_divergence"]["tap"] == tap
+    assert reported["causes"][0]["tap"] == tap
 
 
 @pytest.mark.gpu

@@ -97,8 +97,8 @@ def test_a_fault_is_named(fault: str, model: str, diagnosed: Callable[[str, str]
         assert any("no effect" in note for note in result.event.notes)
         return
     assert result.event.verdict == "diverged"
-    told = [cause.in_words() for cause in result.causes]
-    assert fault in {cause.fault for cause in result.causes}, told
+    reported = [cause.in_words() for cause in result.causes]
+    assert fault in {cause.fault for cause in result.causes}, reported
 
 
 def test_all_of_the_catalogue_is_tried() -> None:

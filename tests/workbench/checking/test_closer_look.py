@@ -25,8 +25,8 @@ TAPS = ["embed", *(f"layers.{n}.{op}" for n in range(LAYERS) for op in OPS), "fi
 
 def result(moved: str = "", wrong: str = "", verdict: str = "", misplaced: str = "") -> CheckResult:
     first = Divergence(wrong, reason="9 times the noise floor") if wrong else None
-    said = verdict or ("diverged" if first else "inconclusive" if moved or misplaced else "match")
-    event = msgspec.convert({"verdict": said}, GoldenEvent)
+    stated = verdict or ("diverged" if first else "inconclusive" if moved or misplaced else "match")
+    event = msgspec.convert({"verdict": stated}, GoldenEvent)
     event = msgspec.structs.replace(event, coverage=Coverage(misplaced=misplaced), first_divergence=first)
     judgement = Judgement("match", 0.0, True, first, (), 1, "floor")
     at = MovedTap(moved, 0, "max", 2.0, 1.0) if moved else None

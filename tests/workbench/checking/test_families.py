@@ -252,7 +252,7 @@ def test_what_is_planted_is_found_where_it_begins(name: str, tmp_path: Path) -> 
 def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_path: Path) -> None:
     with running(tmp_path, name, 2, ep=ep) as (model, inferior):
         for fault, (tap, words) in (
-            (rule, told) for (of, rule), told in PLANTED_IN_EXPERTS.items() if of == name
+            (rule, reported) for (of, rule), reported in PLANTED_IN_EXPERTS.items() if of == name
         ):
             rule, _, value = fault.partition("=")
             result = checked(tmp_path, model, inferior, **{rule: value})

@@ -66,10 +66,10 @@ def test_quantised_blocks_match_and_the_loss_of_llamacpp_itself_is_told(
     assert loss.tokens == len(PROMPTS) * (STEPS + 1)
     assert loss.max_abs > 100 * result.event.max_abs_logits  # what it would be blamed for otherwise
     np.testing.assert_allclose(loss.engine_max_abs, loss.max_abs, rtol=0.05)
-    said = told(result, capsys)
-    assert "from llama.cpp in float32" in said
-    assert "llama.cpp on the blocks as stored is off by max abs" in said
-    assert "right on the blocks dequantised" in said
+    stated = told(result, capsys)
+    assert "from llama.cpp in float32" in stated
+    assert "llama.cpp on the blocks as stored is off by max abs" in stated
+    assert "right on the blocks dequantised" in stated
 
 
 @needs_llamacpp

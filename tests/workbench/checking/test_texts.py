@@ -31,9 +31,9 @@ def written(model: Path) -> Generated:
     with Session.open(
         record_golden(model, [GoldenSequence(tuple(PROMPT))], 3, "float32"), UNLIMITED
     ) as session:
-        told = [session.step(step).sequences[0] for step in session.steps()]
-    tops = [tuple(zip(one.topk_ids, one.topk_logits, strict=True)) for one in told]
-    return Generated(list(PROMPT), [one.emitted for one in told if one.emitted is not None], tops)
+        reported = [session.step(step).sequences[0] for step in session.steps()]
+    tops = [tuple(zip(one.topk_ids, one.topk_logits, strict=True)) for one in reported]
+    return Generated(list(PROMPT), [one.emitted for one in reported if one.emitted is not None], tops)
 
 
 @pytest.mark.slow
@@ -51,10 +51,10 @@ def test_the_first_other_token_is_told_with_both_sides(model: Path, written: Gen
     assert (parting.seq, parting.step, parting.position) == (4, 2, len(PROMPT) + 2)
     assert (parting.engine_token, parting.reference_token) == (second, written.ids[2])
     assert [token for token, _ in parting.reference_top[:2]] == [written.ids[2], second]
-    said = comparison_text(found, None).splitlines()
-    assert said[0].startswith("sequence 4 parts from transformers at new token 3 (position 6): ")
-    assert said[1].startswith("  lockstep      ")
-    assert said[2].startswith(f"  transformers  {written.ids[2]} ")
+    stated = comparison_text(found, None).splitlines()
+    assert stated[0].startswith("sequence 4 parts from transformers at new token 3 (position 6): ")
+    assert stated[1].startswith("  lockstep      ")
+    assert stated[2].startswith(f"  transformers  {written.ids[2]} ")
 
 
 def test_sampling_is_keyed_alike(model: Path, written: Generated) -> None:

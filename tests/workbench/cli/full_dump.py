@@ -52,9 +52,9 @@ def carry_out(limit: int, directory: Path) -> str:
         assert left == {"run.session"}
     else:
         assert done.returncode in (2, 3), done.stderr
-        said = done.stderr.replace(
+        stated = done.stderr.replace(
             "recording stopped at pass 0, writing", f"cannot write a session to {target}"
         )
-        assert f"cannot write a session to {target}" in said, done.stderr
+        assert f"cannot write a session to {target}" in stated, done.stderr
         assert left == set(), "half-made files are left"
     return done.stderr

@@ -44,8 +44,8 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
 
 def attached(capfd: Any, target: Path, *words: str, code: int = 0) -> tuple[str, str]:
     assert run(["attach", "-o", str(target), *words]) == code
-    told = capfd.readouterr()
-    return told.out, told.err
+    reported = capfd.readouterr()
+    return reported.out, reported.err
 
 
 def ids(session: Session) -> list[list[int]]:
@@ -100,8 +100,8 @@ def test_taps_steps_and_the_dump_are_chosen(engine: list[str], tmp_path: Path, c
     out, _ = attached(capfd, target, *asked, "--", *engine, "0", "1", "ends")
     text, _, report = out.partition("\n")
     assert text == "text of the engine"
-    told = json.loads(report)
-    assert (told["session"], told["code"], told["coverage"]["rows"]) == (str(target), 0, 4)
+    reported = json.loads(report)
+    assert (reported["session"], reported["code"], reported["coverage"]["rows"]) == (str(target), 0, 4)
     with Session.open(target) as session:
         assert [tap.name for tap in session.taps] == ["embed", "layers.1.attn_norm", "logits"]
     assert (kept / "rank0" / "passes.jsonl").is_file()

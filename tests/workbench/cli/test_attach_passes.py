@@ -66,14 +66,14 @@ class Engine:
     code: int = 0
 
     def attach(self, command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path) -> Attached:
-        told = self.runs[min(len(self.asked), len(self.runs) - 1)]
+        reported = self.runs[min(len(self.asked), len(self.runs) - 1)]
         self.asked.append(asked)
-        if not told.by_rank:
+        if not reported.by_rank:
             raise AttachError("no rank wrote a pass")
-        for rank, passes in told.by_rank.items():
+        for rank, passes in reported.by_rank.items():
             mode = "compiled" if asked.capture == "ids" else "eager"
             tape = Tape(
-                dump, rank, told.facts.ranks, engine="an engine 1.0", config=self.config, mode=mode,
+                dump, rank, reported.facts.ranks, engine="an engine 1.0", config=self.config, mode=mode,
                 capture=asked.capture, tensors=asked.tensors,
             )  # fmt: skip
             for one in passes:
@@ -81,7 +81,7 @@ class Engine:
                 for x in one.tensors:
                     tape.tap(x.tap, torch.from_numpy(x.array.copy()), x.layout, x.rows)
             tape.close()
-        return Attached(dump, self.code, tuple(told.by_rank), self.changed, self.stopped)
+        return Attached(dump, self.code, tuple(reported.by_rank), self.changed, self.stopped)
 
 
 @pytest.fixture
@@ -114,8 +114,8 @@ def attach(engine: Engine, case: Case, tmp_path: Path, capsys: Any) -> Attach:
             *words,
         ]
         assert run([*given, "--", "an-engine"]) == code
-        told = capsys.readouterr()
-        return json.loads(told.out), told.err
+        reported = capsys.readouterr()
+        return json.loads(reported.out), reported.err
 
     return call
 
@@ -150,11 +150,11 @@ def test_a_right_run_takes_one_pass_where_its_tensors_would_be_large(
     engine: Engine, attach: Attach, case: Case, tmp_path: Path
 ) -> None:
     engine.runs = [rows(Rows.of(case.floor))]
-    told, err = attach()
+    reported, err = attach()
     assert [(one.capture, one.tensors) for one in engine.asked] == [("stats", ("embed", "logits"))]
-    assert told["judged"]["verdict"] == "match"
-    assert (told["coverage"]["layers"], told["coverage"]["by_statistics"]) == (LAYERS, LAYERS)
-    assert told["passes"] == [
+    assert reported["judged"]["verdict"] == "match"
+    assert (reported["coverage"]["layers"], reported["coverage"]["by_statistics"]) == (LAYERS, LAYERS)
+    assert reported["passes"] == [
         {
             "kept": "statistics of everything",
             "found": "the logits are right, and no row's statistics leave the reference",
@@ -169,10 +169,10 @@ def test_a_right_run_is_held_against_all_its_tensors_where_they_are_small(
 ) -> None:
     monkeypatch.setattr(closer_look, "SMALL", 256 << 20)
     engine.runs = [rows(Rows.of(case.floor))]
-    told, _ = attach()
+    reported, _ = attach()
     assert [one.tensors for one in engine.asked] == [("embed", "logits"), ("embed", "logits", "*")]
-    assert (told["judged"]["verdict"], told["coverage"]["by_statistics"]) == ("match", 0)
-    assert told["passes"][1] == {"kept": "all taps", "found": "nothing is wrong in it"}
+    assert (reported["judged"]["verdict"], reported["coverage"]["by_statistics"]) == ("match", 0)
+    assert reported["passes"][1] == {"kept": "all taps", "found": "nothing is wrong in it"}
     assert tensors(tmp_path / "run.session") == set(range(LAYERS))
 
 
@@ -183,9 +183,9 @@ def test_what_statistics_do_not_show_is_found_where_the_tensors_are_small(
     """Rotations keep norms: of angles that are a little off no statistic leaves the reference."""
     monkeypatch.setattr(closer_look, "SMALL", 256 << 20)
     engine.runs = [edited(rows(Rows.of(case.floor)), "layers.2.attn.q_rope", turned)]
-    told, _ = attach(code=1)
-    assert told["passes"][0]["found"].startswith("the logits are right, and no row's statistics leave")
-    assert told["judged"]["first_divergence"]["tap"] == "layers.2.attn.q_rope"
+    reported, _ = attach(code=1)
+    assert reported["passes"][0]["found"].startswith("the logits are right, and no row's statistics leave")
+    assert reported["judged"]["first_divergence"]["tap"] == "layers.2.attn.q_rope"
 
 
 def test_an_engine_that_ends_with_1_gives_no_verdict_by_that(
@@ -193,26 +193,26 @@ def test_an_engine_that_ends_with_1_gives_no_verdict_by_that(
 ) -> None:
     engine.code = 1
     engine.runs = [rows(Rows.of(case.floor))]
-    told, _ = attach(code=6)
-    assert (told["judged"]["verdict"], told["code"]) == ("match", 1)
+    reported, _ = attach(code=6)
+    assert (reported["judged"]["verdict"], reported["code"]) == ("match", 1)
     engine.runs = [rows(bugged)]
-    told, _ = attach("--once", code=1)
-    assert told["judged"]["verdict"] == "diverged"
+    reported, _ = attach("--once", code=1)
+    assert reported["judged"]["verdict"] == "diverged"
 
 
 def test_the_second_pass_keeps_the_layers_around_and_names_the_cause(
     engine: Engine, attach: Attach, bugged: Rows, tmp_path: Path
 ) -> None:
     engine.runs = [rows(bugged)]
-    told, err = attach(code=1)
+    reported, err = attach(code=1)
     assert [one.capture for one in engine.asked] == ["stats", "stats"]
     assert tensors(tmp_path / "run.session") == {2, 3, 4}
-    judged = told["judged"]
+    judged = reported["judged"]
     assert judged["first_divergence"]["tap"] == "layers.3.mlp.up"
     (cause,) = judged["causes"]  # that the layers after these are wrong as a whole is no other cause
     assert "1.5" in cause["text"]
     assert (judged["coverage"]["layers"], judged["coverage"]["by_statistics"]) == (LAYERS, LAYERS - 3)
-    first, second = told["passes"]
+    first, second = reported["passes"]
     assert "first leaves the reference at layers.3.mlp.up, step 0" in first["found"]
     assert second["kept"].startswith("layers 2 to 4")
     assert second["found"].startswith("first wrong: layers.3.mlp.up at step 0")
@@ -224,19 +224,23 @@ def test_the_second_pass_keeps_the_layers_around_and_names_the_cause(
 @pytest.mark.slow
 def test_what_statistics_do_not_show_takes_a_third_pass(engine: Engine, attach: Attach, bugged: Rows) -> None:
     engine.runs = [edited(rows(bugged), "layers.1.mlp_residual", lambda x: x[:, ::-1].copy())]
-    told, _ = attach(code=1)
-    assert [one["kept"][:12] for one in told["passes"]] == ["statistics o", "layers 2 to ", "layers 0 to "]
-    assert "wrong already, by what statistics do not show" in told["passes"][1]["found"]
-    assert told["judged"]["first_divergence"]["tap"] == "layers.1.mlp_residual"
+    reported, _ = attach(code=1)
+    assert [one["kept"][:12] for one in reported["passes"]] == [
+        "statistics o",
+        "layers 2 to ",
+        "layers 0 to ",
+    ]
+    assert "wrong already, by what statistics do not show" in reported["passes"][1]["found"]
+    assert reported["judged"]["first_divergence"]["tap"] == "layers.1.mlp_residual"
 
 
 def test_once_keeps_everything_in_one_run(
     engine: Engine, attach: Attach, bugged: Rows, tmp_path: Path
 ) -> None:
     engine.runs = [rows(bugged)]
-    told, _ = attach("--once", code=1)
+    reported, _ = attach("--once", code=1)
     assert [one.capture for one in engine.asked] == ["full"]
-    assert "passes" not in told
+    assert "passes" not in reported
     assert tensors(tmp_path / "run.session") == set(range(LAYERS))
 
 
@@ -262,19 +266,19 @@ def test_runs_of_other_tokens_are_inconclusive(
 
     monkeypatch.setattr(attach_passes, "judged_recording", first_verdict)
     engine.runs = [rows(bugged), with_another_end(rows(bugged))]
-    told, _ = attach(code=6)
-    assert told["judged"]["verdict"] == "inconclusive"
-    assert "the runs of the command read other tokens: sequence 0 goes on" in told["judged"]["notes"][-1]
-    assert "the runs of the command read other tokens" in told["passes"][1]["found"]
+    reported, _ = attach(code=6)
+    assert reported["judged"]["verdict"] == "inconclusive"
+    assert "the runs of the command read other tokens: sequence 0 goes on" in reported["judged"]["notes"][-1]
+    assert "the runs of the command read other tokens" in reported["passes"][1]["found"]
 
 
 def test_a_second_run_that_leaves_nothing_leaves_the_first(
     engine: Engine, attach: Attach, bugged: Rows, tmp_path: Path
 ) -> None:
     engine.runs = [rows(bugged), replace(rows(bugged), by_rank={})]
-    told, err = attach(code=1)
+    reported, err = attach(code=1)
     assert "pass 2: no rank wrote a pass; what pass 1 recorded is kept" in err
-    assert len(told["passes"]) == 1
+    assert len(reported["passes"]) == 1
     with Session.open(tmp_path / "run.session") as session:
         assert session.has_tap("layers.3.mlp.up" + ROW_STATISTICS)
 
@@ -288,9 +292,9 @@ def test_who_ends_us_is_not_given_another_run(engine: Engine, attach: Attach, bu
 
 def test_the_text_without_the_tap_is_compared_first(engine: Engine, attach: Attach, case: Case) -> None:
     engine.runs = [rows(Rows.of(case.floor))]
-    told, err = attach("--compare-text")
+    reported, err = attach("--compare-text")
     assert [one.capture for one in engine.asked] == ["ids", "stats"]
-    assert told["text"] == "without the tap (compiled) the same tokens in 21 of 21 rows"
+    assert reported["text"] == "without the tap (compiled) the same tokens in 21 of 21 rows"
     assert err.index("first without the tap") < err.index("pass 1 keeps")
 
 
@@ -301,12 +305,12 @@ def test_another_text_without_the_tap_leaves_no_match(engine: Engine, attach: At
         [with_another_end(rows(right)), rows(right)],
         (Remark("changed", "it runs with eager=True"),),
     )
-    told, _ = attach("--compare-text", code=6)
-    assert told["judged"]["verdict"] == "inconclusive"
-    assert told["text"].startswith(
+    reported, _ = attach("--compare-text", code=6)
+    assert reported["judged"]["verdict"] == "inconclusive"
+    assert reported["text"].startswith(
         "without the tap (compiled) the command generates another text: sequence 0 goes on"
     )
-    assert told["text"].endswith("with the tap: it runs with eager=True")
+    assert reported["text"].endswith("with the tap: it runs with eager=True")
 
 
 def test_that_the_text_was_not_compared_is_said(

@@ -26,14 +26,14 @@ def small(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> str:
 def test_figures_as_json_and_a_plot(small: str, capsys: Any, tmp_path: Path) -> None:
     plot = tmp_path / "a.svg"
     assert run(["bench", small, "--quick", "--threads", "1", "--json", "--plot", str(plot)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert (told["baseline"], told["missing"], told["threads"]) == ("transformers", [], 1)
-    assert [(row["what"], row["size"]) for row in told["rows"]] == [
+    reported = json.loads(capsys.readouterr().out)
+    assert (reported["baseline"], reported["missing"], reported["threads"]) == ("transformers", [], 1)
+    assert [(row["what"], row["size"]) for row in reported["rows"]] == [
         ("load", 0),
         ("decode", 2),
         ("prefill", 16),
     ]
-    for row in told["rows"]:
+    for row in reported["rows"]:
         names = [one["contender"] for one in row["figures"]]
         assert names == ["lockstep", "lockstep, statistics", "transformers"]
         for one in row["figures"]:

@@ -42,20 +42,20 @@ def strictly(text: str) -> dict[str, Any]:
 def test_a_match_as_json(model: Path, capsys: Any, tmp_path: Path) -> None:
     saved = tmp_path / "a.session"
     assert run(words(model, "--json", "--save", str(saved))) == 0
-    told = strictly(capsys.readouterr().out)
-    assert told["verdict"] == "match"
-    assert told["max_abs_logits"] <= 1e-4
-    assert (told["tokens_identical"], told["first_divergence"], told["tp"]) == (True, None, 1)
-    assert told["engine_session"] == str(saved)
-    for path in (told["engine_session"], told["golden_session"]):
+    reported = strictly(capsys.readouterr().out)
+    assert reported["verdict"] == "match"
+    assert reported["max_abs_logits"] <= 1e-4
+    assert (reported["tokens_identical"], reported["first_divergence"], reported["tp"]) == (True, None, 1)
+    assert reported["engine_session"] == str(saved)
+    for path in (reported["engine_session"], reported["golden_session"]):
         with Session.open(Path(path)) as session:
             assert len(session.steps()) == 3
-    assert {(one["tap"], one["step"]) for one in told["taps"]} >= {
+    assert {(one["tap"], one["step"]) for one in reported["taps"]} >= {
         ("embed", 0),
         ("layers.1.mlp.act", 2),
         ("logits", 1),
     }
-    for one in told["taps"]:
+    for one in reported["taps"]:
         assert {"tap", "step", "max_abs", "rel_l2", "cosine", "verdict"} <= one.keys()
         assert one["verdict"] in ("pass", "suspect", "absent")
 
@@ -64,19 +64,19 @@ def test_a_divergence_in_every_form(model: Path, capsys: Any, tmp_path: Path) ->
     junit, table = tmp_path / "report.xml", tmp_path / "report.csv"
     fault = ["--fault", "mask=additive", "--tp", "2"]
     assert run(words(model, *fault, "--json", "--junit", str(junit), "--csv", str(table))) == 1
-    told = strictly(capsys.readouterr().out)  # NaN everywhere, and still JSON
-    first = told["first_divergence"]
+    reported = strictly(capsys.readouterr().out)  # NaN everywhere, and still JSON
+    first = reported["first_divergence"]
     assert (first["tap"], first["layer"], first["step"], first["rank"]) == (
         "layers.0.attn.scores",
         0,
         0,
         None,
     )
-    assert told["verdict"] == "diverged"
-    assert told["rules"] == {"mask": "additive"}
-    assert "0 * -inf" in told["causes"][0]["text"]
+    assert reported["verdict"] == "diverged"
+    assert reported["rules"] == {"mask": "additive"}
+    assert "0 * -inf" in reported["causes"][0]["text"]
     # NaN has no distance from a number: these have no figures.
-    assert told["faulty"] == [
+    assert reported["faulty"] == [
         {"tap": f"layers.{i}.attn.scores", "step": 0, "seq": 0, "injected": None, "ratio": None}
         for i in (0, 1)
     ]
@@ -84,13 +84,13 @@ def test_a_divergence_in_every_form(model: Path, capsys: Any, tmp_path: Path) ->
     failed = [case for case in suites.iter("testcase") if case.find("failure") is not None]
     assert int(suites.get("failures", "0")) == len(failed) > 0
     assert [case.get("name") for case in failed[:2]] == ["matches transformers", "attn.scores"]
-    told_first = failed[0].find("failure")
-    assert told_first is not None
-    assert "layers.0.attn.scores, layer 0, prefill (step 0), both ranks" in str(told_first.get("message"))
-    assert "0 * -inf" in str(told_first.text)
+    reported_first = failed[0].find("failure")
+    assert reported_first is not None
+    assert "layers.0.attn.scores, layer 0, prefill (step 0), both ranks" in str(reported_first.get("message"))
+    assert "0 * -inf" in str(reported_first.text)
     with table.open(newline="") as file:
         rows = list(csv.DictReader(file))
-    assert len(rows) == len(told["taps"])
+    assert len(rows) == len(reported["taps"])
     assert next(row for row in rows if row["verdict"] == "fail")["tap"] == "layers.0.attn.scores"
 
 
@@ -104,12 +104,12 @@ def test_a_dtype_that_does_not_carry_the_model_is_no_fault_of_the_engine(tmp_pat
     save_file(weights, path / "model.safetensors", {"format": "pt"})
     assert run(words(path, "--dtype", "float16")) == 6
     lines = capsys.readouterr().out.splitlines()
-    told = {line[:12].strip(): line[12:] for line in lines}
-    assert "this dtype does not carry the model: layers.1.mlp.act at step 0: the" in told["note"]
-    assert told["tokens"] == "not compared: the reference's logits are no numbers either"
-    assert told["logits"] == "not compared with transformers at the same dtype"
+    reported = {line[:12].strip(): line[12:] for line in lines}
+    assert "this dtype does not carry the model: layers.1.mlp.act at step 0: the" in reported["note"]
+    assert reported["tokens"] == "not compared: the reference's logits are no numbers either"
+    assert reported["logits"] == "not compared with transformers at the same dtype"
     assert lines[-1] == "verdict     inconclusive: use a wider --dtype"
-    assert not {"first wrong", "cause", "ledger"} & set(told), "nothing is called wrong"
+    assert not {"first wrong", "cause", "ledger"} & set(reported), "nothing is called wrong"
     heads = next(line for line in lines if line.startswith("layer"))
     row = next(line for line in lines if line.startswith("1 "))
     act = heads.index(" a ") + 1
@@ -122,21 +122,21 @@ def test_an_overflow_in_the_reference_too_reads_as_such(capsys: Any) -> None:
     overflow = Divergence("layers.1.mlp.act", 1, reason="the reference overflows in float16")
     event = GoldenEvent(verdict="inconclusive", overflow=overflow, tokens_identical=True, notes=("so it is",))
     render(event, [], Console(width=80))
-    told = {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
-    assert told["tokens"] == "not compared: the reference's logits are no numbers either"
-    assert told["logits"] == "not compared with transformers at the same dtype"
-    assert told["verdict"] == "inconclusive: use a wider --dtype"
+    reported = {line[:12].strip(): line[12:] for line in capsys.readouterr().out.splitlines()}
+    assert reported["tokens"] == "not compared: the reference's logits are no numbers either"
+    assert reported["logits"] == "not compared with transformers at the same dtype"
+    assert reported["verdict"] == "inconclusive: use a wider --dtype"
 
 
 def test_a_divergence_reads_at_80_columns(model: Path, capsys: Any) -> None:
     assert run(words(model, "--fault", "act=swapped")) == 1
     lines = capsys.readouterr().out.splitlines()
     assert max(map(len, lines)) <= 80
-    told = {line[:12].strip(): line[12:] for line in lines}
-    assert "layers.0.mlp.act, layer 0, prefill (step 0), rank 0" in told["first wrong"]
-    assert "silu(up) * gate" in told["cause"]
+    reported = {line[:12].strip(): line[12:] for line in lines}
+    assert "layers.0.mlp.act, layer 0, prefill (step 0), rank 0" in reported["first wrong"]
+    assert "silu(up) * gate" in reported["cause"]
     assert lines[-1] == "verdict     diverged"
-    assert told["ledger"] == "2 operations are wrong by themselves: layers.*.mlp.act"
+    assert reported["ledger"] == "2 operations are wrong by themselves: layers.*.mlp.act"
     row = next(line for line in lines if line.startswith("0 "))
     heads = next(line for line in lines if line.startswith("layer"))
     at = heads.index(" a ") + 1
@@ -165,9 +165,9 @@ def test_mistakes_are_one_line(model: Path, capsys: Any, more: list[str], code: 
 
 def test_a_model_without_a_prompt_or_tokenizer_is_checked_all_the_same(model: Path, capsys: Any) -> None:
     assert run(["check", str(model), "--steps", "0", "--floor", "fixed", "--json"]) == 0
-    told = strictly(capsys.readouterr().out)
-    assert told["tolerance"] == "fixed"
-    with Session.open(Path(told["engine_session"])) as session:
+    reported = strictly(capsys.readouterr().out)
+    assert reported["tolerance"] == "fixed"
+    with Session.open(Path(reported["engine_session"])) as session:
         ids = list(session.step(0).sequences[0].ids)
     assert ids[0] == 1  # BOS
     assert ids[-1] == 130  # the last of the vocabulary
@@ -202,10 +202,10 @@ def test_a_full_disk_costs_the_recording_not_the_verdict(
     report, saved = tmp_path / "a.xml", str(tmp_path / "a.session")
     assert run(words(model, "--json", "--save", saved, "--junit", str(report), *rules)) == code
     shown = capsys.readouterr()
-    told = strictly(shown.out)
-    assert told["verdict"] == ("diverged" if code == 1 else "match")
-    assert told["engine_session"] is None
-    assert "database or disk is full" in told["lost"]
+    reported = strictly(shown.out)
+    assert reported["verdict"] == ("diverged" if code == 1 else "match")
+    assert reported["engine_session"] is None
+    assert "database or disk is full" in reported["lost"]
     assert f"lockstep: error: {saved} lacks {lost}: cannot write session" in shown.err
     assert report.read_text().count("<testcase") > 10
 
@@ -234,8 +234,8 @@ def test_a_run_in_chunks_is_judged_and_recorded_as_one(model: Path, capsys: Any,
     saved = tmp_path / "a.session"
     long = ["check", str(model), "--ids", "5,6,7,8,9,10,11", "--ids", "3,4", "--steps", "2", "--chunk", "3"]
     assert run([*long, "--tp", "2", "--json", "--save", str(saved)]) == 0
-    told = strictly(capsys.readouterr().out)
-    assert (told["verdict"], told["steps"], told["prefill"]) == ("match", 5, 3)
+    reported = strictly(capsys.readouterr().out)
+    assert (reported["verdict"], reported["steps"], reported["prefill"]) == ("match", 5, 3)
     with Session.open(saved) as session:
         assert session.meta.config.chunk_tokens == 3
         assert [len(session.step(step).sequences[0].ids) for step in session.steps()] == [3, 3, 1, 1, 1]

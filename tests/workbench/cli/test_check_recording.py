@@ -50,9 +50,9 @@ def test_what_is_wrong_is_in_every_form(case: Case, tmp_path: Path, capsys: Any)
     words = recorded(case, tmp_path / "a.session", wrong=True)
     files = ["--junit", str(tmp_path / "a.xml"), "--csv", str(tmp_path / "a.csv")]
     assert run([*words, *files, "--save", str(tmp_path / "judged.session"), "--json"]) == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["coverage"]["aligned"] == 21
-    assert told["first_divergence"]["tap"] == "logits"
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["coverage"]["aligned"] == 21
+    assert reported["first_divergence"]["tap"] == "logits"
     verdict = ElementTree.parse(tmp_path / "a.xml").getroot()[0][0]
     assert "first wrong: logits" in verdict[0].attrib["message"]
     assert verdict[0].text is not None
@@ -114,9 +114,9 @@ def test_two_recordings_are_compared_once_their_rows_are_proved_the_same(
     moved = edited(packed(rows, rows.decoding(), tp=2), "embed", lambda x: x[::-1].copy())
     write_session(moved, tmp_path / "c.session", form="test")
     assert run(["diff", paths[0], str(tmp_path / "c.session"), "--json"]) == 6
-    told = json.loads(capsys.readouterr().out)
-    assert "misplaced" in told["coverage"]["misplaced"]
-    assert told["verdict"] == "inconclusive"
+    reported = json.loads(capsys.readouterr().out)
+    assert "misplaced" in reported["coverage"]["misplaced"]
+    assert reported["verdict"] == "inconclusive"
 
 
 def test_a_recording_and_its_golden_reference_are_judged(case: Case, tmp_path: Path, capsys: Any) -> None:

@@ -30,20 +30,20 @@ def path(tmp_path: Path) -> Path:
 
 def test_show_list_and_verify_say_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sessions", "show", str(path)]) == 0
-    told = capsys.readouterr().out
-    assert "state: damaged" in told
-    assert LOST in told
+    reported = capsys.readouterr().out
+    assert "state: damaged" in reported
+    assert LOST in reported
     assert run(["sessions", "verify", str(path)]) == 1
-    told = capsys.readouterr().out
-    assert LOST in told
-    assert "step 2 of branch 0, sequence 0: its checksum does not match" in told
+    reported = capsys.readouterr().out
+    assert LOST in reported
+    assert "step 2 of branch 0, sequence 0: its checksum does not match" in reported
 
 
 def test_a_replay_says_it_and_goes_on(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", str(path), "--ex", "goto 1", "--ex", "where"]) == 0
-    told = capsys.readouterr()
-    assert f"a.session is damaged: {LOST}" in told.err
-    assert "step 1" in told.out
+    reported = capsys.readouterr()
+    assert f"a.session is damaged: {LOST}" in reported.err
+    assert "step 1" in reported.out
     assert run(["replay", str(path), "--ex", "goto 2", "--ex", "where"]) != 0
     assert "step 2 of branch 0, sequence 0: its checksum does not match" in capsys.readouterr().err
 

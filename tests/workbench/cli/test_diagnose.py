@@ -207,9 +207,9 @@ def test_diff_with_the_golden_is_judged_and_bitwise_on_demand(strangers: Strange
 
 def test_diff_says_what_it_needs_to_look_for_a_cause(strangers: Strangers, capsys: Any) -> None:
     assert run(["diff", str(strangers.two.golden), str(strangers.two.engine)]) == 1
-    said = " ".join(capsys.readouterr().out.split())
-    assert "no cause is looked for: which checkpoint" in said
-    assert "lockstep diagnose" in said
+    stated = " ".join(capsys.readouterr().out.split())
+    assert "no cause is looked for: which checkpoint" in stated
+    assert "lockstep diagnose" in stated
 
 
 def test_when_the_time_for_the_search_is_over_what_was_found_is_told(

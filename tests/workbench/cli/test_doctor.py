@@ -20,11 +20,11 @@ def test_this_machine(capsys: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Pa
     model.touch()
     monkeypatch.setattr(health, "MODEL_DIR", tmp_path)
     assert run(["doctor", "--json"]) == 0
-    told = {one["what"]: one for one in json.loads(capsys.readouterr().out)}
-    assert sys.version.split()[0] in told["python"]["found"]
-    assert told["torch"]["level"] == "ok"
-    assert told["ranks"]["found"].startswith("two met over gloo")
-    assert {"GPUs", "collectives", "memory", "data", "cache", "temporary", "terminal"} <= told.keys()
+    reported = {one["what"]: one for one in json.loads(capsys.readouterr().out)}
+    assert sys.version.split()[0] in reported["python"]["found"]
+    assert reported["torch"]["level"] == "ok"
+    assert reported["ranks"]["found"].startswith("two met over gloo")
+    assert {"GPUs", "collectives", "memory", "data", "cache", "temporary", "terminal"} <= reported.keys()
 
 
 def test_bad_findings_fail_with_advice(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:

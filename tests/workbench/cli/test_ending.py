@@ -122,9 +122,9 @@ def test_a_signal_folds_the_session_and_says_where_it_is(
         one.wait(lambda one=one: one.steps() > 3)
         one.process.send_signal(number)
         assert one.ended() == 128 + number, one.err.read_text()
-        said = one.err.read_text().splitlines()[-1]
+        stated = one.err.read_text().splitlines()[-1]
         assert (
-            said == f"lockstep: ended by {number.name}; {one.session} is recorded up to step {one.folded()}"
+            stated == f"lockstep: ended by {number.name}; {one.session} is recorded up to step {one.folded()}"
         )
 
 
@@ -195,5 +195,5 @@ def test_a_rank_ends_at_once_wherever_it_is() -> None:
         host.settimeout(_PATIENCE)
         with host.accept()[0]:
             rank.terminate()
-            _, said = rank.communicate(timeout=_PATIENCE)
-    assert (rank.returncode, said) == (128 + signal.SIGTERM, "lockstep: rank 1: ended by SIGTERM\n")
+            _, stated = rank.communicate(timeout=_PATIENCE)
+    assert (rank.returncode, stated) == (128 + signal.SIGTERM, "lockstep: rank 1: ended by SIGTERM\n")

@@ -75,9 +75,9 @@ def test_whatever_a_command_raises_is_one_line_and_no_verdict(
         action.params, action.callback = [], act
         monkeypatch.setattr(root, "load", lambda _: command)
         assert main.run([name, *words]) == code
-        said = capsys.readouterr().err
-        assert (said.count("\n"), said[:10]) == (1, "lockstep: ")
-        assert "\x1b" not in said
+        stated = capsys.readouterr().err
+        assert (stated.count("\n"), stated[:10]) == (1, "lockstep: ")
+        assert "\x1b" not in stated
 
 
 @pytest.mark.parametrize("kind", sorted(RAISED))
@@ -113,8 +113,8 @@ def test_the_outermost_net_of_any_process(kind: str, capsys: Any) -> None:
             error_log.guarded(program, "x")
         return
     assert error_log.guarded(program, "x") in (Exit.DEFECT, Exit.CANNOT_LOAD)
-    said = capsys.readouterr().err
-    assert (said.count("\n"), said[:9]) == (1, "x: error:")
+    stated = capsys.readouterr().err
+    assert (stated.count("\n"), stated[:9]) == (1, "x: error:")
 
 
 def test_the_outermost_net_holds_where_the_log_cannot_be_written(
@@ -175,9 +175,9 @@ def test_a_thread_that_fails_is_one_line(capsys: Any, monkeypatch: pytest.Monkey
     thread = threading.Thread(target=_thrown(PanicException("oh")))
     thread.start()
     thread.join()
-    said = capsys.readouterr().err
-    assert said.startswith("lockstep: error: PanicException: oh (a defect of lockstep")
-    assert said.count("\n") == 1
+    stated = capsys.readouterr().err
+    assert stated.startswith("lockstep: error: PanicException: oh (a defect of lockstep")
+    assert stated.count("\n") == 1
 
 
 def test_a_panic_is_an_error_within_and_asking_to_end_is_not() -> None:

@@ -16,13 +16,15 @@ def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
     assert run(["faults"]) == 0
     shown = capsys.readouterr().out
     assert run(["faults", "--json"]) == 0
-    told = json.loads(capsys.readouterr().out)
-    assert [(one["name"], one["value"]) for one in told] == [(fault.seam, fault.value) for fault in FAULTS]
+    reported = json.loads(capsys.readouterr().out)
+    assert [(one["name"], one["value"]) for one in reported] == [
+        (fault.seam, fault.value) for fault in FAULTS
+    ]
     for fault in FAULTS:  # names of our own stay inside
         assert not fault.source or re.fullmatch(r"[\w.-]+/[\w.-]+#\d+", fault.source)
-    assert not set(told[0]) & {"id", "patch"}
+    assert not set(reported[0]) & {"id", "patch"}
     assert "seed" not in shown
-    for one in told:
+    for one in reported:
         assert f"{one['name']}={one['value']}" in shown
         assert one["title"] in shown
         assert one["default"] == DEFAULTS[one["name"]]
@@ -31,13 +33,13 @@ def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
 def test_what_cannot_act_says_why(capsys: Any, tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "llama"))
     assert run(["faults", "--model", model, "--json"]) == 0
-    told = {f"{one['name']}={one['value']}": one for one in json.loads(capsys.readouterr().out)}
-    assert not told["load_bias=false"]["acts"]
-    assert told["load_bias=false"]["reason"] == "the model has no q/k/v biases"
-    assert not told["qkv_sizes=mixed"]["acts"]
-    assert told["mask=additive"]["acts"]
+    reported = {f"{one['name']}={one['value']}": one for one in json.loads(capsys.readouterr().out)}
+    assert not reported["load_bias=false"]["acts"]
+    assert reported["load_bias=false"]["reason"] == "the model has no q/k/v biases"
+    assert not reported["qkv_sizes=mixed"]["acts"]
+    assert reported["mask=additive"]["acts"]
     assert run(["faults", "--model", model, "--tp", "2"]) == 0
     shown = capsys.readouterr().out
-    assert shown.count("cannot act here") < sum(not one["acts"] for one in told.values())
+    assert shown.count("cannot act here") < sum(not one["acts"] for one in reported.values())
     assert run(["faults", "--model", model, "--tp", "3"]) == 2
     assert "tp=3" in capsys.readouterr().err

@@ -82,7 +82,7 @@ def test_what_cannot_be_done_is_said_before_a_rank_starts(
     (pointer / "tokenizer.json").write_text(
         "version https://git-lfs.github.com/spec/v1\noid sha256:aa\nsize 12\n"
     )
-    for words, code, said in [
+    for words, code, stated in [
         ([str(model), "--ids", "1", "--capture", "full"], 2, "--capture selects what --save records"),
         ([str(model), "--ids", "1", "--chat"], 2, "--ids are tokens already"),
         (
@@ -93,7 +93,7 @@ def test_what_cannot_be_done_is_said_before_a_rank_starts(
         ([str(pointer), "--prompt", "a"], 3, "tokenizer.json: a git-LFS pointer"),
     ]:
         assert run(["generate", *words]) == code
-        assert said in capsys.readouterr().err
+        assert stated in capsys.readouterr().err
 
 
 def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> None:
@@ -104,11 +104,11 @@ def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> Non
     done = run_module("lockstep.workbench.cli", "generate", str(path), *words)
     assert done.returncode == 0, done.stderr
     bad = {"tap": "layers.1.mlp.up", "step": 0}
-    told = [
+    reported = [
         (one["ids"], one["finish_reason"], one["first_bad_tap"])
         for one in json.loads(done.stdout)["sequences"]
     ]
-    assert told == [([], "nan", bad)] * 2
+    assert reported == [([], "nan", bad)] * 2
     assert done.stderr.count("warning") == 1
     assert "layers.1.mlp.up of step 0 is the first tap with NaN or Inf" in done.stderr
 
@@ -119,21 +119,21 @@ def test_json_of_a_ragged_batch_equals_transformers(model: Path, tmp_path: Path)
     words += ["--tp", "2", "--max-tokens", "6", "--json", "--save", str(saved)]
     done = run_module("lockstep.workbench.cli", "generate", str(model), *words)
     assert done.returncode == 0, done.stderr
-    said = json.loads(done.stdout)
-    assert said["tp"] == 2
-    assert said["tokens_per_second"] > 0
-    assert said["gigabytes_per_second"] > 0
-    for told, prompt in zip(said["sequences"], prompts, strict=True):
+    stated = json.loads(done.stdout)
+    assert stated["tp"] == 2
+    assert stated["tokens_per_second"] > 0
+    assert stated["gigabytes_per_second"] > 0
+    for reported, prompt in zip(stated["sequences"], prompts, strict=True):
         wanted = greedy(prompt, 6)
-        assert (told["prompt_ids"], told["ids"], told["text"]) == (prompt, wanted, None)
-        assert told["finish_reason"] == ("eos" if wanted[-1] == 2 else "length")
+        assert (reported["prompt_ids"], reported["ids"], reported["text"]) == (prompt, wanted, None)
+        assert reported["finish_reason"] == ("eos" if wanted[-1] == 2 else "length")
     assert "tokens/s" in done.stderr
     assert "GB/s" in done.stderr
     with Session.open(saved) as session:
         assert session.ranks == 2
         steps = len(session.steps())
-        assert steps == max(len(told["ids"]) for told in said["sequences"])
-        first = [told.ids for told in session.step(0).sequences]
+        assert steps == max(len(reported["ids"]) for reported in stated["sequences"])
+        first = [reported.ids for reported in session.step(0).sequences]
         assert [list(ids) for ids in first] == prompts
         assert session.stats(0) is not None
         assert session.meta.rules == {}
@@ -148,10 +148,10 @@ def test_eos_ends_a_sequence_and_leaves_the_others(model: Path, capsys: Any, tmp
     assert (
         run(["generate", str(path), "--ids", "5,6,7", "--ids", "9,9,9,9", "--max-tokens", "4", "--json"]) == 0
     )
-    told = json.loads(capsys.readouterr().out)["sequences"]
+    reported = json.loads(capsys.readouterr().out)["sequences"]
     stop = ids.index(ids[1]) + 1
-    assert (told[0]["ids"], told[0]["finish_reason"]) == (ids[:stop], "eos")
-    assert len(told[1]["ids"]) == 4 or told[1]["finish_reason"] == "eos"
+    assert (reported[0]["ids"], reported[0]["finish_reason"]) == (ids[:stop], "eos")
+    assert len(reported[1]["ids"]) == 4 or reported[1]["finish_reason"] == "eos"
 
 
 def test_text_goes_to_stdout_and_speed_to_stderr(talking: Path, capfd: Any) -> None:
@@ -246,13 +246,13 @@ def _damaged(model: Path, directory: Path) -> dict[str, tuple[Path, str]]:
 
 
 def test_models_that_cannot_be_loaded(model: Path, capsys: Any, tmp_path: Path) -> None:
-    for what, (path, said) in _damaged(model, tmp_path).items():
+    for what, (path, stated) in _damaged(model, tmp_path).items():
         assert run(["generate", str(path), "--ids", "1"]) == 3, what
         shown = capsys.readouterr()
         assert shown.out == ""
         assert shown.err.startswith("lockstep: error: "), what
         assert shown.err.count("\n") == 1, what
-        assert said in shown.err, what
+        assert stated in shown.err, what
         assert "\x1b" not in shown.err
         assert run(["check", str(path), "--ids", "1"]) == 3, what
         assert capsys.readouterr().err == shown.err, what
@@ -272,15 +272,15 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(model: Path, tmp_path: P
     words = ["--ids", "1,2,3", "--max-tokens", "60", "--json", "--capture", "full", "--save", str(saved)]
     done = run_module("lockstep.workbench.cli", "generate", str(model), *words, most_file_bytes=600_000)
     assert done.returncode == 3, done.stderr
-    said = json.loads(done.stdout)["sequences"][0]
-    assert len(said["ids"]) == 60 or said["finish_reason"] == "eos"
+    stated = json.loads(done.stdout)["sequences"][0]
+    assert len(stated["ids"]) == 60 or stated["finish_reason"] == "eos"
     assert done.stderr.count("warning: nothing is recorded since step") == 1
     assert "lockstep: error: " in done.stderr
     assert "to 59) were not recorded: cannot write session" in done.stderr
     with Session.open(saved) as session:
         kept = len(session.steps())
         assert 0 < kept < 60
-        assert session.step(kept - 1).sequences[0].emitted == said["ids"][kept - 1]
+        assert session.step(kept - 1).sequences[0].emitted == stated["ids"][kept - 1]
         assert session.stats(kept - 1) is not None
 
 
@@ -299,11 +299,11 @@ def test_interrupt_ends_every_rank(model: Path) -> None:
     ranks = psutil.Process(process.pid).children(recursive=True)
     assert len(ranks) == 2
     process.send_signal(signal.SIGINT)
-    _, said = process.communicate(timeout=120)
+    _, stated = process.communicate(timeout=120)
     gone, alive = psutil.wait_procs(ranks, timeout=60)
-    assert process.returncode == 130, said
+    assert process.returncode == 130, stated
     assert (len(gone), alive) == (2, [])
-    assert "Traceback" not in said
+    assert "Traceback" not in stated
 
 
 def test_a_killed_rank_is_named(model: Path) -> None:
@@ -315,9 +315,9 @@ def test_a_killed_rank_is_named(model: Path) -> None:
     process.stdout.read(1)
     victims = psutil.Process(process.pid).children(recursive=True)
     victims[1].kill()
-    _, said = process.communicate(timeout=120)
-    assert process.returncode == 5, said
-    assert "is lost: killed by SIGKILL" in said
+    _, stated = process.communicate(timeout=120)
+    assert process.returncode == 5, stated
+    assert "is lost: killed by SIGKILL" in stated
     _, alive = psutil.wait_procs(victims, timeout=60)
     assert alive == []
 
@@ -334,6 +334,6 @@ def test_stories_come_out_as_published(capsys: Any) -> None:
 @pytest.mark.parametrize("command", ["generate", pytest.param("check", marks=pytest.mark.slow)])
 def test_a_gpu_that_is_not_there(model: Path, capsys: Any, command: str) -> None:
     assert run([command, str(model), "--ids", "1", "--tp", "2", "--device", "cuda"]) in (2, 3)
-    said = capsys.readouterr().err
-    assert "GPU" in said or "CUDA" in said
-    assert said.count("\n") == 1
+    stated = capsys.readouterr().err
+    assert "GPU" in stated or "CUDA" in stated
+    assert stated.count("\n") == 1

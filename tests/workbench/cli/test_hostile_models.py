@@ -35,10 +35,10 @@ def test_sizes_that_its_files_contradict_are_refused_before_anything_starts(
     before = set(psutil.Process().children())
     assert run([command, str(path), "--prompt", "hi"]) == 3
     assert set(psutil.Process().children()) <= before
-    said = capsys.readouterr().err.strip()
-    assert said.count("\n") == 0
-    assert "do not fit the configuration" in said
-    assert "The configuration describes" in said
+    stated = capsys.readouterr().err.strip()
+    assert stated.count("\n") == 0
+    assert "do not fit the configuration" in stated
+    assert "The configuration describes" in stated
 
 
 @pytest.mark.timeout(120)
@@ -51,8 +51,8 @@ def test_a_tokenizer_that_panics_is_one_line_and_no_verdict(
     KINDS["a regular expression that gives up"](path)
     monkeypatch.setattr("sys.stdin", open("/dev/null"))  # noqa: SIM115 - `run` reads commands from it
     assert run([command, str(path), "--prompt", "a" * 100]) == 3
-    said = capsys.readouterr().err
-    assert "the tokenizer failed: PanicException" in said
-    assert "--ids" in said
-    assert "Traceback" not in said
-    assert said.strip().count("\n") == 0
+    stated = capsys.readouterr().err
+    assert "the tokenizer failed: PanicException" in stated
+    assert "--ids" in stated
+    assert "Traceback" not in stated
+    assert stated.strip().count("\n") == 0

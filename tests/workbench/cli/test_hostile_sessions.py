@@ -20,5 +20,5 @@ def test_every_command_ends(tmp_path: Path, kind: str, code: int, capsys: pytest
         ["export", path, "--json", str(tmp_path / "out.json")],
     ):
         assert run(words) == code, words
-        said = capsys.readouterr()
-        assert said.out or "`session_memory` in config.toml" in said.err or words[0] == "export", words
+        stated = capsys.readouterr()
+        assert stated.out or "`session_memory` in config.toml" in stated.err or words[0] == "export", words

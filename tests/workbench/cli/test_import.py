@@ -34,8 +34,8 @@ def dump(folder: Path, *, ranks: int = 1, capture: str = "full", name: str = "la
 
 def imported(capsys: Any, *words: object, code: int = 0) -> tuple[str, str]:
     assert run(["import", *map(str, words)]) == code
-    told = capsys.readouterr()
-    return told.out, told.err
+    reported = capsys.readouterr()
+    return reported.out, reported.err
 
 
 def test_a_dump_becomes_a_session_with_what_it_rests_on(tmp_path: Path, capsys: Any) -> None:
@@ -132,9 +132,9 @@ def test_statistics_alone_are_kept_row_by_row(tmp_path: Path, capsys: Any) -> No
 def test_the_model_gives_shapes_and_json_tells_all(tmp_path: Path, capsys: Any) -> None:
     model = tiny_checkpoint(tmp_path / "model", "qwen2")
     words = ("lockstep", dump(tmp_path / "dump"), "-o", tmp_path / "run.session", "--model", model, "--json")
-    told = json.loads(imported(capsys, *words)[0])
-    assert told["coverage"]["rows"] == 6
-    assert told["foreign"]["format"] == "lockstep"
+    reported = json.loads(imported(capsys, *words)[0])
+    assert reported["coverage"]["rows"] == 6
+    assert reported["foreign"]["format"] == "lockstep"
     with Session.open(tmp_path / "run.session") as session:
         assert session.meta.model.num_layers == 3
         assert session.meta.model.path == str(model)

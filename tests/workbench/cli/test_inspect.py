@@ -97,7 +97,7 @@ def test_a_checkpoint_that_does_not_fit_is_shown_as_it_is(model: Path, capsys: A
 
 
 def test_mistakes(model: Path, capsys: Any, tmp_path: Path) -> None:
-    for words, code, said in [
+    for words, code, stated in [
         ([str(model), "--tensor", "nothing.like.it"], 2, "no tensor matches"),
         ([str(model), "--tp", "3"], 2, "tp=3"),
         ([str(tmp_path)], 3, "config.json"),
@@ -105,7 +105,7 @@ def test_mistakes(model: Path, capsys: Any, tmp_path: Path) -> None:
     ]:
         assert run(["inspect", *words]) == code
         shown = capsys.readouterr()
-        assert said in shown.err
+        assert stated in shown.err
         assert shown.err.count("\n") == 1
 
 

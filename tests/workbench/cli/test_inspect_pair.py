@@ -19,15 +19,15 @@ def run(*words: str) -> tuple[int, str]:
 
 
 def test_a_large_bias_that_the_original_has_too_is_qwens() -> None:
-    code, said = run(
+    code, stated = run(
         "demo", str(GGUF_DIR / "demo-q8_0.gguf"), "--tensor", "model.layers.0.self_attn.k_proj.*"
     )
     assert code == 0
-    assert "BF16 → Q8_0  quantised, within the type: at most 0.5" in said
-    assert "stands out: [0] = -33.0" in said
-    assert "; the first has the same" in said
-    assert said.rstrip().endswith("the same numbers, as far as their types can hold them")
-    assert "!" not in said.split("model.layers")[0]  # 1e-6 is 1e-6 in float32 as well
+    assert "BF16 → Q8_0  quantised, within the type: at most 0.5" in stated
+    assert "stands out: [0] = -33.0" in stated
+    assert "; the first has the same" in stated
+    assert stated.rstrip().endswith("the same numbers, as far as their types can hold them")
+    assert "!" not in stated.split("model.layers")[0]  # 1e-6 is 1e-6 in float32 as well
 
 
 def test_another_model_is_none_and_the_code_says_so(tmp_path: Path) -> None:
@@ -37,15 +37,15 @@ def test_another_model_is_none_and_the_code_says_so(tmp_path: Path) -> None:
     other = gguf_twin(
         tiny_checkpoint(tmp_path / "b", "qwen2", seed=5, rms_norm_eps=1e-6), tmp_path / "b.gguf"
     )
-    code, said = run(str(one), str(other), "--tensor", "*norm.weight")
+    code, stated = run(str(one), str(other), "--tensor", "*norm.weight")
     assert code == 1
-    assert "! rms_eps: 1e-05 in A" in said
-    assert "not one model: model.layers.0.input_layernorm.weight" in said
-    code, said = run(str(one), str(other), "--tensor", "model.norm.weight", "--json")
+    assert "! rms_eps: 1e-05 in A" in stated
+    assert "not one model: model.layers.0.input_layernorm.weight" in stated
+    code, stated = run(str(one), str(other), "--tensor", "model.norm.weight", "--json")
     assert code == 1
-    told = json.loads(said)
-    assert told["within"] is False
-    assert told["tensors"][0]["kind"] == "different"
+    reported = json.loads(stated)
+    assert reported["within"] is False
+    assert reported["tensors"][0]["kind"] == "different"
 
 
 def test_no_tensor_of_that_name_is_a_wrong_request() -> None:

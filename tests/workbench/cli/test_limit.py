@@ -23,11 +23,11 @@ from lockstep.workbench.debugger.host.options import Launch
 def test_commands_that_take_too_long_end_with_a_line_and_4(tmp_path: Any, capsys: Any) -> None:
     words = ["run", "demo", "--ids", "1,2,3", "--save", str(tmp_path / "x.session"), "--limit-seconds", "0.5"]
     assert run([*words, "--batch", "--temperature", "1", "--ex", "until 100000", "--ex", "next"]) == 4
-    (said,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
-    assert said.startswith(
+    (stated,) = [line for line in capsys.readouterr().err.splitlines() if "error" in line]
+    assert stated.startswith(
         "lockstep: error: --ex 1: the commands have had their 0.5 s (--limit-seconds); stopped at "
     )
-    assert "give them more" in said
+    assert "give them more" in stated
 
 
 @pytest.mark.parametrize("as_json", [False, True])
@@ -47,12 +47,12 @@ def test_a_command_that_is_broken_off_ends_as_one_that_stops(as_json: bool, caps
     console = Console(cast(Debugger, debugger), as_json=as_json)
     with console.interruptible(0.1, batch=True):
         assert console.run([("x.lds:3", "golden")]) == 4
-    told = capsys.readouterr()
+    reported = capsys.readouterr()
     assert (
         "x.lds:3: the commands have had their 0.1 s (--limit-seconds); stopped at step 7 of branch 0"
-        in told.err
+        in reported.err
     )
-    assert [json.loads(line)["exit_code"] for line in told.out.splitlines()] == [4] * as_json
+    assert [json.loads(line)["exit_code"] for line in reported.out.splitlines()] == [4] * as_json
 
 
 def test_timeout_is_the_patience_with_a_rank_wherever_it_is_an_option(

@@ -128,9 +128,9 @@ def test_a_closed_pipe_is_no_error() -> None:
     assert process.stdout is not None
     process.stdout.close()
     assert process.stderr is not None
-    said = process.stderr.read()
+    stated = process.stderr.read()
     assert process.wait(30) == 141
-    assert said == ""
+    assert stated == ""
 
 
 def test_a_defect_is_not_taken_for_a_divergence() -> None:
@@ -194,8 +194,8 @@ def test_a_reader_that_leaves_early_is_told_nothing(words: list[str]) -> None:
     )
     assert process.stdout is not None
     process.stdout.close()
-    _, said = process.communicate(timeout=120)
-    assert (process.returncode, said) == (141, b"")
+    _, stated = process.communicate(timeout=120)
+    assert (process.returncode, stated) == (141, b"")
 
 
 def test_an_unexpected_exception_is_one_line_and_a_log(monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
@@ -208,16 +208,16 @@ def test_an_unexpected_exception_is_one_line_and_a_log(monkeypatch: pytest.Monke
     for debugging in (False, True):
         monkeypatch.setenv("LOCKSTEP_DEBUG", "1" if debugging else "")
         assert run(["sessions", "show", "x.session"]) == 70
-        told = capsys.readouterr().err
-        assert ("Traceback" in told) == debugging
-        assert (told.count("\n") == 1) != debugging
-        assert f"is in {error_log.log_file()}" in told
-        assert "\x1b" not in told
-        assert "\u202e" not in told
+        reported = capsys.readouterr().err
+        assert ("Traceback" in reported) == debugging
+        assert (reported.count("\n") == 1) != debugging
+        assert f"is in {error_log.log_file()}" in reported
+        assert "\x1b" not in reported
+        assert "\u202e" not in reported
 
 
 def test_a_command_line_is_no_way_to_the_terminal(capsys: Any) -> None:
     assert run(["\x1b]0;owned\x07"]) == 2
     assert run(["sessions", "show", "\x1b]0;owned\x07\u202e"]) == 3
-    assert "\x1b" not in (told := capsys.readouterr().err)
-    assert "\u202e" not in told
+    assert "\x1b" not in (reported := capsys.readouterr().err)
+    assert "\u202e" not in reported

@@ -48,10 +48,10 @@ def test_figures_of_another_temperature(
             row = logits[-1].astype(float) / 0.5
             figures[one.positions[-1]] = float(row[one.emitted] - np.logaddexp.reduce(row))
         rows[str(seq)] = figures
-    told = tmp_path / "figures.json"
-    told.write_text(json.dumps(rows))
+    reported = tmp_path / "figures.json"
+    reported.write_text(json.dumps(rows))
     plot = tmp_path / "gaps.svg"
-    code = run(["mismatch", *files, "--rollout-logprobs", str(told), "--plot", str(plot), "--json"])
+    code = run(["mismatch", *files, "--rollout-logprobs", str(reported), "--plot", str(plot), "--json"])
     assert code == Exit.DIVERGED
     printed = json.loads(capsys.readouterr().out)
     assert (printed["verdict"], printed["answer"]) == ("differs", "logprob")
@@ -83,9 +83,9 @@ def test_shares_of_operations_are_printed_drawn_and_told(
 def test_a_file_of_something_else_is_one_line(
     files: tuple[str, str], tmp_path: Path, content: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    told = tmp_path / "figures.json"
-    told.write_text(content)
-    assert run(["mismatch", *files, "--rollout-logprobs", str(told)]) == Exit.USAGE
+    reported = tmp_path / "figures.json"
+    reported.write_text(content)
+    assert run(["mismatch", *files, "--rollout-logprobs", str(reported)]) == Exit.USAGE
     printed = capsys.readouterr().err
     assert "figures.json" in printed
     assert len(printed.splitlines()) == 1

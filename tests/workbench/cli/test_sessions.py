@@ -138,9 +138,9 @@ def test_every_action_on_sessions_answers_in_json(
 
 
 def test_packing_says_what_it_did(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for told in (" → 36864 bytes", "left as it is, 36864 bytes: packed it would not be smaller"):
+    for reported in (" → 36864 bytes", "left as it is, 36864 bytes: packed it would not be smaller"):
         assert run(["sessions", "pack", "closed"]) == 0
-        assert told in capsys.readouterr().out
+        assert reported in capsys.readouterr().out
     as_version(write(kept / "old.session", 2), 2)
     assert run(["sessions", "pack", "old"]) == 0
     assert "converted to the present format, 262144 → " in capsys.readouterr().out

@@ -39,11 +39,11 @@ def litter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_each_is_listed_as_what_it_is(litter: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sessions", "--json"]) == 0
     rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
-    said = {"dangling": "a link", "loop": "a link", "linked": "a link", "pipe": "no regular file",
+    stated = {"dangling": "a link", "loop": "a link", "linked": "a link", "pipe": "no regular file",
             "folder": "a directory", "empty": "no SQLite 3 database", "log": "a link"}  # fmt: skip
-    assert rows.keys() == {"good", *said}
+    assert rows.keys() == {"good", *stated}
     assert (rows["good"]["state"], rows["good"]["steps"]) == ("closed", 2)
-    for name, words in said.items():
+    for name, words in stated.items():
         assert rows[name]["state"] == "unreadable"
         assert words in rows[name]["model"], rows[name]
     assert run(["sessions"]) == 0

@@ -31,15 +31,15 @@ def harmless(capfd: pytest.CaptureFixture[str], *words: str, documents: bool = F
     """The command ends with an exit code of its own (not of a defect). `documents`: stdout is a file's content."""
     code = run(list(words))
     out, err = capfd.readouterr()
-    told = err if documents else out + err
+    reported = err if documents else out + err
     assert code in (Exit.OK, Exit.DIVERGED, Exit.USAGE, Exit.CANNOT_LOAD, Exit.INCONCLUSIVE), (
         words,
         code,
         err,
     )
     assert code == Exit.OK or out or err, (words, code)
-    assert not (found := OBEYED.search(told)), (words, told[max(0, found.start() - 60) :][:120])
-    assert len(told) < 200_000
+    assert not (found := OBEYED.search(reported)), (words, reported[max(0, found.start() - 60) :][:120])
+    assert len(reported) < 200_000
 
 
 def all_commands(capfd: pytest.CaptureFixture[str], path: Path, other: Path) -> None:

@@ -40,12 +40,12 @@ engine(torch.tensor([1, 2]), positions=torch.tensor([0, 1]))
 
 def test_the_written_file_works_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tap", "--write", str(tmp_path)]) == 0
-    said = capsys.readouterr().out.splitlines()
-    assert said[0] == f"{tmp_path / 'lockstep_tap.py'}: version {lockstep_tap.__version__}"
-    assert "Tape(" in said[1]
-    assert "tape.tap(" in said[2]
-    assert "lockstep import lockstep dump" in said[3]
-    assert len(said) == 4
+    stated = capsys.readouterr().out.splitlines()
+    assert stated[0] == f"{tmp_path / 'lockstep_tap.py'}: version {lockstep_tap.__version__}"
+    assert "Tape(" in stated[1]
+    assert "tape.tap(" in stated[2]
+    assert "lockstep import lockstep dump" in stated[3]
+    assert len(stated) == 4
     words = [sys.executable, "-I", "-c", ALONE, str(tmp_path), str(tmp_path / "dump")]
     done = subprocess.run(words, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 0, done.stderr
@@ -69,14 +69,14 @@ def test_a_file_that_is_there_is_kept(tmp_path: Path, capsys: pytest.CaptureFixt
 
 def test_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tap"]) == 0
-    said = capsys.readouterr().out
-    assert f"lockstep_tap.py {lockstep_tap.__version__} " in said
-    assert f"(format {lockstep_tap.FORMAT})" in said
-    assert "--write PATH" in said
-    assert str(Path(lockstep_tap.__file__).parent) in said
+    stated = capsys.readouterr().out
+    assert f"lockstep_tap.py {lockstep_tap.__version__} " in stated
+    assert f"(format {lockstep_tap.FORMAT})" in stated
+    assert "--write PATH" in stated
+    assert str(Path(lockstep_tap.__file__).parent) in stated
     assert run(["tap", "--json"]) == 0
-    told: dict[str, Any] = json.loads(capsys.readouterr().out)
-    assert told == {
+    reported: dict[str, Any] = json.loads(capsys.readouterr().out)
+    assert reported == {
         "file": lockstep_tap.__file__,
         "version": lockstep_tap.__version__,
         "format": 1,

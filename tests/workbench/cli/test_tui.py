@@ -63,9 +63,9 @@ def test_a_session_and_nothing_else_is_opened_straight(
 
 
 def test_every_option_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: list[str] = []
+    reported: list[str] = []
     monkeypatch.setattr(tui, "no_screens", lambda: "")
-    monkeypatch.setattr(launch.routes, "running", lambda words, name: told.extend(words))
+    monkeypatch.setattr(launch.routes, "running", lambda words, name: reported.extend(words))
     monkeypatch.setattr(launch, "_run", lambda route: 0)
     words = [
         "m.gguf", "--prompt", "a b", "--ids", "1,2", "--chat", "--tp", "2", "--device", "cuda", "--dtype", "bfloat16",
@@ -74,7 +74,7 @@ def test_every_option_reaches_the_host(monkeypatch: pytest.MonkeyPatch) -> None:
     ]  # fmt: skip
     result = CliRunner().invoke(tui.app, words)
     assert result.exit_code == 0, result.output
-    assert parse_options(["--socket", "s", *told]).launch == Launch(
+    assert parse_options(["--socket", "s", *reported]).launch == Launch(
         "m.gguf", ["a b"], ["1,2"], True, 2, "cuda", "bfloat16", ["mask=additive"], ["full"], Sampling(seed=7), 9.0,
         listen="h:1", start_timeout=8.0, catch=[], weights="quantised",
     )  # fmt: skip

@@ -42,8 +42,8 @@ def test_what_is_loaded_rightly() -> None:
 def test_biases_that_were_never_loaded() -> None:
     done = weights("--json", "bug")
     assert done.returncode == Exit.DIVERGED, done.stderr
-    told = json.loads(done.stdout.splitlines()[-1])
-    (one,) = told["wrong"]
+    reported = json.loads(done.stdout.splitlines()[-1])
+    (one,) = reported["wrong"]
     assert (one["parameter"], one["kind"]) == ("model.layers.*.self_attn.k_proj.bias", "zeros")
     assert one["layers"] == [0, 1, 2, 3]
 

@@ -67,13 +67,13 @@ def harmless(path: Path) -> None:
         for line in COMMANDS:
             try:
                 result = debugger.execute(line)
-                said = result.to_text()
+                stated = result.to_text()
                 json.dumps(result.to_json())
             except (SessionError, EngineError, DebuggerError) as error:
-                said = str(error)
-            assert not [c for c in said if ord(c) < 32 and c != "\n"], (line, said)
-            assert "\x9b" not in said
-            assert "\u202e" not in said
+                stated = str(error)
+            assert not [c for c in stated if ord(c) < 32 and c != "\n"], (line, stated)
+            assert "\x9b" not in stated
+            assert "\u202e" not in stated
         script_of(debugger)
         for ask in (engine_config, recorded_sequences):
             try:

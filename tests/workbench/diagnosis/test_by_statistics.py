@@ -86,8 +86,8 @@ def test_the_verdict_is_inconclusive_and_says_what_can_be_said(case: Case, tmp_p
     ) as run:
         only = statistics_of(run, tmp_path / "only.session")
     with only:
-        told = diagnose_recording(only, case.model_dir, golden=case.golden.path, floor=case.floor.path)
-    assert told.judgement.verdict == "inconclusive"
+        reported = diagnose_recording(only, case.model_dir, golden=case.golden.path, floor=case.floor.path)
+    assert reported.judgement.verdict == "inconclusive"
     assert any(
-        "first leaves the reference at layers.1.mlp.up, step 0" in note for note in told.judgement.notes
+        "first leaves the reference at layers.1.mlp.up, step 0" in note for note in reported.judgement.notes
     )

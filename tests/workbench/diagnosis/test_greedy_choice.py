@@ -63,10 +63,10 @@ WRONG: dict[str, tuple[Choose, str, str]] = {
 @pytest.mark.parametrize("wrong", WRONG)
 def test_what_is_taken_in_place_of_the_likeliest_is_named(wrong: str, tmp_path: Path) -> None:
     choose, name, words = WRONG[wrong]
-    said = found(tmp_path / "run.session", choose)
-    assert said is not None
-    assert (said.cause.name, said.first.tap) == (name, "logits")
-    assert words in said.cause.text
+    stated = found(tmp_path / "run.session", choose)
+    assert stated is not None
+    assert (stated.cause.name, stated.first.tap) == (name, "logits")
+    assert words in stated.cause.text
 
 
 def within_rounding(logits: list[np.ndarray]) -> int:

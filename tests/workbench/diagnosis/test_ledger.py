@@ -213,10 +213,10 @@ def test_the_ledger_of_a_right_engine_is_empty(
         run.record(tmp_path / "again.session", lambda step: corrections(plain, golden, step))
         again = stack.enter_context(Session.open(tmp_path / "again.session"))
         sides = Recordings.of(plain, golden, floor)
-        told = judge(sides)
-        assert told.faulty is None
-        assert not told.failed
-        found = ledger(told, sides.held(again))
+        reported = judge(sides)
+        assert reported.faulty is None
+        assert not reported.failed
+        found = ledger(reported, sides.held(again))
         assert found.faulty == ()
         assert all(one.injected_ratio < 1.5 for one in found.taps if one.verdict != "absent")
         assert not inferior.patched  # the next run is the engine's own again

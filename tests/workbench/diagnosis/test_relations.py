@@ -50,8 +50,10 @@ def test_each_change_of_a_tensor_is_named(checkpoint: Path, tmp_path: Path) -> N
     del weights["model.norm.weight"]
     save_file({name: one.contiguous() for name, one in weights.items()}, other / "model.safetensors")
     found = compared(checkpoint, other)
-    told = {name: (one.kind, one.within, one.layout) for name, one in found.items() if one.kind != "equal"}
-    assert told == {
+    reported = {
+        name: (one.kind, one.within, one.layout) for name, one in found.items() if one.kind != "equal"
+    }
+    assert reported == {
         f"{LAYER}.q_proj.weight": ("permuted", True, TO_GGUF),
         f"{LAYER}.q_proj.bias": ("permuted", True, FROM_GGUF),
         f"{LAYER}.k_proj.weight": ("permuted", True, "rows in another order: row 0 is the first's row 31"),

@@ -90,9 +90,9 @@ def small(
     meta = SessionMeta(config=ConfigMeta(dtype="float32"))
     with SessionWriter.create(path, taps=[Tap(0, tap, "replicate")], ranks=1, meta=meta) as writer:
         for step, (seq, ids, start, x) in enumerate(passes):
-            told = SequenceStep(seq, ids, range(start, start + len(ids)), kv_lens=[])
+            reported = SequenceStep(seq, ids, range(start, start + len(ids)), kv_lens=[])
             record = TensorRecord(tap, 0, seq, x, str(x.dtype))
-            writer.step(0, StepRecord(step, "prefill", [told], 0.0, tensors=[record]))
+            writer.step(0, StepRecord(step, "prefill", [reported], 0.0, tensors=[record]))
     return Session.open(path)
 
 
@@ -131,8 +131,8 @@ def case_of(path: Path, x: np.ndarray, dtype: str) -> Path:
     meta = SessionMeta(config=ConfigMeta(dtype=dtype))
     tap = "layers.0.gate_norm[out]"
     with SessionWriter.create(path, taps=[Tap(0, tap, "replicate")], ranks=1, meta=meta) as writer:
-        told = SequenceStep(0, [1, 2], [0, 1], kv_lens=[])
-        writer.step(0, StepRecord(0, "prefill", [told], 0.0, tensors=[TensorRecord(tap, 0, 0, x, dtype)]))
+        reported = SequenceStep(0, [1, 2], [0, 1], kv_lens=[])
+        writer.step(0, StepRecord(0, "prefill", [reported], 0.0, tensors=[TensorRecord(tap, 0, 0, x, dtype)]))
     return path
 
 
@@ -141,13 +141,13 @@ def hashed(path: Path, codes: list[int], statistics: list[list[float]] | None = 
     names = ["embed", "embed" + ROW_HASHES, "embed" + ROW_STATISTICS]
     taps = [Tap(i, name, "replicate") for i, name in enumerate(names)]
     with SessionWriter.create(path, taps=taps, ranks=1, meta=SessionMeta()) as writer:
-        told = SequenceStep(0, [1, 2], [0, 1], kv_lens=[])
+        reported = SequenceStep(0, [1, 2], [0, 1], kv_lens=[])
         held = (
             TensorRecord(names[1], 0, 0, np.array(codes, np.uint64).reshape(-1, 1), "uint64")
             if statistics is None
             else TensorRecord(names[2], 0, 0, np.array(statistics, np.float32), "float32")
         )
-        writer.step(0, StepRecord(0, "prefill", [told], 0.0, tensors=[held]))
+        writer.step(0, StepRecord(0, "prefill", [reported], 0.0, tensors=[held]))
     return Session.open(path)
 
 

@@ -32,9 +32,9 @@ def measured(error: float) -> list[MeasuredTap]:
 def test_two_libraries_that_disagree_give_no_floor() -> None:
     both = Recordings(side("lockstep"), side("llama.cpp"), side("transformers"))
     assert references_apart(both, measured(1e-5)) is None
-    said = references_apart(both, measured(1e-2))
-    assert said is not None
-    assert said.startswith(
+    stated = references_apart(both, measured(1e-2))
+    assert stated is not None
+    assert stated.startswith(
         "llama.cpp and transformers themselves disagree: layers.1.attn.q_rope at step 2 is 0.01"
     )
     assert references_apart(both, measured(float("nan"))) is not None
@@ -56,8 +56,8 @@ def test_the_loss_is_that_of_the_logits(case: Case, tmp_path: Path) -> None:
     loss = quantisation_loss(case.floor, case.floor, case.golden)
     apart, tokens = 0.0, 0
     for step in case.golden.steps():
-        for told in case.golden.step(step).sequences:
-            a, b = (s.rebuilt("logits", step=step, seq=told.seq).array for s in (case.floor, case.golden))
+        for reported in case.golden.step(step).sequences:
+            a, b = (s.rebuilt("logits", step=step, seq=reported.seq).array for s in (case.floor, case.golden))
             assert a is not None
             assert b is not None
             apart, tokens = max(apart, float(np.abs(a - b).max())), tokens + 1

@@ -40,14 +40,16 @@ def test_all_kinds_at_once(session: Path, tmp_path: Path, capsys: pytest.Capture
     row = next(r for r in rows if (r["step"], r["tap"], r["rank"]) == ("3", "logits", "1"))
     assert float(row["rms"]) == pytest.approx(float(stats[-1, 1, 3]), rel=1e-6)
     assert (row["verdict"], row["rel_l2"], row["checksum"]) == ("fail", "0.3", f"{10:016x}")
-    told = json.loads(document.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-    assert told["judgement"]["first"]["tap"] == "layers.0.attn.probs"
-    assert [h["head"] for h in told["attention"][0]["heads"]] == [2]
+    reported = json.loads(
+        document.read_text(), parse_constant=lambda word: pytest.fail(f"{word} is not JSON")
+    )
+    assert reported["judgement"]["first"]["tap"] == "layers.0.attn.probs"
+    assert [h["head"] for h in reported["attention"][0]["heads"]] == [2]
     root = ElementTree.fromstring(tests.read_bytes())
     assert (root.get("tests"), root.get("failures")) == (str(4 * len(made.TAPS)), str(len(made.TAPS) - 2))
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("wrote") == 5
+    stated = capsys.readouterr()
+    assert stated.out == ""
+    assert stated.err.count("wrote") == 5
 
 
 def test_what_a_killed_export_has_left_goes_with_the_next(session: Path, tmp_path: Path) -> None:
@@ -124,10 +126,10 @@ def test_usage_errors_are_one_clear_line(
     session: Path, arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert run(["export", str(session), *arguments]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert words in said.err
-    assert said.err.count("\n") == 1
+    stated = capsys.readouterr()
+    assert stated.out == ""
+    assert words in stated.err
+    assert stated.err.count("\n") == 1
 
 
 def test_no_session_is_ever_overwritten(session: Path, tmp_path: Path) -> None:

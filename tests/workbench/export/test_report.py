@@ -150,9 +150,9 @@ def test_the_scripts_data_is_json_that_cannot_leave_its_element(hostile: tuple[s
     assert blocks
     for block in blocks:
         assert not set("<>&") & set(block)
-        told = json.loads(block, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
-        assert told["lines"][0]["choices"]
-        labels = {choice["label"] for line in told["lines"] for choice in line["choices"].values()}
+        reported = json.loads(block, parse_constant=lambda word: pytest.fail(f"{word} is not JSON"))
+        assert reported["lines"][0]["choices"]
+        labels = {choice["label"] for line in reported["lines"] for choice in line["choices"].values()}
         assert "[bold]markup[/bold]" in labels
 
 

@@ -77,9 +77,9 @@ def test_steps_have_the_blocks_and_lengths_of_the_cache(tmp_path: Path) -> None:
     with Session.open(tmp_path / "run.session") as session:
         assert session.meta.config.block_size == SIZE
         for step, rows in ((0, 5), (1, 6), (2, 7)):
-            (told,) = (one for one in session.step(step).sequences if one.seq == 1)
-            assert list(told.block_table) == made.requests[1].blocks[: -(-rows // SIZE)]
-            assert [list(one) for one in told.kv_lens] == [[rows, rows], [rows, rows]]
+            (reported,) = (one for one in session.step(step).sequences if one.seq == 1)
+            assert list(reported.block_table) == made.requests[1].blocks[: -(-rows // SIZE)]
+            assert [list(one) for one in reported.kv_lens] == [[rows, rows], [rows, rows]]
 
 
 def test_another_requests_block_is_found_in_the_session(tmp_path: Path) -> None:
@@ -111,8 +111,8 @@ def test_positions_one_too_far_in_decode_leave_a_request_whole(tmp_path: Path) -
     with imported(tmp_path, passes) as session:
         assert session.meta.foreign is not None
         assert not session.meta.foreign.dropped
-        told = [one for step in session.steps() for one in session.step(step).sequences if one.seq == 1]
-        assert [(list(one.ids), list(one.positions)) for one in told] == [
+        reported = [one for step in session.steps() for one in session.step(step).sequences if one.seq == 1]
+        assert [(list(one.ids), list(one.positions)) for one in reported] == [
             (list(range(20, 25)), [0, 1, 2, 3, 4]), ([30], [5]), ([31], [6]),
         ]  # fmt: skip
 

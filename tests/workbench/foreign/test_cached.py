@@ -53,10 +53,10 @@ def recorded(folder: Path, made: PagedEngine, capture: str = "full") -> Session:
         tape.cache(as_told(one, SIZE))
         sums = []
         for row in one.rows:
-            told = read.setdefault(row.request, list(one.cached.get(row.request, ())))
-            del told[row.place :]
-            told.append(row.token)
-            sums.append([float(sum(token * (at + 1) for at, token in enumerate(told)))])
+            reported = read.setdefault(row.request, list(one.cached.get(row.request, ())))
+            del reported[row.place :]
+            reported.append(row.token)
+            sums.append([float(sum(token * (at + 1) for at, token in enumerate(reported)))])
         tape.tap("embed", torch.tensor([[float(row.token)] for row in one.rows]), "replicate")
         tape.tap("layers.0.mlp_residual", torch.tensor(sums), "replicate")
     tape.close()

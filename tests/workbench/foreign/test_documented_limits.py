@@ -12,10 +12,10 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def test_every_document_names_the_same_number_of_ranks() -> None:
-    told = {
+    reported = {
         file.name: re.findall(r"(?:at most|more than) ([\d,]+) ranks", file.read_text(encoding="utf-8"))
         for file in (ROOT / "README.md", *(ROOT / "docs").glob("*.md"))
     }
-    assert {"import.md", "security.md"} <= {name for name, found in told.items() if found}
-    assert {number for found in told.values() for number in found} == {f"{MOST_RANKS:,}"}
+    assert {"import.md", "security.md"} <= {name for name, found in reported.items() if found}
+    assert {number for found in reported.values() for number in found} == {f"{MOST_RANKS:,}"}
     assert MAX_RANKS == MOST_RANKS

@@ -181,8 +181,8 @@ def test_drafts_are_no_part_of_the_prompt(refused: int) -> None:
     """Two drafts come with the token before them, of which the last may be taken back."""
     prompt = replace(head(chunk(0, 0, 5)), requests=("a",) * 5)
     rows = chunk(0, 5, 8)
-    told = tuple(token(0, position + 1) for _, position in chunk(0, 5, 8))
-    drafted = replace(head(rows), requests=("a",) * 3, tops=told, top_rows=(0, 1, 2))
+    reported = tuple(token(0, position + 1) for _, position in chunk(0, 5, 8))
+    drafted = replace(head(rows), requests=("a",) * 3, tops=reported, top_rows=(0, 1, 2))
     if refused:
         drafted = replace(drafted, ids=(*drafted.ids[:2], 1))
     after = replace(head(chunk(0, 8 - refused, 9)), requests=("a",) * (1 + refused))

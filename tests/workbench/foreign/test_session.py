@@ -41,11 +41,11 @@ def content(session: Session) -> dict[str, Any]:
     """All that a session says of the run, passes apart."""
     steps = {}
     for step in session.steps():
-        told = session.step(step)
+        reported = session.step(step)
         steps[step] = (
             [
                 (one.seq, tuple(one.ids), tuple(one.positions), one.emitted, tuple(one.topk_ids))
-                for one in told.sequences
+                for one in reported.sequences
             ],
             {
                 (key.tap, key.rank, key.seq, key.slice, key.shape): session.tensor(

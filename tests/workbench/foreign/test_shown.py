@@ -79,27 +79,29 @@ def test_a_replay_says_how_it_is_judged_and_what_was_not_compared(
 ) -> None:
     """No live run can be begun from it."""
     assert run(["replay", str(session), "--batch", "--ex", "golden"]) == 2
-    told = "".join(capsys.readouterr())
+    reported = "".join(capsys.readouterr())
     assert (
         "never held against a golden reference: `lockstep check run.session --model MODEL --save JUDGED.session` does"
-        in told
+        in reported
     )
     assert run(["replay", str(session), "--batch", "--ex", "next", "--ex", "split"]) == 2
-    told = "".join(capsys.readouterr())
-    assert "nothing to put beside this branch: `lockstep check run.session --model MODEL` records a" in told
+    reported = "".join(capsys.readouterr())
+    assert (
+        "nothing to put beside this branch: `lockstep check run.session --model MODEL` records a" in reported
+    )
     events = {
         "match": "nothing to explain: every operation that was judged is right on its own inputs",
         "inconclusive": "inconclusive: nothing that is wrong was found, and that all is right cannot be shown",
     }
-    for verdict, said in events.items():
+    for verdict, stated in events.items():
         event = msgspec.convert({"verdict": verdict, "reference": ""}, GoldenEvent)
         with SessionWriter.reopen(session) as writer:
             writer.event(0, 0, KIND, verdict, plain(event))
         assert run(["replay", str(session), "--batch", "--ex", "golden", "--ex", "diagnose"]) == 0
-        told = capsys.readouterr().out
-        assert f"no reference, operations on their own inputs: {verdict} over" in told
-        assert said in told
-        assert "matches" not in told
+        reported = capsys.readouterr().out
+        assert f"no reference, operations on their own inputs: {verdict} over" in reported
+        assert stated in reported
+        assert "matches" not in reported
 
 
 def test_the_debugger_compares_row_by_row(
@@ -107,7 +109,7 @@ def test_the_debugger_compares_row_by_row(
 ) -> None:
     """As `lockstep diff` does: the passes of the two need not be the same."""
     assert run(["diff", str(session), str(session)]) == 0
-    told = capsys.readouterr().out
-    assert "read the same tokens" in told
+    reported = capsys.readouterr().out
+    assert "read the same tokens" in reported
     assert run(["replay", str(session), "--batch", "--ex", f"diff 0 {session}"]) == 0
-    assert told.strip() in capsys.readouterr().out
+    assert reported.strip() in capsys.readouterr().out

@@ -30,9 +30,9 @@ def test_nan_ends_a_sequence_and_its_first_tap_is_named(capture: Capture, tmp_pa
             run_to_end(inferior, sequences, 8, lambda seq, token, why: heard.append((seq, token, why)))
         assert inferior.capture == capture
         assert not inferior.sequences
-    told = sequences[0]
-    assert (told.ids, told.finish_reason) == ([], "nan")
-    assert told.first_bad_tap == NonFiniteTap("layers.2.attn.k_proj", 0)
+    reported = sequences[0]
+    assert (reported.ids, reported.finish_reason) == ([], "nan")
+    assert reported.first_bad_tap == NonFiniteTap("layers.2.attn.k_proj", 0)
     assert heard == [(0, None, "nan")]
     with Session.open(tmp_path / "run.session") as session:
         assert list(session.steps()) == [0]

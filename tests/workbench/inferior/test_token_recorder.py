@@ -18,10 +18,10 @@ def test_every_token_that_was_seen_has_its_text_in_the_file(tmp_path: Path) -> N
         texts = TokenRecorder(wanted.get)
         for step in range(13):
             ids = range(step * 100, step * 100 + 90)
-            told = SequenceStep(
+            reported = SequenceStep(
                 0, list(ids[:50]), list(ids[:50]), [[1]], emitted=ids[50], topk_ids=list(ids[51:])
             )
-            texts.note(StepRecord(step, "decode", [told], 0.0))
+            texts.note(StepRecord(step, "decode", [reported], 0.0))
             texts.flush(writer)
     seen = {token for step in range(13) for token in range(step * 100, step * 100 + 90)}
     assert Session.open(path).meta.token_texts == {t: wanted[t] for t in seen if t in wanted}

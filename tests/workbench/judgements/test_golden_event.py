@@ -87,9 +87,9 @@ def test_a_strangers_texts_are_cleaned(tmp_path: Path) -> None:
 def test_the_shipped_recordings_judgements_are_read_whole(path: Path) -> None:
     with Session.open(path) as session:
         for branch in (0, 1):
-            told = [event.data for event in session.events(branch=branch, kind=KIND)]
-            assert told
-            for data, event in zip(told, golden_events(session, branch), strict=True):
+            reported = [event.data for event in session.events(branch=branch, kind=KIND)]
+            assert reported
+            for data, event in zip(reported, golden_events(session, branch), strict=True):
                 read = {key: plain(event)[key] for key in data if key != "causes"}
                 assert read == {key: data[key] for key in read}
                 # Recorded before a cause's parameters were called its transform.

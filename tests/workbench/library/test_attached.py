@@ -26,8 +26,12 @@ def test_a_run_of_a_command(engine: list[str], tmp_path: Path, capfd: Any) -> No
     assert (runs.session, runs.exit_code, runs.verdict) == (tmp_path / "run.session", 7, None)
     with lockstep.open(runs.session) as run:
         assert run.tokens().prompt == (5, 6, 7)
-    told = runs.to_json()
-    assert (told["command"], told["code"], told["session"]) == ([*engine, "fails"], 7, str(runs.session))
+    reported = runs.to_json()
+    assert (reported["command"], reported["code"], reported["session"]) == (
+        [*engine, "fails"],
+        7,
+        str(runs.session),
+    )
     assert "run.session" in repr(runs)
     assert "the command ended with exit code 7" in Shown(runs._repr_html_()).text
     assert capfd.readouterr() == ("text of the engine\n", "")

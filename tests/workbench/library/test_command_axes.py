@@ -82,11 +82,11 @@ def test_a_bug_of_chunks_is_found_on_that_axis(
 def test_what_cannot_be_tried_says_why(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = Runs(case, tmp_path)
     found = along(runs, monkeypatch, "order", "prefix", "tp", "ep")
-    told = {one.variant: (one.verdict, one.why) for one in found}
-    assert told["order"][1].startswith("which requests come when is the command's own")
-    assert told["without the prefix cache = with it"][1].startswith("no request found its beginning")
-    assert told["tp 4 = as started"] == ("not tried", "no rank wrote a pass")
-    assert told["ep"] == ("not tried", "there is one rank")
+    reported = {one.variant: (one.verdict, one.why) for one in found}
+    assert reported["order"][1].startswith("which requests come when is the command's own")
+    assert reported["without the prefix cache = with it"][1].startswith("no request found its beginning")
+    assert reported["tp 4 = as started"] == ("not tried", "no rank wrote a pass")
+    assert reported["ep"] == ("not tried", "there is one rank")
     assert [one.get("tensor_parallel_size") for one in runs.asked] == [None, None, 2]
 
 

@@ -64,12 +64,12 @@ def test_weights_are_compared_out_of_their_stacks(checkpoint: Path, theirs: Any)
     with torch.no_grad():
         stack[[2 * dim, 3 * dim]] = stack[[3 * dim, 2 * dim]].clone()  # of the first group's key and value
         ours.decoder.layers[0].mlp.linear_fc1.weight.zero_()  # type: ignore[index, union-attr]
-    told = {one.parameter: one.mistake.text for one in lockstep.weights(ours, model=checkpoint).wrong}
+    reported = {one.parameter: one.mistake.text for one in lockstep.weights(ours, model=checkpoint).wrong}
     zeros, where = (
         "all zeros: never loaded, or overwritten",
         f"rows 0:1 of {2 * dim}: rows 0:1 of the layer's",
     )
-    assert told == {
+    assert reported == {
         "model.layers.0.mlp.gate_proj.weight": zeros,
         "model.layers.0.mlp.up_proj.weight": zeros,
         "model.layers.1.self_attn.k_proj.weight": f"{where} self_attn.v_proj.weight instead",

@@ -50,11 +50,11 @@ def test_type_checkers_are_shown_the_objects_that_are_handed_out() -> None:
 
 
 def test_the_package_alone_loads_nothing(tmp_path: Path) -> None:
-    said = python(
+    stated = python(
         "import sys; before = set(sys.modules); import lockstep; print(sorted(set(sys.modules) - before))",
         tmp_path,
     )
-    assert said == "['lockstep']\n"
+    assert stated == "['lockstep']\n"
 
 
 def test_reading_a_session_loads_no_torch(tmp_path: Path) -> None:

@@ -31,9 +31,9 @@ def test_what_was_run(run: lockstep.RecordedRun) -> None:
     assert run.taps[0] == "embed"
     assert run.captured == tuple(f"layers.{i}.attn.probs" for i in range(4))
     assert "demo, float32, 2 ranks, 12 steps" in repr(run)
-    told = run.tokens()
-    assert (len(told.prompt), len(told.chosen)) == (20, 12)
-    assert told.text.startswith("dawn\nthe kettle")
+    reported = run.tokens()
+    assert (len(reported.prompt), len(reported.chosen)) == (20, 12)
+    assert reported.text.startswith("dawn\nthe kettle")
     assert run.judgement is not None
     assert run.judgement.first_divergence is not None
     assert run.judgement.first_divergence.tap == "layers.0.attn.q_proj"

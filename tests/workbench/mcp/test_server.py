@@ -45,7 +45,7 @@ async def test_every_bug_of_the_catalogue_is_named_in_six_calls_at_most(half: in
             named = await one.name_bug(fault)
             found[fault] = (named == fault, named, len(one.calls))
     assert len(found) >= 10
-    assert {fault: told for fault, told in found.items() if not told[0] or told[2] > 6} == {}
+    assert {fault: reported for fault, reported in found.items() if not reported[0] or reported[2] > 6} == {}
 
 
 async def test_a_run_is_stepped_looked_at_changed_and_exported(tmp_path: Path) -> None:

@@ -15,8 +15,8 @@ def test_named_policies_are_what_they_are_called() -> None:
     assert parse_capture(["stats"], SPECS) == STATS
     assert parse_capture(["last"], SPECS) == LAST
     assert parse_capture(["full"], SPECS) == FULL
-    told = FULL.resolve(SPECS)
-    assert sorted([*told.full, *told.newest]) == list(range(len(SPECS)))
+    reported = FULL.resolve(SPECS)
+    assert sorted([*reported.full, *reported.newest]) == list(range(len(SPECS)))
 
 
 def test_attention_is_whole_whatever_the_prompt_only_where_it_is_asked_for_by_name() -> None:

@@ -22,8 +22,8 @@ def demo() -> OpenedModel:
 
 def test_text_comes_before_ids_and_the_demo_has_a_question_of_its_own(demo: OpenedModel) -> None:
     assert demo.tokenizer is not None
-    said = demo.tokenizer.encode("Who?")
-    assert requests.prompt_ids(demo, ["Who?"], ["7,8", " 9 "], False) == [said, [7, 8], [9]]
+    stated = demo.tokenizer.encode("Who?")
+    assert requests.prompt_ids(demo, ["Who?"], ["7,8", " 9 "], False) == [stated, [7, 8], [9]]
     asked = demo.tokenizer.encode_chat([{"role": "user", "content": DEFAULT_PROMPT}])
     assert requests.prompt_ids(demo, None, None, False) == [asked]
 

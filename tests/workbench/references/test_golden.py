@@ -63,12 +63,12 @@ def fill(key: str, text: str = "") -> Path:
 def test_both_references_come_from_one_process_and_then_from_the_cache(
     model_dir: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    told: list[tuple[int, int]] = []
+    reported: list[tuple[int, int]] = []
     golden_path, floor_path = record_pair(
         model_dir, [PROMPT, GoldenSequence((9,))], 2, "float32", threads=1, timeout=120,
-        progress=lambda done, of: told.append((done, of)),
+        progress=lambda done, of: reported.append((done, of)),
     )  # fmt: skip
-    assert told == [(n, 6) for n in range(7)]
+    assert reported == [(n, 6) for n in range(7)]
     assert golden_path.parent == own_cache / "golden"
     with Session.open(golden_path) as truth, Session.open(floor_path) as floor:
         assert (truth.meta.config.dtype, floor.meta.config.dtype) == ("float64", "float32")
@@ -100,9 +100,9 @@ def test_both_references_come_from_one_process_and_then_from_the_cache(
     changed.close()
     assert warned == []
     assert again() == (golden_path, floor_path)
-    (said,) = warned
-    assert said.startswith(f"the cached golden reference {floor_path.name} is damaged (")
-    assert said.endswith(f"): it is kept as {floor_path.stem}.damaged beside it, and recorded again")
+    (stated,) = warned
+    assert stated.startswith(f"the cached golden reference {floor_path.name} is damaged (")
+    assert stated.endswith(f"): it is kept as {floor_path.stem}.damaged beside it, and recorded again")
     with Session.open(floor_path) as session:
         np.testing.assert_array_equal(session.rebuilt("logits", step=2).array, b)
 
@@ -279,7 +279,7 @@ def test_no_session_under_that_name_is_no_hit_and_set_aside() -> None:
         assert not path.exists()
         os.utime(path.with_suffix(".damaged"), (1000 + age, 1000 + age))
     assert cache.find("a", warned.append) is None
-    assert [said.split()[4] for said in warned] == [f"{name}.session" for name in "abcde"]
+    assert [stated.split()[4] for stated in warned] == [f"{name}.session" for name in "abcde"]
     assert sorted(one.name for one in path.parent.iterdir()) == ["c.damaged", "d.damaged", "e.damaged"]
 
 

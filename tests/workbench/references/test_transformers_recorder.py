@@ -334,13 +334,13 @@ def test_a_prompt_in_chunks_has_the_numbers_of_a_whole_one(tmp_path: Path) -> No
     whole = recorded(tmp_path / "whole.session", model_dir, *sequences, steps=4, dtype="float64")
     chunks = recorded(tmp_path / "chunks.session", model_dir, *sequences, steps=4, dtype="float64", chunk=5)
     with whole, chunks:
-        told = [chunks.step(step).sequences for step in chunks.steps()]
-        assert [len(step[0].ids) for step in told] == [5, 5, 4, 1, 1]
-        assert [step[0].emitted is None for step in told] == [True, True, False, False, False]
+        reported = [chunks.step(step).sequences for step in chunks.steps()]
+        assert [len(step[0].ids) for step in reported] == [5, 5, 4, 1, 1]
+        assert [step[0].emitted is None for step in reported] == [True, True, False, False, False]
         assert [chunks.step(step).phase for step in chunks.steps()] == ["prefill"] * 3 + ["decode"] * 2
-        first = [step[0].emitted for step in told[2:]]
+        first = [step[0].emitted for step in reported[2:]]
         assert first == [whole.step(step).sequences[0].emitted for step in range(3)]
-        assert [step[1].ids for step in told] == [whole.step(step).sequences[1].ids for step in range(5)]
+        assert [step[1].ids for step in reported] == [whole.step(step).sequences[1].ids for step in range(5)]
         for tap in ("layers.1.attn.context", "layers.1.mlp_residual"):
             rows = np.concatenate([tensor(chunks, tap, step) for step in range(3)])
             np.testing.assert_allclose(rows, tensor(whole, tap), rtol=0, atol=1e-12)

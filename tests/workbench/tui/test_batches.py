@@ -107,9 +107,9 @@ async def _every_pane_shows_the_chosen_one(pilot: Pilot[int]) -> None:
         assert any(f"k 0…{length - 1}" in line for line in text_of(pilot)), "attention over its positions"
         await press(pilot, "3")
         assert any(f"▸ sequence {seq}   rows {length} " in line for line in text_of(pilot))
-        told = await screen.reader.ask(lambda source, seq=seq: source.sequence(2, 0, seq))
+        reported = await screen.reader.ask(lambda source, seq=seq: source.sequence(2, 0, seq))
         await press(pilot, "5")
-        assert any(f"chosen ‹{told.emitted}› " in line for line in text_of(pilot)), "its logits"
+        assert any(f"chosen ‹{reported.emitted}› " in line for line in text_of(pilot)), "its logits"
     await press(pilot, "1")
 
 
@@ -145,11 +145,11 @@ async def test_sequences_that_are_not_in_a_step_are_told(bench: Bench, ragged: P
         assert any("sequence 1 is not in step 3: its last was step 1" in line for line in text_of(pilot))
         for pane in "259":  # those of one sequence
             await press(pilot, pane)
-            told = [line.strip() for line in text_of(pilot)]
-            assert any(line.endswith("Sequence 1 is not in step 3: its last was step 1.") for line in told), (
-                pane
-            )
-            assert any(line.endswith("( )  choose another sequence") for line in told), pane
+            reported = [line.strip() for line in text_of(pilot)]
+            assert any(
+                line.endswith("Sequence 1 is not in step 3: its last was step 1.") for line in reported
+            ), pane
+            assert any(line.endswith("( )  choose another sequence") for line in reported), pane
         await enter(pilot, "colon", "where")
         assert any("sequence 1 is not in step 3" in line for line in text_of(pilot))
         await press(pilot, "escape", "right_parenthesis")

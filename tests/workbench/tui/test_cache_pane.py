@@ -162,9 +162,9 @@ async def test_blocks_that_were_given_back_and_shared_ones_are_told(bench: Bench
     build(path, nan_from=None, fork=False, emitted=[9, 10])
     with SessionWriter.reopen(path) as writer, Session.open(path) as session:
         record = session.step(1)
-        told = record.sequences[0]
-        first = replace(told, block_table=[0, 1, 4])  # block 2 is given back
-        other = replace(told, seq=1, block_table=[3, 1], positions=[6], kv_lens=[[7] * LAYERS] * RANKS)
+        reported = record.sequences[0]
+        first = replace(reported, block_table=[0, 1, 4])  # block 2 is given back
+        other = replace(reported, seq=1, block_table=[3, 1], positions=[6], kv_lens=[[7] * LAYERS] * RANKS)
         writer.step(
             0,
             replace(

@@ -28,8 +28,8 @@ async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
         assert next(line for line in text_of(pilot) if "◆" in line) != row, "the cursor is seen on every mark"
         legend = next(line for line in lines if "▫ suspect" in line)
         assert "▪ right   ▫ suspect   █ wrong   ▒ wrong input   · not compared" in legend
-        told = next(line for line in lines if "first wrong: layers.0.attn.scores" in line)
-        assert re.search(r"\d+ right  \d+ wrong", told)
+        reported = next(line for line in lines if "first wrong: layers.0.attn.scores" in line)
+        assert re.search(r"\d+ right  \d+ wrong", reported)
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
@@ -53,8 +53,8 @@ async def test_how_many_times_the_noise_floor_is_said_once(bench: Bench) -> None
         await press(pilot, "7", "o")
         lines = text_of(pilot)
         assert not any("times the noise" in line for line in lines)
-        (told,) = (line for line in lines if "error ÷ noise floor" in line)
-        assert re.search(r"error ÷ noise floor +\d{1,3}(,\d{3})*\b", told), told
+        (reported,) = (line for line in lines if "error ÷ noise floor" in line)
+        assert re.search(r"error ÷ noise floor +\d{1,3}(,\d{3})*\b", reported), reported
         assert "e+" not in "".join(lines)
 
 
@@ -76,12 +76,12 @@ async def test_a_comparison_that_runs_shows_how_far_it_has_come(bench: Bench, si
             ]
             await until(lambda shown=shown: any(shown in line for line in text_of(pilot)), pilot)
             lines = [" ".join(line.split()) for line in text_of(pilot)]
-            for told in (
+            for reported in (
                 "comparing with the golden reference 14 s",
                 "✓ golden reference 18 of 18 12 s",
                 f"▶ engine on golden inputs, float32, tp=2 {going} of 9 2 s",
             ):
-                assert any(told in line for line in lines)
+                assert any(reported in line for line in lines)
             assert not any("g compares it" in line for line in lines)
         driver.stages = ()
         await until(lambda: any("was not compared" in line for line in text_of(pilot)), pilot)
@@ -106,9 +106,9 @@ async def test_the_operations_that_err_by_themselves_are_listed_as_far_as_there_
         lines = text_of(pilot)
         head = next(i for i, line in enumerate(lines) if "12 operations err by themselves" in line)
         listed = [line for line in lines[head + 1 :] if re.search(r"layers\.\d\.attn\.[qkv]_proj +\d", line)]
-        said = [int(found[1]) for line in lines if (found := re.search(r"and (\d+) more", line))]
-        assert len(listed) + sum(said) == 12, "what is not listed is counted"
-        assert bool(said) == more
+        stated = [int(found[1]) for line in lines if (found := re.search(r"and (\d+) more", line))]
+        assert len(listed) + sum(stated) == 12, "what is not listed is counted"
+        assert bool(stated) == more
         assert any("▪ right   ▫ suspect" in line for line in lines), "the legend stays in view"
 
 

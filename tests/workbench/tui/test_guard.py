@@ -110,7 +110,7 @@ async def test_a_library_that_panics(bench: Bench, monkeypatch: pytest.MonkeyPat
                 patched.setattr(owner, name, panics)
                 pilot.app.screen.query_one(TokenStrip).refresh()
                 await press(pilot, "2", "right_square_bracket")
-            assert any("LibraryPanic: PanicException" in told for told in notices(pilot)), name
+            assert any("LibraryPanic: PanicException" in reported for reported in notices(pilot)), name
             await press(pilot, "8")
             assert pilot.app.is_running
             assert pilot.app.return_code is None
@@ -181,9 +181,9 @@ def test_the_log_is_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
         try:
             fails()
         except ValueError as error:
-            told = error_log.record(error)
+            reported = error_log.record(error)
     file = error_log.log_file()
-    assert told == f"is in {file}"
+    assert reported == f"is in {file}"
     assert sorted(path.name for path in file.parent.iterdir()) == ["errors.log", "errors.log.1"]
     assert all(path.stat().st_size < 12_000 for path in file.parent.iterdir())
 
@@ -211,7 +211,7 @@ def test_a_session_that_cannot_be_opened_is_one_line(
     run = LockstepApp.run
     monkeypatch.setattr(LockstepApp, "run", lambda app: run(app, headless=True))
     assert run_session(path) == code
-    told = capfd.readouterr().err
-    assert "[red][x?[2J]" in told.replace("\n", "")
-    assert "\x1b" not in told
-    assert ("ValueError" in told) == ("see " in told) == error_log.log_file().exists() == defect
+    reported = capfd.readouterr().err
+    assert "[red][x?[2J]" in reported.replace("\n", "")
+    assert "\x1b" not in reported
+    assert ("ValueError" in reported) == ("see " in reported) == error_log.log_file().exists() == defect

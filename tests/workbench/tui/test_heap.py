@@ -28,5 +28,5 @@ print(libc.mallinfo2().hblkhd - before)
 @pytest.mark.parametrize(("call", "mapped"), [("assert map_large_arrays()", True), ("", False)])
 def test_a_large_array_has_pages_of_its_own(call: str, mapped: bool) -> None:
     program = [sys.executable, "-c", PROGRAM.format(call=call)]
-    told = subprocess.run(program, check=True, capture_output=True, text=True).stdout
-    assert (int(told) >= 1 << 20) == mapped
+    reported = subprocess.run(program, check=True, capture_output=True, text=True).stdout
+    assert (int(reported) >= 1 << 20) == mapped

@@ -101,13 +101,13 @@ async def test_a_toggle_is_a_before_and_after(model: Path, tmp_path: Path) -> No
         await until(lambda: _screen(pilot).where.branch == 1 and _driver(pilot).running is None, pilot)
         await settle(pilot)
         lines = text_of(pilot)
-        told = next(found for line in lines if (found := _DIFFERS.search(line)))
-        step = int(told[1])
+        reported = next(found for line in lines if (found := _DIFFERS.search(line)))
+        step = int(reported[1])
         assert step >= 3, "the steps up to the fork run on the same tokens"
         assert f"step {step}/10" in lines[0], "it stopped at the first different token, 8 steps are there"
         assert [line.split()[0] for line in lines[2:4]] == ["load_bias=false", "main"]
         cells = [line.split("│")[4 + step] for line in lines[2:4]]
-        assert [cell.strip() for cell in cells] == [told[2], told[3]]
+        assert [cell.strip() for cell in cells] == [reported[2], reported[3]]
         widths = [len(line.rstrip().split("│")) for line in lines[2:4]]
         assert widths[0] == widths[1], "both have the same steps"
         await press(pilot, "n", "N", "N")
@@ -155,7 +155,7 @@ async def test_a_pane_has_what_it_lacks_brought(model: Path, tmp_path: Path) -> 
 
 async def test_where_the_engine_stands_and_where_it_stops(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
-        await _a_look_elsewhere_says_where_the_debugger_stands_and_one_key_returns(pilot)
+        await _a_look_elsewhere_states_where_the_debugger_stands_and_one_key_returns(pilot)
         await _the_engines_place_and_breakpoints_are_marked(pilot)
         await _the_journal_leads_back_to_an_operation_and_on_from_there(pilot)
         await _a_breakpoint_stops_and_output_opens_a_sheet(pilot)
@@ -188,7 +188,7 @@ async def test_commands_wait_for_their_turn_and_are_taken_back(roomy: Path, tmp_
     async with running(roomy, tmp_path) as pilot:
         await _keys_that_are_typed_ahead_all_act(pilot)
         await _keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(pilot)
-        await _more_keys_than_can_wait_are_told_of(pilot)
+        await _more_keys_than_can_wait_are_reported_of(pilot)
         await _ctrl_c_takes_back_what_waits(pilot)
         await _what_is_cancelled_while_it_waits_waits_no_more(pilot)
         await _an_interrupt_stops_a_long_run(pilot)
@@ -214,7 +214,7 @@ async def _keys_that_are_typed_while_a_toggle_is_applied_act_in_turn(pilot: Pilo
     assert (screen.where.branch, screen.where.step) == (1, first + 2)
 
 
-async def _more_keys_than_can_wait_are_told_of(pilot: Pilot[int]) -> None:
+async def _more_keys_than_can_wait_are_reported_of(pilot: Pilot[int]) -> None:
     screen = _screen(pilot)
     screen.commands.run("next 3000")
     await until(lambda: screen.driver.running == "next 3000", pilot)
@@ -286,7 +286,7 @@ async def test_the_processes_of_a_run(model: Path, tmp_path: Path, monkeypatch: 
     async with running(model, tmp_path) as pilot:
         pids = [*_driver(pilot).rank_pids, _driver(pilot).host_pid]
         await _the_engine_stands_back_for_the_screens(pilot)
-        await _a_stopped_host_is_told_until_it_answers_again(pilot)
+        await _a_stopped_host_is_reported_until_it_answers_again(pilot)
     for _ in range(200):
         if not any(_alive(pid) for pid in pids):
             return
@@ -294,7 +294,7 @@ async def test_the_processes_of_a_run(model: Path, tmp_path: Path, monkeypatch: 
     raise AssertionError(f"still alive: {[pid for pid in pids if _alive(pid)]}")
 
 
-async def _a_stopped_host_is_told_until_it_answers_again(pilot: Pilot[int]) -> None:
+async def _a_stopped_host_is_reported_until_it_answers_again(pilot: Pilot[int]) -> None:
     os.kill(_driver(pilot).host_pid, signal.SIGSTOP)
     try:
         await until(lambda: any("the host has not answered for" in line for line in text_of(pilot)), pilot)
@@ -444,8 +444,8 @@ async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
         assert "written in layers 0–1   layer 2 to come" in text
         assert "has not come here yet" not in text
         await press(pilot, "a")
-        told = " ".join("\n".join(text_of(pilot)[-5:]).split())
-        assert "2 taps of step 3 added" in told
+        reported = " ".join("\n".join(text_of(pilot)[-5:]).split())
+        assert "2 taps of step 3 added" in reported
         assert _driver(pilot).at.tap == "layers.1.attn.probs", "the step was not finished"
         norms = screen.front.query_one("#norms", Heatmap).matrix.values
         assert np.isfinite(norms[:4, 6]).all(), "the rows just written, of layers 0 and 1 on both ranks"
@@ -470,7 +470,7 @@ async def _the_engines_place_and_breakpoints_are_marked(pilot: Pilot[int]) -> No
     assert not any("◆" in line for line in text_of(pilot)), "b takes it away again"
 
 
-async def _a_look_elsewhere_says_where_the_debugger_stands_and_one_key_returns(pilot: Pilot[int]) -> None:
+async def _a_look_elsewhere_states_where_the_debugger_stands_and_one_key_returns(pilot: Pilot[int]) -> None:
     await press(pilot, "n", "n", "i", "left_square_bracket", "left_square_bracket")
     assert _screen(pilot).where.step == 1
     assert "looking · stopped in step 3 at embed (= returns)" in text_of(pilot)[0]

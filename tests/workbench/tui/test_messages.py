@@ -73,7 +73,7 @@ def _screen(pilot: Pilot[int]) -> WorkbenchScreen:
     return screen
 
 
-async def _is_told(pilot: Pilot[int], text: str) -> None:
+async def _is_reported(pilot: Pilot[int], text: str) -> None:
     """The message is on screen, whole; or it ends in … and enter opens the rest."""
     message = pilot.app.screen.query_one(MessageLine)
     rows = text_of(pilot)[message.region.y : message.region.bottom]
@@ -97,7 +97,7 @@ async def test_a_message_of_any_length_wraps_opens_and_is_kept(bench: Bench, siz
             text = " ".join(f"word{i}" for i in range(length))[:length].strip() + f" end{length}"
             _screen(pilot).tell(text, wrong=length % 2 == 0)
             await settle(pilot)
-            await _is_told(pilot, text)
+            await _is_reported(pilot, text)
         assert text_of(pilot)[-1].rstrip().endswith("^q quit"), "the keys stay in sight"
         await press(pilot, "8")
         entries = _screen(pilot).front.entries
@@ -123,24 +123,24 @@ async def test_what_every_command_says_of_nonsense_is_told_in_full(bench: Bench)
     """Each command of the registry, with a long argument that it cannot want."""
     async with bench(size=(80, 24)) as pilot:
         screen = _screen(pilot)
-        told: list[str] = []
-        tell = screen.tell
+        reported: list[str] = []
+        report = screen.tell
 
         def heard(text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
-            told.append(text)
-            tell(text, wrong, keep, finding)
+            reported.append(text)
+            report(text, wrong, keep, finding)
 
         screen.tell = screen.runner.tell = heard  # type: ignore[method-assign]
         for name in commands():
             if name in ("quit", "interrupt"):
                 continue
-            told.clear()
+            reported.clear()
             screen.commands.run(f"{name} nonsense-{'x' * 300}")
             await settle(pilot)
             if pilot.app.screen is not screen:
                 await press(pilot, "escape")
-            elif told:
-                await _is_told(pilot, told[-1])
+            elif reported:
+                await _is_reported(pilot, reported[-1])
 
 
 @pytest.mark.slow

@@ -169,8 +169,8 @@ async def test_the_logits_history_has_the_room_that_the_candidates_leave(bench: 
         pane = _screen(pilot).front
         assert pane is not None
         block, grid = pane.query_one("#history"), pane.query_one("#candidates", Grid)
-        told = [line for line in text_of(pilot) if "≤ " in line]
-        assert len(told) == 3, "margin, entropy and p, each with the greatest of its bars"
+        reported = [line for line in text_of(pilot) if "≤ " in line]
+        assert len(reported) == 3, "margin, entropy and p, each with the greatest of its bars"
         assert block.size.height == 20
         await press(pilot, "enter")
         assert any("in the top" in line for line in text_of(pilot))
@@ -294,8 +294,8 @@ async def test_every_pane_exports(bench: Bench, tmp_path: Path) -> None:
                 # The checkpoint is not on this machine, the model is dense: there is only the picture that says so.
                 empty = pane.TITLE in ("Weights", "Tensor", "Experts") and ending in ("csv", "json", "txt")
                 assert file.exists() is not empty, pane.TITLE
-                said = "no data in this pane" if empty else f"wrote {file}"[:60]
-                assert any(said in line for line in text_of(pilot))
+                stated = "no data in this pane" if empty else f"wrote {file}"[:60]
+                assert any(stated in line for line in text_of(pilot))
 
 
 async def test_the_sheet_of_formats_writes_and_never_replaces(
@@ -314,9 +314,9 @@ async def test_the_sheet_of_formats_writes_and_never_replaces(
         await press(pilot, "2")
         await enter(pilot, "colon", "print layers.2.attn.probs")
         await press(pilot, "e", "j", "enter")
-        told = json.loads((tmp_path / "layers-2-attn-probs-step11.json").read_text())
-        assert told["columns"][:2] == ["row", "0 write"]
-        assert len(told["rows"][0]) == 1 + 19
+        reported = json.loads((tmp_path / "layers-2-attn-probs-step11.json").read_text())
+        assert reported["columns"][:2] == ["row", "0 write"]
+        assert len(reported["rows"][0]) == 1 + 19
 
 
 async def test_a_picture_of_a_table_says_how_many_rows_it_left(bench: Bench, tmp_path: Path) -> None:
@@ -327,11 +327,11 @@ async def test_a_picture_of_a_table_says_how_many_rows_it_left(bench: Bench, tmp
             file = tmp_path / f"{height}.svg"
             await _screen(pilot).commands.enter(f"export {file}")
             await settle(pilot)
-            said = re.search(
+            stated = re.search(
                 r"… (\d+) more rows are not in this picture", file.read_text().replace("\xa0", " ")
             )
-            assert (said is not None) is left
-            assert said is None or int(said[1]) == grid.unseen > 1
+            assert (stated is not None) is left
+            assert stated is None or int(stated[1]) == grid.unseen > 1
 
 
 async def test_hostile_tokens_are_shown_as_text(bench: Bench, tmp_path: Path) -> None:
@@ -461,9 +461,9 @@ async def test_empty_panes_of_a_replay_offer_no_key_that_needs_a_model(bench: Be
             pane = _screen(pilot).front
             assert pane is not None
             assert pane.has_class("-empty")
-            told = str(pane.query_one(".empty", Static).render())
-            assert "This is a replay" in told
-            assert fills not in told
+            reported = str(pane.query_one(".empty", Static).render())
+            assert "This is a replay" in reported
+            assert fills not in reported
             pane.live = True
             pane.again()
             await settle(pilot)
@@ -493,8 +493,8 @@ async def test_no_size_hides_the_alarm(bench: Bench, size: tuple[int, int]) -> N
         strip = pilot.app.screen._compositor.render_strips()[0]
         styles = {segment.style.bgcolor for segment in strip if "● NaN" in segment.text}
         assert styles == {_screen(pilot).frame.status.paint.alarm.bgcolor}
-        told = "● NaN in step 11, from layers.0.attn.scores on, rank 0 1: 0 × -inf in the mask"
-        assert (told in text_of(pilot)[1]) is (size[0] >= 120)
+        reported = "● NaN in step 11, from layers.0.attn.scores on, rank 0 1: 0 × -inf in the mask"
+        assert (reported in text_of(pilot)[1]) is (size[0] >= 120)
         await press(pilot, *"[" * 6)
         assert _screen(pilot).where.step == 5
         assert "NaN" not in text_of(pilot)[0]

@@ -186,11 +186,11 @@ def _masks(path: Path) -> Path:
     with SessionWriter.create(path, taps=taps, ranks=1, meta=SessionMeta()) as writer:
         for name, held in (("main", causal), ("mask=none", scores + 0.5)):
             branch = 0 if name == "main" else writer.branch(name, parent=0, fork_step=0)
-            told = SequenceStep(0, [1, 2, 3], [0, 1, 2], [[3]], block_table=[0], emitted=5)
+            reported = SequenceStep(0, [1, 2, 3], [0, 1, 2], [[3]], block_table=[0], emitted=5)
             found = [TensorRecord("layers.0.attn.scores", 0, 0, held, "float32")]
             sums = np.array([[1 + branch], [1]], np.uint64)
             writer.step(
-                branch, StepRecord(0, "prefill", [told], 0.1, np.ones((2, 1, 8), np.float32), sums, found)
+                branch, StepRecord(0, "prefill", [reported], 0.1, np.ones((2, 1, 8), np.float32), sums, found)
             )
     return path
 
@@ -260,13 +260,13 @@ def _batch(path: Path) -> Path:
     with SessionWriter.create(path, taps=taps, ranks=1, meta=SessionMeta()) as writer:
         for name in ("main", "other"):
             branch = 0 if name == "main" else writer.branch(name, parent=0, fork_step=0)
-            told = [
+            reported = [
                 SequenceStep(seq, [1 + seq], [0], [], emitted=9 if (seq, name) == (1, "other") else 5, topk_ids=[5, 9],
                              topk_logits=[1.0, 0.5], logsumexp=2.0)
                 for seq in range(2)
             ]  # fmt: skip
             sums = np.array([[1], [1 + branch]], np.uint64)
-            writer.step(branch, StepRecord(0, "prefill", told, 0.1, np.ones((2, 1, 8), np.float32), sums))
+            writer.step(branch, StepRecord(0, "prefill", reported, 0.1, np.ones((2, 1, 8), np.float32), sums))
     return path
 
 

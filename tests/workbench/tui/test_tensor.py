@@ -116,8 +116,8 @@ async def test_rows_and_values_say_what_they_are(bench: Bench, path: Path) -> No
         lines = shown(pilot)
         assert "value   77.125" in lines
         assert f"0x{np.float32(77.125).view(np.uint32):08x}" in lines
-        for said in ("token   4", "head    3", "channel 5", "rank    0"):
-            assert said in lines
+        for stated in ("token   4", "head    3", "channel 5", "rank    0"):
+            assert stated in lines
         whole = WHOLE["layers.0.attn.q_proj", 1]
         assert f"min  {whole.min():.3f}" in lines
         assert "max  77.12" in lines

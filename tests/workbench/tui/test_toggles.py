@@ -28,12 +28,12 @@ def test_a_filter_keeps_what_has_every_word_under_its_group(words: str) -> None:
             assert after is not None
             assert after.fault is not None, "a heading stands over something"
             assert after.fault.group == row.heading
-    told = [
+    reported = [
         f"{row.fault.title} {row.fault.symptom} {row.fault.seam}" for row in rows if row.fault is not None
     ]
-    assert bool(told) == (words != "gibberish no fault has")
+    assert bool(reported) == (words != "gibberish no fault has")
     titles = [fault for fault in FAULTS if all(word in fault.title.lower() for word in words.lower().split())]
-    assert len(told) >= len(titles)
+    assert len(reported) >= len(titles)
 
 
 @pytest.mark.slow

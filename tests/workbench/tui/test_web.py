@@ -142,9 +142,9 @@ _TELLS_SIZE = "printf '%s %s %s\\n' $COLUMNS $ROWS $$ > size; " + _SCREENS
 
 async def _sizes(tmp_path: Any) -> list[int]:
     async with asyncio.timeout(30):
-        while not (tmp_path / "size").exists() or not (said := (tmp_path / "size").read_text()):
+        while not (tmp_path / "size").exists() or not (stated := (tmp_path / "size").read_text()):
             await asyncio.sleep(0.02)
-    return [int(word) for word in said.split()]
+    return [int(word) for word in stated.split()]
 
 
 @pytest.mark.parametrize(

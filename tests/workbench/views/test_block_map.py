@@ -28,8 +28,8 @@ def test_blocks_of_a_pool(tmp_path: Path, tables: list[list[int]], listed: list[
         path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
     ) as writer:
         for step, table in enumerate(tables):
-            told = SequenceStep(0, [7], [step], [[step + 1]], block_table=table)
-            writer.step(0, StepRecord(step, "decode", [told], 0.1))
+            reported = SequenceStep(0, [7], [step], [[step + 1]], block_table=table)
+            writer.step(0, StepRecord(step, "decode", [reported], 0.1))
     with Session.open(path) as session:
         source = SessionSource(session, TokenTexts({}))
         pool = pool_of(source, Where(step=1), session.step(1).sequences, 10, 16)

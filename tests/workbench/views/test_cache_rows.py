@@ -31,8 +31,8 @@ def _source(path: Path, rows: list[np.ndarray], positions: list[list[int]]) -> S
                 TensorRecord(TAP, rank, 0, np.ascontiguousarray(whole[:, 2 * rank : 2 * rank + 2]), "float32")
                 for rank in range(2)
             ]
-            told = SequenceStep(0, [7] * len(at), at, [[len(whole)], [len(whole)]])
-            writer.step(0, StepRecord(step, "decode", [told], 0.1, tensors=tensors))
+            reported = SequenceStep(0, [7] * len(at), at, [[len(whole)], [len(whole)]])
+            writer.step(0, StepRecord(step, "decode", [reported], 0.1, tensors=tensors))
     return SessionSource(Session.open(path), TokenTexts({}))
 
 
@@ -68,8 +68,8 @@ def test_a_rank_without_rows_has_nothing_odd(tmp_path: Path) -> None:
         tmp_path / "a.session", taps=[Tap(0, TAP, "shard(1)")], ranks=2, meta=SessionMeta()
     ) as writer:
         tensors = [TensorRecord(TAP, rank, 0, PREFILL[: 4 * rank, :2].copy(), "float32") for rank in range(2)]
-        told = SequenceStep(0, [7] * 4, [0, 1, 2, 3], [[0], [4]])
-        writer.step(0, StepRecord(0, "decode", [told], 0.1, tensors=tensors))
+        reported = SequenceStep(0, [7] * 4, [0, 1, 2, 3], [[0], [4]])
+        writer.step(0, StepRecord(0, "decode", [reported], 0.1, tensors=tensors))
     source = SessionSource(Session.open(tmp_path / "a.session"), TokenTexts({}))
     assert cache_rows(source, Where(), 1, "k_cache", False).findings == ()
     source.close()

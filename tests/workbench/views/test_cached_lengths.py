@@ -33,14 +33,14 @@ def _with(lengths: object) -> SequenceStep:
 def test_what_is_odd_is_just_the_cells_that_differ(layers: int, ranks: int, data: st.DataObject) -> None:
     of_rank = st.lists(st.integers(4, 6), min_size=layers, max_size=layers)
     lengths = data.draw(st.lists(of_rank, min_size=ranks, max_size=ranks))
-    told: dict[tuple[int, int], int] = {}
+    reported: dict[tuple[int, int], int] = {}
     for odd in odd_lengths(_with(lengths)):
         cells = {(rank, layer) for rank in odd.ranks for layer in range(odd.first, odd.last + 1)}
-        assert not cells & told.keys()
+        assert not cells & reported.keys()
         assert odd.whole == (odd.last - odd.first + 1 == layers)
-        told |= dict.fromkeys(cells, odd.rows)
+        reported |= dict.fromkeys(cells, odd.rows)
     right = 5  # step 4 ran the token at position 4
-    assert told == {
+    assert reported == {
         (rank, layer): rows
         for rank, of_rank in enumerate(lengths)
         for layer, rows in enumerate(of_rank)
@@ -104,11 +104,11 @@ def test_lengths_of_layers_come_back(tmp_path: Path) -> None:
 def test_the_shipped_recordings_are_read(path: Path) -> None:
     with Session.open(path) as session:
         for step in session.steps():
-            for told in session.step(step).sequences:
-                assert len(told.kv_lens) == session.ranks
-                assert len({len(of_rank) for of_rank in told.kv_lens}) == 1
+            for reported in session.step(step).sequences:
+                assert len(reported.kv_lens) == session.ranks
+                assert len({len(of_rank) for of_rank in reported.kv_lens}) == 1
                 stuck = path.stem == "positions-stuck" and step > 0
-                assert bool(odd_lengths(told)) == stuck
+                assert bool(odd_lengths(reported)) == stuck
 
 
 @pytest.mark.parametrize(

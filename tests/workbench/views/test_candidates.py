@@ -85,8 +85,10 @@ def test_a_position_is_named_by_the_token_that_went_in_there(tmp_path: Path) -> 
         path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
     ) as writer:
         for step, (ids, at, emitted) in enumerate([([1, 2], 0, None), ([3], 2, 4), ([4], 3, 5)]):
-            told = SequenceStep(0, ids, list(range(at, at + len(ids))), [[at + len(ids)]], emitted=emitted)
-            writer.step(0, StepRecord(step, "prefill" if step < 2 else "decode", [told], 0.1))
+            reported = SequenceStep(
+                0, ids, list(range(at, at + len(ids))), [[at + len(ids)]], emitted=emitted
+            )
+            writer.step(0, StepRecord(step, "prefill" if step < 2 else "decode", [reported], 0.1))
     with Session.open(path) as session:
         line = TokenLines().line(SessionSource(session, texts), 0, 0)
     assert [line.label(position) for position in range(6)] == ["t1", "t2", "t3", "t4", "t5", ""]
@@ -100,14 +102,14 @@ def test_the_prompt_is_there_while_the_first_step_is_under_way(tmp_path: Path) -
     with SessionWriter.create(
         path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
     ) as writer:
-        told = SequenceStep(0, [1, 2], [0, 1], [[2]])
-        writer.in_flight(0, StepInFlight(0, 0, [told], stats))
+        reported = SequenceStep(0, [1, 2], [0, 1], [[2]])
+        writer.in_flight(0, StepInFlight(0, 0, [reported], stats))
         with Session.open(path) as session:
             lines = TokenLines()
             line = lines.line(SessionSource(session, texts), 0, 0)
             assert [cell.label for cell in line.tokens.cells] == ["t1", "t2", "…"]
             assert (line.at(0), line.label(1)) == (2, "t2")
-            writer.step(0, StepRecord(0, "prefill", [replace(told, emitted=3)], 0.1))
+            writer.step(0, StepRecord(0, "prefill", [replace(reported, emitted=3)], 0.1))
             session.refresh()
             over = lines.line(SessionSource(session, texts), 0, 0)
             assert [cell.label for cell in over.tokens.cells] == ["t1", "t2", "t3"]
@@ -125,10 +127,10 @@ def test_a_candidate_over_the_steps_has_its_rank_where_it_was_recorded(tmp_path:
         path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
     ) as writer:
         for step, (ids, values) in enumerate(ranked):
-            told = SequenceStep(
+            reported = SequenceStep(
                 0, [7], [step], [[step + 1]], emitted=ids[0], topk_ids=ids, topk_logits=values, logsumexp=3.0
             )
-            writer.step(0, StepRecord(step, "decode", [told], 0.1))
+            writer.step(0, StepRecord(step, "decode", [reported], 0.1))
     with Session.open(path) as session:
         source, found = SessionSource(session, texts), None
         while found is None or not found.complete:

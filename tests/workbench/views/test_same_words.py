@@ -243,11 +243,15 @@ def test_the_sentinels(told: Told) -> None:
         for kind, one in reported.items():
             if kind in inherited:
                 continue
-            told_json = document[one.name]
+            reported_json = document[one.name]
             assert (one.name, one.step, one.what, one.tap, one.ranks) == (
                 pane[kind].name, pane[kind].step, pane[kind].what, pane[kind].tap, pane[kind].ranks,
             )  # fmt: skip
-            assert (told_json["step"], told_json["what"], told_json["tap"]) == (one.step, one.what, one.tap)
+            assert (reported_json["step"], reported_json["what"], reported_json["tap"]) == (
+                one.step,
+                one.what,
+                one.tap,
+            )
             assert one.name in told.page(branch)
             assert " ".join(one.what.split()) in told.page(branch)
         for kind in ("desync", "repetition", "nan", "inf"):

@@ -63,8 +63,8 @@ def _shared_heads(path: Path) -> Path:
     with SessionWriter.create(path, taps=taps, ranks=4, meta=SessionMeta()) as writer:
         for step in range(2):
             sums = np.array([[9, 9, 9, 9], [5, 5, 6, 6 + step]], np.uint64)
-            told = SequenceStep(0, [1], [step], [[step + 1]] * 4, emitted=3 + step)
-            writer.step(0, StepRecord(step, "decode", [told], 0.1, np.zeros((2, 4, 8), np.float32), sums))
+            reported = SequenceStep(0, [1], [step], [[step + 1]] * 4, emitted=3 + step)
+            writer.step(0, StepRecord(step, "decode", [reported], 0.1, np.zeros((2, 4, 8), np.float32), sums))
     return path
 
 
@@ -129,8 +129,8 @@ def _nan_at(path: Path, q_absmax: float) -> Path:
             stats[0, :, STATISTICS.index("absmax")] = q_absmax
             if step in (1, 3):
                 stats[2:, int(step == 1), STATISTICS.index("nan")] = 8
-            told = SequenceStep(0, [step], [step], [[step + 1]] * 2, emitted=step + 1)
-            writer.step(0, StepRecord(step, "decode", [told], 0.1, stats))
+            reported = SequenceStep(0, [step], [step], [[step + 1]] * 2, emitted=step + 1)
+            writer.step(0, StepRecord(step, "decode", [reported], 0.1, stats))
         writer.event(0, 10**15, "stop", "catch nan", {"reason": "exception"})
     return path
 

@@ -29,6 +29,6 @@ def test_the_report_and_the_pane_say_the_same_of_replicas(tmp_path: Path) -> Non
     with SessionWriter.create(path, taps=TAPS, ranks=2, meta=SessionMeta()) as writer:
         writer.step(0, StepRecord(0, "prefill", [SequenceStep(0, [1], [0], [[1], [1]])], 0.1, stats, sums))
     with Session.open(path) as session:
-        told = [history(session, tap, 0, 0, 10).agree for tap in TAPS]
-        assert told == [True, False, None, None]
+        reported = [history(session, tap, 0, 0, 10).agree for tap in TAPS]
+        assert reported == [True, False, None, None]
         assert operations(SessionSource(session), Where()).agreement == ("=", "≠", "", "")

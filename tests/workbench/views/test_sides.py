@@ -107,7 +107,7 @@ def test_attention_differs_by_what_the_arrays_differ_by() -> None:
 def _step(emitted: int, tensors: dict[str, list[np.ndarray]], sums: list[int]) -> StepRecord:
     stats = np.ones((len(TAPS), RANKS, len(STATISTICS)), np.float32)
     stats[..., [STATISTICS.index("nan"), STATISTICS.index("inf"), STATISTICS.index("zeros")]] = 0
-    told = SequenceStep(
+    reported = SequenceStep(
         0, [1, 2], [0, 1], [[2]] * RANKS, block_table=[0], emitted=emitted,
         topk_ids=[emitted, 7], topk_logits=[2.0, 1.0], logsumexp=2.4,
     )  # fmt: skip
@@ -117,7 +117,7 @@ def _step(emitted: int, tensors: dict[str, list[np.ndarray]], sums: list[int]) -
         for rank, part in enumerate(parts)
     ]
     checksums = np.repeat(np.array(sums, np.uint64)[:, None], RANKS, 1)
-    return StepRecord(0, "prefill", [told], 0.1, stats, checksums, found)
+    return StepRecord(0, "prefill", [reported], 0.1, stats, checksums, found)
 
 
 def _written(path: Path, ours: StepRecord, theirs: StepRecord) -> SessionSource:
@@ -221,9 +221,9 @@ def test_golden_of_another_tp_is_compared_by_its_tensors_and_else_by_the_verdict
     meta = SessionMeta(config=ConfigMeta(dtype="float32", tp=1))
     with SessionWriter.create(tmp_path / "golden.session", taps=taps, ranks=1, meta=meta) as writer:
         step = _step(5, {tap: parts[:1] for tap, parts in whole.items()}, [1] * 4)
-        told = step.sequences[0]
-        told = replace(told, emitted=3, forced=True, topk_ids=[5, 3], kv_lens=[[2]])
-        writer.step(0, StepRecord(0, "prefill", [told], 0.1, None, None, step.tensors))
+        reported = step.sequences[0]
+        reported = replace(reported, emitted=3, forced=True, topk_ids=[5, 3], kv_lens=[[2]])
+        writer.step(0, StepRecord(0, "prefill", [reported], 0.1, None, None, step.tensors))
     with SessionWriter.reopen(run) as writer:
         writer.event(0, 0, "golden", "", {"verdict": "diverged", "golden_session": "golden.session"})
         writer.verdicts([VerdictRecord(0, 0, "logits", "fail", {"rel_l2": 0.5, "ratio": 9.0})])

@@ -31,8 +31,8 @@ def test_norms_and_changes_are_of_the_whole_state(tmp_path: Path) -> None:
                 TensorRecord(TAP, rank, 0, np.ascontiguousarray(whole[:, 2 * rank : 2 * rank + 2]), "float32")
                 for rank in range(2)
             ]
-            told = SequenceStep(0, [7], [step], [[step + 1] * 2] * 2)
-            writer.step(0, StepRecord(step, "decode", [told], 0.1, tensors=tensors))
+            reported = SequenceStep(0, [7], [step], [[step + 1] * 2] * 2)
+            writer.step(0, StepRecord(step, "decode", [reported], 0.1, tensors=tensors))
     source = SessionSource(Session.open(path), TokenTexts({}))
     (found,) = state_histories(source, Where(0, 2), 3)
     assert (found.layer, found.first, found.norms) == (1, 0, (3, 5, 5))

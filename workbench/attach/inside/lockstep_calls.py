@@ -65,9 +65,11 @@ class MegatronInputs:
 
     def __call__(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[Any, ...] | None:
         given = dict(zip(("input_ids", "position_ids"), args, strict=False))
-        told = {name: kwargs[name] for name in ("input_ids", "position_ids") if kwargs.get(name) is not None}
+        reported = {
+            name: kwargs[name] for name in ("input_ids", "position_ids") if kwargs.get(name) is not None
+        }
         packed = getattr(kwargs.get("packed_seq_params"), "cu_seqlens_q", None)
-        return self._calls((), {**given, **told, "cu_seq_lens_q": packed})
+        return self._calls((), {**given, **reported, "cu_seq_lens_q": packed})
 
 
 def _held(cache: Any) -> int | None:
@@ -76,14 +78,14 @@ def _held(cache: Any) -> int | None:
     layers = getattr(cache, "layers", None)
     if layers is None:
         return None
-    told = [0]
+    reported = [0]
     for layer in layers:
         names = ("cumulative_length_int", "cumulative_length")
         counts = [int(getattr(layer, name)) for name in names if hasattr(layer, name)]
         if not counts and hasattr(layer, "get_seq_length"):
             counts = [int(layer.get_seq_length())]
-        told += counts[:1]
-    return max(told)
+        reported += counts[:1]
+    return max(reported)
 
 
 def _places(shape: torch.Size, mask: Any, held: int | None) -> Tensor | None:

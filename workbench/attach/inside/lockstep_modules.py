@@ -251,14 +251,14 @@ def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
     `inputs(args, kwargs)` tells what `tape.step` takes of a call, None for one that is not to be recorded; without it
     they are taken as vLLM, nano-vllm ([T]: one request) and transformers ([batch, T]) call their models.
     """
-    told = inputs or CallInputs()
+    reported = inputs or CallInputs()
 
     def begin(_: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if tape.closed:
             return
         try:
             refuse_capture()
-            found = told(args, kwargs)
+            found = reported(args, kwargs)
         except Exception as error:
             tape.stop("inputs", error)
             return
@@ -267,7 +267,7 @@ def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
             tape.skip()
         else:
             tape.step(*found)
-            tape.held = getattr(told, "held", None)
+            tape.held = getattr(reported, "held", None)
 
     def returned(_: nn.Module, args: tuple[Any, ...], out: Any) -> None:
         error = sys.exc_info()[1]
@@ -438,9 +438,9 @@ def _place(path: str, prefix: str) -> tuple[int | None, str]:
 
 def _kv_layout(tape: Tape, parts: Any) -> str:
     """shard(1), with replicas where there are more ranks than heads."""
-    told = [part.total_num_kv_heads for part in parts if hasattr(part, "total_num_kv_heads")]
+    reported = [part.total_num_kv_heads for part in parts if hasattr(part, "total_num_kv_heads")]
     size = tape.facts["size"]
-    heads = told[0] if told else tape.facts["config"].get("num_key_value_heads") or size
+    heads = reported[0] if reported else tape.facts["config"].get("num_key_value_heads") or size
     return f"shard(1,replicas={size // heads})" if size > heads else "shard(1)"
 
 

@@ -161,8 +161,10 @@ class Tape:
             else:
                 x = x if x.device.type in ("cpu", "cuda", "xpu") else x.cpu()  # others lack 64-bit numbers
                 self._measured(key, x.reshape(len(x), -1).clone())
-            told = {"name": name, "key": key, "layout": layout, "dtype": dtype, "shape": list(x.shape)}
-            self.line["taps"].append(told if rows is None else told | {"rows": [int(row) for row in rows]})
+            reported = {"name": name, "key": key, "layout": layout, "dtype": dtype, "shape": list(x.shape)}
+            self.line["taps"].append(
+                reported if rows is None else reported | {"rows": [int(row) for row in rows]}
+            )
             if not self.facts["dtype"] and x.is_floating_point():
                 self.facts |= {"dtype": dtype, "device": x.device.type}
                 self._tell()
@@ -309,10 +311,10 @@ def write_safetensors(path: Path, tensors: dict[str, Tensor]) -> None:
         start, stop = stop, stop + x.nbytes
         code = CODES[str(x.dtype).removeprefix("torch.")]
         header[key] = {"dtype": code, "shape": list(x.shape), "data_offsets": [start, stop]}
-    told = json.dumps(header).encode()
-    told += b" " * (-len(told) % 8)
+    reported = json.dumps(header).encode()
+    reported += b" " * (-len(reported) % 8)
     with open(path.with_suffix(".new"), "wb") as file:
-        file.write(len(told).to_bytes(8, "little") + told)
+        file.write(len(reported).to_bytes(8, "little") + reported)
         for held in tensors.values():
             x = held.cpu().contiguous()
             file.write((ctypes.c_char * x.nbytes).from_address(x.data_ptr()) if x.nbytes else b"")

@@ -39,7 +39,7 @@ def cache_accesses(runner: Any, output: Any, spans: Sequence[tuple[str, int]]) -
     context = get_forward_context().attn_metadata
     if not isinstance(context, dict):
         return None
-    told, count = _scheduled(output), sum(rows for _, rows in spans)
+    reported, count = _scheduled(output), sum(rows for _, rows in spans)
     groups = [
         _group(group, context[group.layer_names[0]], len(spans), count)
         for groups in runner.attn_groups
@@ -47,7 +47,7 @@ def cache_accesses(runner: Any, output: Any, spans: Sequence[tuple[str, int]]) -
         if _is_paged(group, context)
     ]
     requests = [
-        {"request": name, "rows": rows, "computed": told[name][0], "cached": told[name][1]}
+        {"request": name, "rows": rows, "computed": reported[name][0], "cached": reported[name][1]}
         for name, rows in spans
     ]
     return {"requests": requests, "groups": groups} if groups else None
@@ -68,10 +68,10 @@ def _scheduled(output: Any) -> Mapping[str, tuple[int, list[int]]]:
 
 def _is_paged(group: Any, context: Mapping[str, Any]) -> bool:
     metadata = context.get(group.layer_names[0])
-    told = all(
+    reported = all(
         getattr(metadata, name, None) is not None for name in ("slot_mapping", "block_table", "seq_lens")
     )
-    return told and type(group.kv_cache_spec).__name__ in PAGED
+    return reported and type(group.kv_cache_spec).__name__ in PAGED
 
 
 def _group(group: Any, metadata: Any, requests: int, rows: int) -> dict[str, Any]:

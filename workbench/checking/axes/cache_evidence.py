@@ -82,9 +82,9 @@ def chosen(side: RowSide, seq: int, at: int) -> int | None:
 
 def is_greedy(side: RowSide, seq: int, stop: int) -> bool:
     """Whether each token before position `stop` is what the logits before it chose, where there are any."""
-    told = [
+    reported = [
         (row.token, choice)
         for at, row in side.sequences[seq].items()
         if 0 < at < stop and (choice := chosen(side, seq, at)) is not None
     ]
-    return all(token == choice for token, choice in told)
+    return all(token == choice for token, choice in reported)

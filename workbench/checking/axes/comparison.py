@@ -183,21 +183,25 @@ class Variants:
             sides = ((self.base, seq), (self.variant, others[seq]))
             if not all(is_greedy(one, mine, at) for one, mine in sides):
                 continue
-            told = [one.sequences[mine][at].token for one, mine in sides]
+            reported = [one.sequences[mine][at].token for one, mine in sides]
             before = [one.sequences[mine][at - 1].token for one, mine in sides]
             picked = [chosen(one, mine, at) for one, mine in sides]
             for mine in (0, 1):
                 cached = self.caches[mine].taken.get(sides[mine][1]) == at
-                again = picked[mine] is None and cached and told[mine] == before[mine]
-                if picked[1 - mine] == told[1 - mine] and (again or picked[mine] not in (None, told[mine])):
-                    yield AxisToken((seq, at), told[mine], picked[mine], again, _BOTH[mine])
+                again = picked[mine] is None and cached and reported[mine] == before[mine]
+                if picked[1 - mine] == reported[1 - mine] and (
+                    again or picked[mine] not in (None, reported[mine])
+                ):
+                    yield AxisToken((seq, at), reported[mine], picked[mine], again, _BOTH[mine])
 
     def _unseen(self, bits: RowComparison, tokens: Sequence[AxisToken]) -> Iterator[AxisBug]:
         """Where requests part, or one breaks off, behind rows of a cache that are not theirs, in operations of which
         nothing was recorded that could be judged: those rows are proof enough."""
         others = {seq: other for seq, other, _ in self.pairs}
-        told = {one.first for one in tokens}
-        for seq, at, sides in [(*place, (0, 1)) for place in bits.parted if place not in told] + self._cut():
+        reported = {one.first for one in tokens}
+        for seq, at, sides in [
+            (*place, (0, 1)) for place in bits.parted if place not in reported
+        ] + self._cut():
             for number in sides:
                 mine = (seq, others[seq])[number]
                 for finding in self.caches[number].behind((mine, at), cut=len(sides) == 1):
@@ -238,7 +242,9 @@ class Variants:
             for side, held in zip(_BOTH, self.caches, strict=True)
         }
         yield from dict.fromkeys(
-            f"without an effect on what was compared: {words}" for told in found.values() for words in told
+            f"without an effect on what was compared: {words}"
+            for reported in found.values()
+            for words in reported
         )
 
     def _error(self, tap: str, places: Sequence[Place]) -> float | None:
@@ -272,8 +278,8 @@ class Variants:
         found: dict[int, None] = {}
         for seq, at in places if size else ():
             row = self.variant.sequences[others[seq]][at]
-            told = self.variant.session.step(row.step, self.variant.branch).sequences
-            table = next(one.block_table for one in told if one.seq == others[seq])
+            reported = self.variant.session.step(row.step, self.variant.branch).sequences
+            table = next(one.block_table for one in reported if one.seq == others[seq])
             found.update(dict.fromkeys(map(int, table[: at // size + 1])))
         return tuple(found)
 

@@ -139,8 +139,8 @@ class ModelAxes:
         if key not in self._recorded:
             path = self.folder / f"{len(self._recorded)}.session"
             inferior = self._inferior(run.config)
-            told = SessionMeta(source="lockstep invariant")
-            with create_session(inferior, path, told, overwrite=True), self._recording(inferior):
+            reported = SessionMeta(source="lockstep invariant")
+            with create_session(inferior, path, reported, overwrite=True), self._recording(inferior):
                 emitted = run.schedule(inferior, self._requests)
             self._recorded[key] = path
             self._keep(emitted)
@@ -220,8 +220,8 @@ class ModelAxes:
         if shortest < 2:
             return "a prompt is a single token"
         config = replace(self.config, chunk_tokens=-(-shortest // 2))
-        told = f"from {config.chunk_tokens} kept tokens = from an empty cache"
-        return [_Pair(told, _Run(config, together), _Run(config, rewound))]
+        reported = f"from {config.chunk_tokens} kept tokens = from an empty cache"
+        return [_Pair(reported, _Run(config, together), _Run(config, rewound))]
 
     def _preempt(self) -> list[_Pair] | str:
         if why := changes_with_passes(self.opened.config):

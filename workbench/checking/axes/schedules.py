@@ -35,9 +35,9 @@ class RequestRun:
 
     def begin(self, request: int, seq: int | None = None) -> None:
         """A new request; or one that has begun, as another sequence, whose tokens are read anew."""
-        told = self.emitted.setdefault(request, [])
+        reported = self.emitted.setdefault(request, [])
         number = self.inferior.add(
-            [*self.requests.prompts[request], *told], seq=request if seq is None else seq
+            [*self.requests.prompts[request], *reported], seq=request if seq is None else seq
         )
         self._running[number] = request
 
@@ -45,9 +45,9 @@ class RequestRun:
         """One pass of all that run. `otherwise` makes other tokens of those that they are forced onto."""
         forced = {}
         for seq, request in self._running.items():
-            told, at = self.requests.forced.get(request), len(self.emitted[request])
-            if told is not None and at < len(told):
-                forced[seq] = told[at] if otherwise is None else otherwise(told[at])
+            reported, at = self.requests.forced.get(request), len(self.emitted[request])
+            if reported is not None and at < len(reported):
+                forced[seq] = reported[at] if otherwise is None else otherwise(reported[at])
         record = self.inferior.step(forced)
         for one in record.sequences:
             if one.emitted is not None:
@@ -72,7 +72,7 @@ class RequestRun:
 
     @property
     def tokens(self) -> Emitted:
-        return {request: tuple(told) for request, told in self.emitted.items()}
+        return {request: tuple(reported) for request, reported in self.emitted.items()}
 
 
 #: Drafts of one pass that are right, and that are wrong, at most.
@@ -130,7 +130,8 @@ def speculated(inferior: Inferior, requests: Requests) -> Emitted:
     while not any(map(run.done, run.emitted)):
         at = len(run.emitted[0])
         right = {
-            request: told[at : min(at + _RIGHT, requests.steps)] for request, told in requests.forced.items()
+            request: reported[at : min(at + _RIGHT, requests.steps)]
+            for request, reported in requests.forced.items()
         }
         recorder.branch, here = None, inferior.step_number
         for request, drafts in right.items():
@@ -167,7 +168,7 @@ def rewound(inferior: Inferior, requests: Requests) -> Emitted:
     for request in range(len(requests.prompts)):
         run.begin(request)
     run.step()
-    kept = {request: list(told) for request, told in run.emitted.items()}
+    kept = {request: list(reported) for request, reported in run.emitted.items()}
     recorder.branch = None
     while not any(map(run.done, run.emitted)):
         run.step(other)

@@ -120,9 +120,9 @@ def cached(run: Run, model: ModelConfig, tolerance: float) -> Invariant:
     for i, one in enumerate(run.passes):
         read += len(one.sequences[run.seq].ids)
         for rank, report in enumerate(one.reports):
-            told = next(s for s in report.sequences if s.seq == run.seq)
-            if set(told.held) | {told.kv_len} != {read}:
-                lengths = sorted({*told.held, told.kv_len})
+            reported = next(s for s in report.sequences if s.seq == run.seq)
+            if set(reported.held) | {reported.kv_len} != {read}:
+                lengths = sorted({*reported.held, reported.kv_len})
                 broken = f"step {i}, rank {rank}: {lengths} rows are cached of {plural(read, 'token')}"
                 return Invariant.of(name, means, "", broken)
     return Invariant.of(name, means, f"every layer and rank of {_passes(run)}")
@@ -150,8 +150,11 @@ def loaded(before: Sequence[WeightsReport], after: Sequence[WeightsReport]) -> l
     ]
     means = "an operation writes over the weights: an in-place kernel, a buffer that is shared"
     name = "weights left as they were"
-    told = "the same bits after all runs"
-    return [*found, Invariant.of(name, means, told, f"{moved[0]} has changed while it ran" if moved else "")]
+    reported = "the same bits after all runs"
+    return [
+        *found,
+        Invariant.of(name, means, reported, f"{moved[0]} has changed while it ran" if moved else ""),
+    ]
 
 
 def _passes(run: Run) -> str:

@@ -97,8 +97,8 @@ def run(
     while len(emitted) <= steps:
         given = {first: forced[len(emitted)]} if len(emitted) < len(forced) else {}
         passes.append(engine.step(given))
-        told = passes[-1].sequences[first].emitted
-        emitted += [] if told is None else [told]
+        reported = passes[-1].sequences[first].emitted
+        emitted += [] if reported is None else [reported]
     return Run(tuple(passes), first, (*prompts[0], *emitted[:-1]), tuple(emitted))
 
 

@@ -271,8 +271,8 @@ class Suite:
         def compare() -> tuple[str, str, str]:
             ours, theirs = runs()
             apart = first_apart(ours, theirs, self.tolerance, below)
-            told = f"{len(ours.tokens)} tokens, {len(ours.taps)} taps"
-            return told, "" if apart is None else apart.in_words(), "" if apart is None else apart.tap
+            reported = f"{len(ours.tokens)} tokens, {len(ours.taps)} taps"
+            return reported, "" if apart is None else apart.in_words(), "" if apart is None else apart.tap
 
         self._relation(name, means, compare, why_not)
 
@@ -285,7 +285,7 @@ class Suite:
             return
         self.progress(name)
         try:
-            told, broken, tap = compare()
+            reported, broken, tap = compare()
         except EngineError as error:
-            told, broken, tap = "", str(error), ""
-        self.found.append(Invariant.of(name, means, told, broken, tap))
+            reported, broken, tap = "", str(error), ""
+        self.found.append(Invariant.of(name, means, reported, broken, tap))

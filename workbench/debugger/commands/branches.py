@@ -48,8 +48,10 @@ def extend(debugger: Debugger, name: str, count: int) -> Message:
         debugger.engine.land()
         debugger.position = at
     last, why = timeline.last(line.id), "" if stop is None else f"{stop.description}: "
-    told = f"ran on to step {last}" if last > before else f"ends at step {last}"
-    return Message(f"{why}branch {line.id} ({clean(line.name)}) {told}", {"branch": line.id, "step": last})
+    reported = f"ran on to step {last}" if last > before else f"ends at step {last}"
+    return Message(
+        f"{why}branch {line.id} ({clean(line.name)}) {reported}", {"branch": line.id, "step": last}
+    )
 
 
 @command("branches", group="changing", help="every branch: where it forked, its faults, how far it went")

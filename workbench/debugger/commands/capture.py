@@ -35,12 +35,12 @@ def capture(debugger: Debugger, what: str | None) -> Message:
         inferior.watch(wanted)
         again = _passed(debugger, globs) if inside else _again(debugger, globs)
     now = inferior.capture
-    told = ["statistics"] * now.statistics + [f"whole: {' '.join(now.full)}"] * bool(now.full)
+    reported = ["statistics"] * now.statistics + [f"whole: {' '.join(now.full)}"] * bool(now.full)
     within = "" if now.budget_bytes is None else f" within {now.budget_bytes >> 20} MiB"
-    told += [f"{' '.join(now.last)}{within}"] * bool(now.last)
+    reported += [f"{' '.join(now.last)}{within}"] * bool(now.last)
     step = debugger.position.step if debugger.flight is None else debugger.flight.step
     added = f"; {again} taps of step {step} added" if again else ""
-    return Message(f"every step records {', '.join(told) or 'nothing'}{added}", {"full": list(now.full)})
+    return Message(f"every step records {', '.join(reported) or 'nothing'}{added}", {"full": list(now.full)})
 
 
 def _passed(debugger: Debugger, globs: list[str]) -> int:

@@ -38,16 +38,16 @@ class GoldenResult(Result):
         named = "" if event.reference == "transformers" else f" ({event.reference})"
         judged = f"golden{named}" if event.reference else "no reference, operations on their own inputs"
         head = f"{judged}: {event.verdict} over {plural(event.steps, 'step')}"
-        told = [head]
+        reported = [head]
         if event.words:
-            told = [
+            reported = [
                 f"{head}; first divergence {event.words}",
                 event.ledger,
                 f"cause: {event.causes_in_words()[0]}",
             ]
         if event.quantisation is not None:
-            told.append(f"quantised: {event.quantisation.in_words(event.matches)}")
-        return "\n".join(filter(None, told))
+            reported.append(f"quantised: {event.quantisation.in_words(event.matches)}")
+        return "\n".join(filter(None, reported))
 
     def to_json(self) -> JsonObject:
         return {"kind": self.kind, "first": self.event.words or None, **plain(self.event)}
@@ -72,8 +72,8 @@ class Diagnosis(Result):
         }
         if self.verdict in right:
             return "\n".join([right[self.verdict], *notes])
-        told = [f"{label}: {words}" for cause in self.causes for label, words in cause_lines(cause)]
-        return "\n".join([self.first, *(told or [f"cause: {NO_CAUSE}"]), *notes])
+        reported = [f"{label}: {words}" for cause in self.causes for label, words in cause_lines(cause)]
+        return "\n".join([self.first, *(reported or [f"cause: {NO_CAUSE}"]), *notes])
 
     def to_json(self) -> JsonObject:
         return {

@@ -143,7 +143,7 @@ def _common_steps(a: Session, branch_a: int, b: Session, branch_b: int) -> list[
     steps = []
     for step in range(min(a.steps(branch_a).stop, b.steps(branch_b).stop)):
         ids = [
-            {told.seq: list(told.ids) for told in session.step(step, branch).sequences}
+            {reported.seq: list(reported.ids) for reported in session.step(step, branch).sequences}
             for session, branch in ((a, branch_a), (b, branch_b))
         ]
         shared = ids[0].keys() & ids[1].keys()

@@ -33,8 +33,8 @@ def where(debugger: Debugger) -> Result:
         state += " (under way)"
     elif at.step < last:
         state += f" (the last is {last})"
-    told, batch = debugger.step_tokens(), batch_of(debugger)
-    read = None if told is None else debugger.texts.label(told.read)
+    reported, batch = debugger.step_tokens(), batch_of(debugger)
+    read = None if reported is None else debugger.texts.label(reported.read)
     if read is not None:
         which = f"{batch.label(debugger.sequence)} " if batch.several else ""
         tokens = f'{which}reads "{read}" at position {stop.position}'
@@ -83,10 +83,10 @@ def frame(debugger: Debugger, what: str | None) -> Result:
 def topk(debugger: Debugger, what: str | None) -> Result:
     """Tokens, logits and probabilities."""
     text, seq = sequence_of(debugger, what or "")
-    count, told = _count(text, 5), finished_step(debugger, seq)
+    count, reported = _count(text, 5), finished_step(debugger, seq)
     rows = [
         [one.token, one.label, one.logit, one.probability, "←" if one.chosen else ""]
-        for one in candidates(told, debugger.texts, count)
+        for one in candidates(reported, debugger.texts, count)
     ]
     title = titled(debugger, f"step {debugger.position.step}", seq)
     return TableResult(
@@ -139,8 +139,8 @@ def _position_tokens(debugger: Debugger, seq: int, count: int) -> list[str]:
     at = debugger.position
     ids: list[int] = []
     for step in range(min(at.step, debugger.timeline.last(at.branch)) + 1):
-        told = debugger.timeline.sequence(at.branch, step, seq)
-        ids += list(told.ids) if told is not None else []
+        reported = debugger.timeline.sequence(at.branch, step, seq)
+        ids += list(reported.ids) if reported is not None else []
     return [debugger.texts.label(token) for token in ids[:count]]
 
 

@@ -45,15 +45,15 @@ def kv(debugger: Debugger) -> TableResult:
     at = require_step(debugger)
     step = min(at.step, debugger.timeline.last(at.branch))
     rows = []
-    for told in debugger.timeline.record(at.branch, step).sequences:
-        expected = expected_rows(told)
-        for rank, lengths in enumerate(told.kv_lens):
+    for reported in debugger.timeline.record(at.branch, step).sequences:
+        expected = expected_rows(reported)
+        for rank, lengths in enumerate(reported.kv_lens):
             for first, last, length in runs(lengths):
-                if told.seq != debugger.sequence and expected in (None, length):
+                if reported.seq != debugger.sequence and expected in (None, length):
                     continue
                 layers = "all" if len(lengths) == last - first + 1 else span(first, last)
                 fits = "" if expected in (None, length) else "MISALIGNED"
-                rows.append([told.seq, rank, layers, length, expected, fits])
+                rows.append([reported.seq, rank, layers, length, expected, fits])
     columns = ["sequence", "rank", "layers", "cached", "positions", ""]
     empty = batch_of(debugger).why_absent(debugger.sequence, step)
     return TableResult(titled(debugger, f"step {step}", debugger.sequence), columns, rows, empty=empty)
@@ -65,7 +65,8 @@ def blocks(debugger: Debugger) -> TableResult:
     step = min(at.step, debugger.timeline.last(at.branch))
     record = debugger.timeline.record(at.branch, step)
     rows = [
-        [told.seq, len(told.block_table), " ".join(map(str, told.block_table))] for told in record.sequences
+        [reported.seq, len(reported.block_table), " ".join(map(str, reported.block_table))]
+        for reported in record.sequences
     ]
     known = record.used_blocks is not None and record.free_blocks is not None
     pool = (

@@ -42,8 +42,8 @@ class ComparisonTable(TableResult):
 
     def to_json(self) -> JsonObject:
         """As a table's, with the coverage as it is everywhere."""
-        told = super(ComparisonTable, replace(self, coverage=None)).to_json()
-        return {**told, "coverage": plain(self.coverage)}
+        reported = super(ComparisonTable, replace(self, coverage=None)).to_json()
+        return {**reported, "coverage": plain(self.coverage)}
 
 
 def golden_of(a: Session, b: Session) -> Session | None:

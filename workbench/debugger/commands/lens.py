@@ -40,8 +40,8 @@ def lens(debugger: Debugger, count: int) -> TableResult:
     if at.step > debugger.timeline.last(at.branch):
         raise CommandError(f"step {at.step} is not finished: `next` finishes it")
     found = _measured(debugger, at) if debugger.live else _recorded(debugger, at)
-    told = debugger.timeline.sequence(at.branch, at.step, debugger.sequence)
-    emitted = told.emitted if told is not None else None
+    reported = debugger.timeline.sequence(at.branch, at.step, debugger.sequence)
+    emitted = reported.emitted if reported is not None else None
     rows = [
         [
             layer.tap.removesuffix(".mlp_residual"),
@@ -116,12 +116,12 @@ def _looked(debugger: Debugger, names: Sequence[str], rows: NDArray[np.float32])
     return tuple(
         LensRow(
             name,
-            tuple(told.top_ids),
-            tuple(_finite(logit) for logit in told.top_logits),
-            _finite(told.logsumexp),
-            _finite(told.entropy),
+            tuple(reported.top_ids),
+            tuple(_finite(logit) for logit in reported.top_logits),
+            _finite(reported.logsumexp),
+            _finite(reported.entropy),
         )
-        for name, told in zip(names, report.layers, strict=True)
+        for name, reported in zip(names, report.layers, strict=True)
     )
 
 

@@ -50,8 +50,8 @@ def summary_lines(a: Session, b: Session, found: RowComparison) -> list[str]:
     for names, which in ((found.only_first, a), (found.only_second, b)):
         if names:
             more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
-            told = ", ".join(clean(name, limit=60) for name in names[:_NAMED])
-            lines.append(f"only in {clean(which.path.name, limit=60)}: {told}{more}")
+            reported = ", ".join(clean(name, limit=60) for name in names[:_NAMED])
+            lines.append(f"only in {clean(which.path.name, limit=60)}: {reported}{more}")
     for name, why in found.different[:_NAMED]:
         lines.append(f"not compared: {clean(name, limit=60)}: {why}")
     return lines
@@ -94,7 +94,7 @@ def _place(place: Place | None) -> str:
 
 def _row(one: TapRows) -> list[object]:
     found = one.metrics
-    told: list[object] = (
+    reported: list[object] = (
         [None] * 4 if found is None else [found.max_abs, found.max_ulp, found.rel_l2, one.nmse]
     )
     first = one.first_own or one.first
@@ -104,7 +104,7 @@ def _row(one: TapRows) -> list[object]:
         one.own or None,
         None if first is None else f"{first[0]}:{first[1]}",
         one.kind if one.equal_bits is None else f"{100 * one.equal_bits:.4g} %",
-        *told,
+        *reported,
         one.pcc,
         None if found is None else found.cosine,
         one.kl,

@@ -118,9 +118,9 @@ def run_line(meta: SessionMeta) -> str:
         if value:
             words += [f"--{option}", str(value)]
     words += [word for name, value in meta.rules.items() for word in ("--fault", f"{name}={value}")]
-    sequences = [told for _, told in sorted(meta.sequences.items())]
-    for told in sequences:
-        words += ["--ids", ",".join(map(str, told.prompt_ids))]
+    sequences = [reported for _, reported in sorted(meta.sequences.items())]
+    for reported in sequences:
+        words += ["--ids", ",".join(map(str, reported.prompt_ids))]
     if sequences and (sampling := sequences[0].sampling) is not None:
         usual = asdict(Sampling())
         for name, chosen in msgspec.structs.asdict(sampling).items():

@@ -54,8 +54,8 @@ def _ended(debugger: Debugger, seq: int, ends: Sequence[int]) -> int | None:
     """The step that emitted the end of its text, as far as the branch goes."""
     branch = debugger.position.branch
     for step in range(debugger.timeline.last(branch) + 1 if ends else 0):
-        told = debugger.timeline.sequence(branch, step, seq)
-        if told is not None and told.emitted in ends:
+        reported = debugger.timeline.sequence(branch, step, seq)
+        if reported is not None and reported.emitted in ends:
             return step
     return None
 
@@ -72,8 +72,8 @@ def _reads(debugger: Debugger, seq: int) -> str:
     at = debugger.position
     if at.step < 0:
         return "nothing was run yet"
-    told = debugger.step_tokens(seq)
-    if told is None:
+    reported = debugger.step_tokens(seq)
+    if reported is None:
         return batch_of(debugger).why_absent(seq, at.step)
-    emits = "" if told.emitted is None else f', emits "{debugger.texts.label(told.emitted)}"'
-    return f'reads "{debugger.texts.label(told.read)}" at position {told.position}{emits}'
+    emits = "" if reported.emitted is None else f', emits "{debugger.texts.label(reported.emitted)}"'
+    return f'reads "{debugger.texts.label(reported.read)}" at position {reported.position}{emits}'

@@ -39,10 +39,10 @@ def finished_step(debugger: Debugger, seq: int) -> SequenceStep:
     at = require_step(debugger)
     if at.step > debugger.timeline.last(at.branch):
         raise CommandError(f"step {at.step} is not finished: `next` finishes it")
-    told = debugger.timeline.sequence(at.branch, at.step, seq)
-    if told is None or not fed(told):
+    reported = debugger.timeline.sequence(at.branch, at.step, seq)
+    if reported is None or not fed(reported):
         raise NotCaptured(batch_of(debugger).why_absent(seq, at.step))
-    return told
+    return reported
 
 
 def titled(debugger: Debugger, title: str, seq: int) -> str:

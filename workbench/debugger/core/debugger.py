@@ -246,10 +246,10 @@ class Debugger:
         self, reason: str, description: str, *, thread_id: int = 0, hit_breakpoint_ids: Sequence[int] = ()
     ) -> Stop:
         """A stop where the debugger stands now."""
-        at, told = self.position, self.step_tokens()
+        at, reported = self.position, self.step_tokens()
         tap = self.timeline.places.name(at.place)
-        position = None if told is None else told.position
-        emitted = None if told is None or at.place is not None else told.emitted
+        position = None if reported is None else reported.position
+        emitted = None if reported is None or at.place is not None else reported.emitted
         token = None if emitted is None else self.texts.label(emitted)
         return Stop(
             reason, description, at.branch, at.step, tap, position, token, thread_id, hit_breakpoint_ids
@@ -295,9 +295,9 @@ class Debugger:
 
     def _defect(self, line: str, error: Exception) -> InternalError:
         """Come to rest after an unexpected exception: the engine starts afresh from the prompt, or is given up."""
-        told = clean(f"{type(error).__name__}: {error}", limit=300)
+        reported = clean(f"{type(error).__name__}: {error}", limit=300)
         where = error_log.record(error, line)
-        self.journal("error", told, data={"command": line, "raised_at": _raised_at(error)})
+        self.journal("error", reported, data={"command": line, "raised_at": _raised_at(error)})
         if self.live:
             try:
                 self.engine.reset()
@@ -305,7 +305,7 @@ class Debugger:
                 self.engine.inferior.close()
                 self._engine_lost(lost)
         self._leave_flight()
-        return InternalError(told, where, engine_lost=bool(self.lost))
+        return InternalError(reported, where, engine_lost=bool(self.lost))
 
     def _leave_flight(self) -> None:
         """Stand at the last recorded step where the step that was stood in is gone."""

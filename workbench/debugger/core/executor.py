@@ -214,12 +214,16 @@ class Executor:
         expected = self.timeline.record(branch, step)
         self._configure(self.timeline.owner(branch, step), step, corrections)
         self.inferior.recorder.branch = None
-        forced = {told.seq: told.emitted for told in expected.sequences if told.emitted is not None}
+        forced = {
+            reported.seq: reported.emitted for reported in expected.sequences if reported.emitted is not None
+        }
         return self.inferior.step(forced)
 
     def _computed(self, owner: int, record: StepRecord) -> None:
         cached = {seq: state.lengths[-1][2] for seq, state in self.inferior.sequences.items()}
-        rows = {told.seq: (min(told.positions), cached[told.seq]) for told in record.sequences}
+        rows = {
+            reported.seq: (min(reported.positions), cached[reported.seq]) for reported in record.sequences
+        }
         self._cache.append(Trace(owner, rows))
 
     def _truncatable(self, keep: int) -> bool:

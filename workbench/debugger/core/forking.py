@@ -76,8 +76,8 @@ def fork_from_start(debugger: Debugger, name: str, rules: Mapping[str, str]) -> 
     for step in range(again):
         if debugger.interrupts.wanted:
             return debugger.stop("pause", f"interrupted: the branch has {step} of {again} steps run again")
-        told = timeline.record(at.branch, step).sequences
-        forced = {one.seq: one.emitted for one in told if one.emitted is not None}
+        reported = timeline.record(at.branch, step).sequences
+        forced = {one.seq: one.emitted for one in reported if one.emitted is not None}
         engine.start(made.id, PauseSpec(keep=False), forced)
         debugger.position = Position(made.id, step)
         debugger.events(StepEvent(made.id, step))

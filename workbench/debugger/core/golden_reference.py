@@ -40,8 +40,10 @@ def golden_tensor(debugger: Debugger, tap: str, shape: tuple[int, ...]) -> NDArr
             if at.step <= debugger.timeline.last(at.branch)
             else None
         )
-        told = next((one for one in golden.step(at.step, 0).sequences if one.seq == debugger.sequence), None)
-        if ours is not None and (told is None or list(told.ids) != list(ours.ids)):
+        reported = next(
+            (one for one in golden.step(at.step, 0).sequences if one.seq == debugger.sequence), None
+        )
+        if ours is not None and (reported is None or list(reported.ids) != list(ours.ids)):
             raise DebuggerError(f"the golden read other ids at step {at.step}: `golden` records it for these")
         found = golden.rebuilt(tap, step=at.step, seq=debugger.sequence).array
     if found is None or found.shape != shape:

@@ -158,8 +158,8 @@ def _exhausted(debugger: Debugger) -> Stop | None:
     context = inferior.loaded[0].context
     line = debugger.timeline.line(debugger.position.branch)
     for seq in inferior.sequences:
-        told = debugger.timeline.sequence(line.id, line.steps - 1, seq) if line.steps else None
-        if told is not None and told.positions[-1] + 1 >= context:
+        reported = debugger.timeline.sequence(line.id, line.steps - 1, seq) if line.steps else None
+        if reported is not None and reported.positions[-1] + 1 >= context:
             return debugger.stop("end", f"the context is full ({context} tokens)")
     return None
 

@@ -17,8 +17,8 @@ def repetition(
     timeline: Timeline, branch: int, step: int, label: Callable[[int], str]
 ) -> SentinelFinding | None:
     """The text of a sequence has begun to repeat itself. `label` turns ids into text."""
-    for told in timeline.record(branch, step).sequences:
-        tokens = _recent_tokens(timeline, branch, step, told.seq, sentinels.TAIL)
+    for reported in timeline.record(branch, step).sequences:
+        tokens = _recent_tokens(timeline, branch, step, reported.seq, sentinels.TAIL)
         if not sentinels.repeated_phrase(tokens[:-1]) and (found := sentinels.repetition(tokens, label)):
             return found
     return None
@@ -28,9 +28,9 @@ def _recent_tokens(timeline: Timeline, branch: int, step: int, seq: int, count: 
     """The last `count` tokens that were emitted up to a step."""
     found: list[int] = []
     for k in range(step, -1, -1):
-        told = timeline.sequence(branch, k, seq)
-        if told is not None and told.emitted is not None:
-            found.append(told.emitted)
+        reported = timeline.sequence(branch, k, seq)
+        if reported is not None and reported.emitted is not None:
+            found.append(reported.emitted)
         if len(found) == count:
             break
     return found[::-1]
@@ -57,7 +57,7 @@ def _logits(timeline: Timeline, branch: int, step: int, reference: Session) -> S
     """The step's likeliest token is another, or its logits are off by more than any rounding."""
     if step not in reference.steps(0):
         return None
-    theirs = {told.seq: told for told in reference.step(step, 0).sequences}
+    theirs = {reported.seq: reported for reported in reference.step(step, 0).sequences}
     for ours in timeline.record(branch, step).sequences:
         other = theirs.get(ours.seq)
         if other is None or not ours.topk_ids or not other.topk_ids:

@@ -24,10 +24,10 @@ class StepTokens:
 def tokens_at(timeline: Timeline, at: Position, flight: Flight | None, seq: int) -> StepTokens | None:
     """The tokens of a sequence in the step at a position; None before the first step, and for a step that was not run
     or that did not feed the sequence."""
-    told = next((one for one in sequences_at(timeline, at, flight) if one.seq == seq), None)
-    if told is None or not fed(told):
+    reported = next((one for one in sequences_at(timeline, at, flight) if one.seq == seq), None)
+    if reported is None or not fed(reported):
         return None
-    return StepTokens(told.ids[-1], told.positions[-1], told.emitted)
+    return StepTokens(reported.ids[-1], reported.positions[-1], reported.emitted)
 
 
 def sequences_at(timeline: Timeline, at: Position, flight: Flight | None) -> Sequence[SequenceStep]:

@@ -135,23 +135,27 @@ class Timeline:
         record = self.record(branch, step)
         if record.stats is None:
             return None
-        told = next((one for one in record.sequences if fed(one) and seq in (None, one.seq)), None)
+        reported = next((one for one in record.sequences if fed(one) and seq in (None, one.seq)), None)
         names: dict[str, Value] = {
             name: record.stats[:, :, i].astype(np.float64) for i, name in enumerate(STATISTICS)
         }
         return names | {
             "step": float(step),
             "rank": np.arange(self.ranks, dtype=np.float64),
-            "position": float(told.positions[-1]) if told is not None else math.nan,
-            "token": float(told.ids[-1]) if told is not None else math.nan,
-            "kv_len": cached(told.kv_lens if told is not None else (), self.places.layers, self.ranks),
+            "position": float(reported.positions[-1]) if reported is not None else math.nan,
+            "token": float(reported.ids[-1]) if reported is not None else math.nan,
+            "kv_len": cached(
+                reported.kv_lens if reported is not None else (), self.places.layers, self.ranks
+            ),
         }
 
     def tokens(self, branch: int, seq: int = 0, stop: int | None = None) -> list[int]:
         """The tokens that the steps before `stop` (default: all) have emitted."""
         count = self.line(branch).steps if stop is None else stop
         found = (self.sequence(branch, step, seq) for step in range(count))
-        return [told.emitted for told in found if told is not None and told.emitted is not None]
+        return [
+            reported.emitted for reported in found if reported is not None and reported.emitted is not None
+        ]
 
     def sequence(self, branch: int, step: int, seq: int = 0) -> SequenceStep | None:
         """What a step did to one sequence; None when it took no part."""

@@ -277,5 +277,5 @@ class HostClient:
             code: object = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
             code = "still running"
-        said = " | ".join(word for word in self._last_words if word)
-        return f"the host has ended (exit code {code}){f': {said}' if said else f': {error}'}"
+        stated = " | ".join(word for word in self._last_words if word)
+        return f"the host has ended (exit code {code}){f': {stated}' if stated else f': {error}'}"

@@ -85,25 +85,25 @@ def verify(
 
 def engine_config(session: Session) -> EngineConfig:
     """How a session's engine was run. ConfigError for a session that does not say, or says nonsense."""
-    told = session.meta.config
-    if told.tp is None:
+    reported = session.meta.config
+    if reported.tp is None:
         raise ConfigError(
             f"{session.path.name} does not record how its engine was run: it cannot be run again"
         )
-    known = msgspec.to_builtins(told)  # without what is not known: the engine's own default
+    known = msgspec.to_builtins(reported)  # without what is not known: the engine's own default
     fields = {name: known[name] for name in EngineConfig.__dataclass_fields__ if name in known}
     return EngineConfig(**fields)
 
 
 def recorded_sequences(session: Session) -> list[tuple[list[int], Sampling]]:
     """Prompt ids and first sampling of each sequence."""
-    told = [one for seq, one in sorted(session.meta.sequences.items())]
-    if not told or not all(one.prompt_ids for one in told):
+    reported = [one for seq, one in sorted(session.meta.sequences.items())]
+    if not reported or not all(one.prompt_ids for one in reported):
         raise SessionError(f"{session.path.name} does not record what was run: its sequences are unreadable.")
     return [
         (
             list(one.prompt_ids),
             Sampling(**msgspec.structs.asdict(one.sampling)) if one.sampling else Sampling(),
         )
-        for one in told
+        for one in reported
     ]

@@ -189,8 +189,8 @@ class Host:
     def _leave(self, code: int) -> NoReturn:
         if self._signal:
             code = 128 + self._signal
-            said = ended_by(self._signal, fold_recordings())
-            print(f"lockstep host: {said}", file=sys.stderr, flush=True)
+            stated = ended_by(self._signal, fold_recordings())
+            print(f"lockstep host: {stated}", file=sys.stderr, flush=True)
         self.folder.close()
         os._exit(code)
 

@@ -168,9 +168,9 @@ def _kv_len(debugger: Debugger) -> float:
             (float(rows.get(debugger.sequence, math.nan)) for rows in flight.stopped.kv_lens),
             default=math.nan,
         )
-    told = timeline.sequence(at.branch, at.step, debugger.sequence)
+    reported = timeline.sequence(at.branch, at.step, debugger.sequence)
     layer = None if at.place is None else timeline.places.layers[at.place]
-    lengths = told.kv_lens if told is not None else ()
+    lengths = reported.kv_lens if reported is not None else ()
     found = [rows_of(lengths, rank, layer) for rank in range(timeline.ranks)]
     return min((float(rows) for rows in found if rows is not None), default=math.nan)
 

@@ -228,8 +228,8 @@ def _in_words(moved: Mapping[int, int], count: int) -> str:
                 f"rows go through the experts in reverse order: {sums.pop()} less the chosen one's number"
             )
         else:
-            told_of = ", ".join(f"{one} through {other}" for one, other in list(through.items())[:6])
-            texts.append(f"rows go through another expert than the chosen one: those of {told_of}")
+            reported_of = ", ".join(f"{one} through {other}" for one, other in list(through.items())[:6])
+            texts.append(f"rows go through another expert than the chosen one: those of {reported_of}")
     if lost:
         numbers = ", ".join(map(str, lost[:8]))
         texts.append(f"rows of expert{'s' * (len(lost) > 1)} {numbers} are computed by nobody: zeros")

@@ -90,8 +90,8 @@ def _columns_scaled(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
         return
     few = np.ones(len(by))
     few[columns] = by[columns]
-    told = [one for column in columns.tolist() for one in (float(column), float(by[column]))]
-    yield _map("single_columns_scaled", *told), right * few, len(columns)
+    reported = [one for column in columns.tolist() for one in (float(column), float(by[column]))]
+    yield _map("single_columns_scaled", *reported), right * few, len(columns)
 
 
 def _row_added(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:

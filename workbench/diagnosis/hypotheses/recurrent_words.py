@@ -72,7 +72,7 @@ def pairing_words(model: ModelConfig, heads: Sequence[float]) -> str:
     for head, key in enumerate(map(int, heads)):
         if key != head * keys // len(heads):
             read.setdefault(key, []).append(head)
-    told = [
+    reported = [
         f"value head{'s' * (len(mine) > 1)} {numbers_in_words(mine)} {'get' if len(mine) > 1 else 'gets'} "
         + (
             "none and give zeros"
@@ -81,7 +81,7 @@ def pairing_words(model: ModelConfig, heads: Sequence[float]) -> str:
         )
         for key, mine in sorted(read.items(), key=lambda one: (one[0] < 0, one[0]))
     ]
-    return f"value heads are given other key heads than their own: {'; '.join(told)}"
+    return f"value heads are given other key heads than their own: {'; '.join(reported)}"
 
 
 def _own(heads: Sequence[int], keys: int, of: int) -> list[str]:

@@ -271,8 +271,12 @@ def _sentence(at: Setting, edit: Edit) -> str:
         return plain.format(**fields)
     if (routing := _routing_words(at, edit)) is not None:
         return routing[1].format(**fields)
-    if edit.kind == "operand" and at.operation in ("state", "delta") and (told := coarse_words(str(first))):
-        return told
+    if (
+        edit.kind == "operand"
+        and at.operation in ("state", "delta")
+        and (reported := coarse_words(str(first)))
+    ):
+        return reported
     if first == "paired_as":
         return pairing_words(at.model, numbers)
     recurrent = RECURRENT_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
@@ -318,10 +322,10 @@ def _map_in_words(at: Setting, name: str, detail: Detail, fields: Mapping[str, o
         by = f"{abs(numbers[0]):g} {'before' if numbers[0] < 0 else 'after'} it"
         return f"each of the wrong rows is that of another token, the token {by}"
     if name == "single_columns_scaled":
-        told = [f"{column:g} is {by:.5g} times what it should be" for column, by in _pairs(numbers)[:4]]
+        reported = [f"{column:g} is {by:.5g} times what it should be" for column, by in _pairs(numbers)[:4]]
         more = f", {len(numbers) // 2 - 4} more" if len(numbers) > 8 else ""
         of = f", as with another {fields['weight']}" if fields["weight"] else ""
-        return f"single channels differ: {', '.join(told)}{more}{of}"
+        return f"single channels differ: {', '.join(reported)}{more}{of}"
     if name == "columns_paired":
         column, other, many, *moved = numbers
         how = f", {moved[0]:g} after it" if moved else ""

@@ -78,7 +78,9 @@ def unread_words(checkpoint: Path) -> tuple[str, ...]:
         return ()
     if not found:
         return ()
-    told = ", ".join(
+    reported = ", ".join(
         f"{printable(key, 80)} = {printable(repr(value), _SHOWN)}" for key, value in found.items()
     )
-    return (f"config.json: not read by Lockstep's own engine, and not what the family has by itself: {told}",)
+    return (
+        f"config.json: not read by Lockstep's own engine, and not what the family has by itself: {reported}",
+    )

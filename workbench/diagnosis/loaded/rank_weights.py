@@ -50,16 +50,25 @@ class RankWeights:
         facts, weights = folder / "weights.json", folder / "weights.safetensors"
         try:
             with open_plain(facts, _MOST_FACTS) as file:
-                told = msgspec.json.decode(file.read(), type=_Facts)
+                reported = msgspec.json.decode(file.read(), type=_Facts)
             open_plain(weights, _MOST_WEIGHTS).close()
         except (PlainFileError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
             raise CheckpointError(f"{folder}: the weights that a rank wrote: {error}") from error
-        if not 0 <= told.rank < told.size:
-            raise CheckpointError(f"{facts}: rank {told.rank} of {told.size}")
+        if not 0 <= reported.rank < reported.size:
+            raise CheckpointError(f"{facts}: rank {reported.rank} of {reported.size}")
         source = SafetensorsSource(weights)
         names = source.names()
-        same = {alias: name for alias, name in told.same.items() if name in names}
-        return cls(told.rank, told.size, told.engine, source, told.buffers, told.skipped, same, told.dtypes)
+        same = {alias: name for alias, name in reported.same.items() if name in names}
+        return cls(
+            reported.rank,
+            reported.size,
+            reported.engine,
+            source,
+            reported.buffers,
+            reported.skipped,
+            same,
+            reported.dtypes,
+        )
 
     def names(self) -> Iterator[tuple[str, str]]:
         """Each tensor's name, and the one under which it is stored: another where two are the same tensor."""

@@ -220,9 +220,9 @@ def _passes(recording: Recording, golden: Recording | None) -> Iterator[Sequence
     read: dict[int, int] = {}  # tokens of each sequence so far
     lengths = _lengths(recording)
     for step in recording.steps:
-        told = golden.sequences(step) if golden is not None and step in golden.steps else {}
+        reported = golden.sequences(step) if golden is not None and step in golden.steps else {}
         for seq, sequence in sorted(recording.sequences(step).items()):
-            rows = tuple(_rows(step, sequence, told.get(seq), read.get(seq, 0), lengths[step, seq]))
+            rows = tuple(_rows(step, sequence, reported.get(seq), read.get(seq, 0), lengths[step, seq]))
             read[seq] = read.get(seq, 0) + len(rows)
             yield SequencePass(step, seq, rows)
 
@@ -250,5 +250,5 @@ def _rows(
         right = list(golden.positions)
     if len(recorded) != count:
         recorded = right
-    for token, position, told in zip(sequence.ids, right, recorded, strict=True):
-        yield Row(step, sequence.seq, position, token, told, length)
+    for token, position, reported in zip(sequence.ids, right, recorded, strict=True):
+        yield Row(step, sequence.seq, position, token, reported, length)

@@ -187,8 +187,8 @@ def _cut_off(site: Site) -> Iterator[Variant]:
     known = next((words for edge in edges for value, words in EDGES.items()
                   if math.isclose(abs(edge), value, rel_tol=1e-3)), "")  # fmt: skip
     both = below and above and math.isclose(-bottom, top, rel_tol=1e-6)
-    told = f"{top:.6g}" if both else " and ".join(f"{edge:.6g}" for edge in edges)
-    text = f"results are cut off (clamped) at {told}{', ' + known if known else ''}"
+    reported = f"{top:.6g}" if both else " and ".join(f"{edge:.6g}" for edge in edges)
+    text = f"results are cut off (clamped) at {reported}{', ' + known if known else ''}"
     least, most = bottom if below else -np.inf, top if above else np.inf
     clamped = [np.clip(part.expected, least, most) for part in site.parts]
     inside = [

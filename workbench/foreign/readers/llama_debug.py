@@ -45,8 +45,8 @@ class LlamaDebugRun:
 
     @property
     def facts(self) -> ForeignFacts:
-        told = () if self.log is None else ("of llama-debug's log means are kept, of all rows together",)
-        return ForeignFacts("llama-debug", 1, "", ModelMeta(), "float32", notes=told)
+        reported = () if self.log is None else ("of llama-debug's log means are kept, of all rows together",)
+        return ForeignFacts("llama-debug", 1, "", ModelMeta(), "float32", notes=reported)
 
     def passes(self, rank: int) -> Iterator[ForeignPass]:
         if rank != 0:
@@ -100,8 +100,10 @@ def _means(log: Path) -> Iterator[ForeignTensor]:
             if (header := _HEADER.match(line)) is not None:
                 tap = names.tap(header["name"].strip(), header["operation"]) or ""
                 count, sums = math.prod(int(one) for one in header["shape"].split(",")), {}
-            elif (told := _SUM.match(line)) is not None and tap and count and local_name(tap) not in _OTHER:
-                sums[told["which"]] = _number(told["value"])
+            elif (
+                (reported := _SUM.match(line)) is not None and tap and count and local_name(tap) not in _OTHER
+            ):
+                sums[reported["which"]] = _number(reported["value"])
                 found.pop(tap, None)
                 found[tap] = ForeignTensor(tap, "replicate", "float32", statistics=_statistics(sums, count))
                 if tap == "logits":
@@ -111,10 +113,10 @@ def _means(log: Path) -> Iterator[ForeignTensor]:
 
 
 def _statistics(sums: Mapping[str, float], count: int) -> NDArray[np.float32]:
-    told = {"mean": sums["sum"] / count} if "sum" in sums else {}
+    reported = {"mean": sums["sum"] / count} if "sum" in sums else {}
     if "sum_sq" in sums:
-        told["rms"] = math.sqrt(max(sums["sum_sq"], 0.0) / count)
-    return np.array([[told.get(name, math.nan) for name in STATISTICS]], np.float32)
+        reported["rms"] = math.sqrt(max(sums["sum_sq"], 0.0) / count)
+    return np.array([[reported.get(name, math.nan) for name in STATISTICS]], np.float32)
 
 
 def _number(text: str) -> float:

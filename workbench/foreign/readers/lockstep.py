@@ -80,8 +80,8 @@ class LockstepDump:
                 f"{folder}: no rank0/tape.json there: give the folder that lockstep_tap's Tape was given"
             )
         first = next(iter(ranks.values()))
-        for rank, told in ranks.items():
-            _check_rank(folder, rank, told, first)
+        for rank, reported in ranks.items():
+            _check_rank(folder, rank, reported, first)
         return cls(folder, ranks, _facts(folder, ranks, first))
 
     def passes(self, rank: int) -> Iterator[ForeignPass]:
@@ -124,19 +124,19 @@ def _check_rank(folder: Path, rank: int, told: TapeFacts, first: TapeFacts) -> N
 
 def _facts(folder: Path, ranks: dict[int, TapeFacts], first: TapeFacts) -> ForeignFacts:
     notes = [
-        f"rank {rank} stopped recording at {told.stopped[:500]}"
-        for rank, told in ranks.items()
-        if told.stopped
+        f"rank {rank} stopped recording at {reported.stopped[:500]}"
+        for rank, reported in ranks.items()
+        if reported.stopped
     ]
-    left = [rank for rank, told in ranks.items() if told.closed is False]
+    left = [rank for rank, reported in ranks.items() if reported.closed is False]
     if len(left) < len(ranks):  # else the whole engine was ended at once
         notes += [
             f"rank {rank} did not come to the end of its recording, as others did: it was killed, or left at once"
             for rank in left[:MOST_NOTES]
         ]
-    for rank, told in ranks.items():
-        if told.unrecorded:
-            notes.append(f"rank {rank}: {told.unrecorded} calls without token ids are not recorded")
+    for rank, reported in ranks.items():
+        if reported.unrecorded:
+            notes.append(f"rank {rank}: {reported.unrecorded} calls without token ids are not recorded")
         notes += _line_notes(folder / f"rank{rank}", rank)
     return ForeignFacts(
         source=first.engine or "lockstep_tap",
@@ -225,8 +225,8 @@ def _places(line: TapeLine) -> tuple[int, ...] | None:
 
 
 def _pass(home: Path, where: str, rank: int, line: TapeLine, capture: str) -> ForeignPass:
-    told = (("positions", line.positions), ("places", line.places), ("requests", line.requests))
-    for what, values in told:
+    reported = (("positions", line.positions), ("places", line.places), ("requests", line.requests))
+    for what, values in reported:
         if values is not None and len(values) != len(line.ids):
             raise ForeignDumpError(
                 f"{where}: {len(values)} {what} for {len(line.ids)} ids: damaged; record it again"

@@ -87,8 +87,10 @@ _BY_WIDTH: Mapping[Width, Spread] = {
 
 
 def _spread(operation: Operation) -> Spread:
-    told = operation.kind != "reduce" and operation.part != "partial" and operation.form in ("rows", "heads")
-    if not told:
+    reported = (
+        operation.kind != "reduce" and operation.part != "partial" and operation.form in ("rows", "heads")
+    )
+    if not reported:
         return "unknown"
     return "replicate" if operation.width in WHOLE else _BY_WIDTH.get(operation.width, "unknown")
 

@@ -33,19 +33,19 @@ class PassRows:
         """Rows of requests that are `lengths` long after the pass; `names`, where the dump has them, are theirs."""
         counts = request_rows(positions, lengths)
         rows = sum(counts)
-        told = (
+        reported = (
             tuple(name for name, count in zip(names, counts, strict=True) for _ in range(count))
             if names
             else None
         )
         last = tuple(stop - 1 for stop in accumulate(counts))
-        return cls(tuple(ids[:rows]), tuple(positions[:rows]), told, (len(ids),), last)
+        return cls(tuple(ids[:rows]), tuple(positions[:rows]), reported, (len(ids),), last)
 
     @classmethod
     def rows(cls, ids: NDArray[np.integer], positions: NDArray[np.integer]) -> PassRows:
         """Rows of which nothing more is told."""
-        told = tuple(ids.tolist())
-        return cls(told, tuple(positions.tolist()), None, (len(told),), ())
+        reported = tuple(ids.tolist())
+        return cls(reported, tuple(positions.tolist()), None, (len(reported),), ())
 
     @classmethod
     def lines(

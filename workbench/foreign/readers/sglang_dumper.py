@@ -147,8 +147,8 @@ def open_sglang_dumper(folder: Path, model: Path | None = None) -> DumperRun:
     for entry in sorted(entries, key=lambda one: (one.rank, one.step, one.index)):
         steps.setdefault(entry.rank, {}).setdefault(entry.step, []).append(entry)
     first = next(iter(next(iter(steps.values())).values()))[0]
-    told = _load(first)[1].get("world_size")
-    size = checked_ranks(told if isinstance(told, int) else max(steps) + 1, first.path.name)
+    reported = _load(first)[1].get("world_size")
+    size = checked_ranks(reported if isinstance(reported, int) else max(steps) + 1, first.path.name)
     if size <= max(steps):
         raise ForeignDumpError(
             f"{shown(folder)}: has files of rank {max(steps)}, and says that there are {size}"

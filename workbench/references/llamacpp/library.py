@@ -107,8 +107,8 @@ class _Library:
 
 
 def _failed(what: str, path: Path) -> ReferenceFailure:
-    said = printable(" ".join("".join(_logged).split()), 300) or "nothing"
-    return ReferenceFailure(f"{path}: llama.cpp cannot {what} it; its last output: {said}")
+    stated = printable(" ".join("".join(_logged).split()), 300) or "nothing"
+    return ReferenceFailure(f"{path}: llama.cpp cannot {what} it; its last output: {stated}")
 
 
 def dequantise(source: Path, target: Path, threads: int) -> None:

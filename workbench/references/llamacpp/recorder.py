@@ -91,7 +91,7 @@ class _TappedModel:
         api = model.library.api
         layers, heads = api.llama_model_n_layer(model.handle), api.llama_model_n_head(model.handle)
         hidden = api.llama_model_n_embd(model.handle)
-        told = ModelMeta(
+        reported = ModelMeta(
             name=Path(request.model).name,
             checkpoint=checkpoint,
             num_layers=layers,
@@ -105,12 +105,12 @@ class _TappedModel:
             rms_eps=model.number(f"{arch}.attention.layer_norm_rms_epsilon"),
         )
         interleaved = api.llama_model_rope_type(model.handle) == api.LLAMA_ROPE_TYPE_NORM
-        assert told.num_kv_heads is not None
-        assert told.head_dim is not None
-        shape = Shape(heads, told.num_kv_heads, told.head_dim, interleaved)
+        assert reported.num_kv_heads is not None
+        assert reported.head_dim is not None
+        shape = Shape(heads, reported.num_kv_heads, reported.head_dim, interleaved)
         specs = tap_specs(layers, ARCHITECTURES[arch])
         taps = [Tap(i, spec.name, str(spec.layout)) for i, spec in enumerate(specs)]
-        return cls(model, request, shape, told, taps)
+        return cls(model, request, shape, reported, taps)
 
     @property
     def vocab_size(self) -> int:

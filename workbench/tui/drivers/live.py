@@ -97,8 +97,8 @@ class LiveDriver:
         """What was told of the command that runs."""
         ends = [*(began for began, _ in self._stages[1:]), time.monotonic()]
         return [
-            CommandStage(clean(told.what, limit=80), told.done, told.of, end - began)
-            for (began, told), end in zip(self._stages, ends, strict=False)
+            CommandStage(clean(reported.what, limit=80), reported.done, reported.of, end - began)
+            for (began, reported), end in zip(self._stages, ends, strict=False)
         ]
 
     def state(self, where: Where, busy: bool) -> Fact:
@@ -183,14 +183,14 @@ class LiveDriver:
                 self._post(Said(clean(text, newlines=True), wrong=False))
             case RankLostEvent(message=message):
                 self.at = structs.replace(self.at, lost=message or "a rank was lost")
-                told = (
+                reported = (
                     f"{clean(message, newlines=True)}   the session is kept; :restart starts the ranks again"
                 )
-                self._post(Said(told, wrong=True))
+                self._post(Said(reported, wrong=True))
             case ClosedEvent(message=message):
                 self.at = structs.replace(self.at, live=False)
-                told = clean(message or "the engine has ended", newlines=True)
-                self._post(Said(f"{told}; the session is kept and can still be looked at", wrong=True))
+                reported = clean(message or "the engine has ended", newlines=True)
+                self._post(Said(f"{reported}; the session is kept and can still be looked at", wrong=True))
 
     def _post(self, message: Message) -> None:
         if self.listener is not None and self.listener.is_running:

@@ -216,17 +216,17 @@ one has changed it, as far as states were captured.
         for heatmap in self.query(Heatmap).results(Heatmap):
             if heatmap.matrix is not None and heatmap.has_class("-shown"):
                 row, column = heatmap.cursor
-                tell = length_facts if heatmap.id == "lengths" else norm_facts
+                report = length_facts if heatmap.id == "lengths" else norm_facts
                 if heatmap.has_focus or not facts:
                     value = float(heatmap.matrix.values[row, column])
-                    facts = tell(snapshot, row, column, value, self.label)
+                    facts = report(snapshot, row, column, value, self.label)
         lines = flow(facts, self.size.width - 2)
         if snapshot.rows.values is None:
             what = CACHED[snapshot.rows_of]
             why = next((w for tap, w in self.overview.absent.items() if tap.endswith(snapshot.rows_of)), "")
-            told = f"The cached {what} were not captured{f': {why}' if why else ''}."
+            reported = f"The cached {what} were not captured{f': {why}' if why else ''}."
             lines += flow(
-                [[(told, "quiet")], self._fills()],
+                [[(reported, "quiet")], self._fills()],
                 self.size.width - 2,
                 gap=2,
             )

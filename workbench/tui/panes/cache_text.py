@@ -65,10 +65,10 @@ def borrowing_lines(layers: Sequence[int]) -> list[TextLine]:
     if not layers:
         return []
     several = len(layers) > 1
-    told = (
+    reported = (
         f"  read{'' if several else 's'} the rows of the last layer of their type before them, and hold none"
     )
-    return [[(f"layer{'s' * several} {numbers_in_words(layers)}", "strong"), (told, "text")]]
+    return [[(f"layer{'s' * several} {numbers_in_words(layers)}", "strong"), (reported, "text")]]
 
 
 def growth_lines(history: CacheHistory, seq: int, width: int) -> list[TextLine]:

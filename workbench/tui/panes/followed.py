@@ -87,8 +87,8 @@ def move(rank: int, before: int | None) -> str:
 def _best(best: CandidatePoint | None) -> TextLine:
     if best is None or best.rank is None:
         return []
-    told = f"best: rank {best.rank + 1}, {chance(best.probability)}, at step {best.step}"
-    return [("   ", "quiet"), (told, "text")]
+    reported = f"best: rank {best.rank + 1}, {chance(best.probability)}, at step {best.step}"
+    return [("   ", "quiet"), (reported, "text")]
 
 
 def _rank(point: CandidatePoint) -> str:

@@ -105,11 +105,11 @@ the noise floor that it is held against; × is an error without a number, such a
             if self._stages:
                 return
             others = ", ".join(map(str, snapshot.judged_steps[:12]))
-            told = f"\n\nJudged steps: {others}." if others else ""
+            reported = f"\n\nJudged steps: {others}." if others else ""
             overview = self.overview
             check = f"{compared_by(overview.name)}  compares it" if overview and overview.engine else ""
             self.empty(
-                f"Step {snapshot.step} was not compared with a golden reference.{told}",
+                f"Step {snapshot.step} was not compared with a golden reference.{reported}",
                 "g  compares it",
                 check,
             )
@@ -152,10 +152,12 @@ the noise floor that it is held against; × is an error without a number, such a
         self.query_one("#depth", TextBlock).show(curve)
         self.query_one("#beside").styles.width = self._beside() if wide else "1fr"
         tap = self.query_one(VerdictMap).tap
-        told = [] if tap is None else tap_lines(overview.taps[tap], snapshot.taps.get(tap), wide)
-        taken = sum(map(len, (verdict, curve, told, self._stages))) + 3  # two empty lines, and the legend
+        reported = [] if tap is None else tap_lines(overview.taps[tap], snapshot.taps.get(tap), wide)
+        taken = sum(map(len, (verdict, curve, reported, self._stages))) + 3  # two empty lines, and the legend
         room = self.size.height - taken
-        self.query_one("#detail", TextBlock).show([*told, *(ledger_lines(snapshot, room) if wide else [])])
+        self.query_one("#detail", TextBlock).show(
+            [*reported, *(ledger_lines(snapshot, room) if wide else [])]
+        )
 
     def on_resize(self) -> None:
         """What stands beside the map depends on the width."""

@@ -33,21 +33,21 @@ def progress_lines(stages: Sequence[CommandStage]) -> list[TextLine]:
 def _stage(stage: CommandStage, width: int, under_way: bool) -> TextLine:
     mark: tuple[str, str] = ("▶ ", "accent") if under_way else ("✓ ", "quiet")
     passes = f"{stage.done:>4} of {stage.of:<4}" if stage.of else " " * 12
-    told: TextLine = [
+    reported: TextLine = [
         mark,
         (f"{stage.what:<{width}} ", "text" if under_way else "quiet"),
         (f"{passes} {stage.seconds:>4.0f} s", "quiet"),
     ]
     if not under_way or not stage.of:
-        return told
+        return reported
     full = _BAR * stage.done // stage.of
-    return [*told, ("   " + "━" * full, "accent"), ("─" * (_BAR - full), "quiet")]
+    return [*reported, ("   " + "━" * full, "accent"), ("─" * (_BAR - full), "quiet")]
 
 
 def verdict_lines(snapshot: JudgedStep, sequences: int) -> list[TextLine]:
     """What the step comes to, its cause, and what else is to be known of the judgement."""
     first = snapshot.first
-    told = (
+    reported = (
         (f"✗ first wrong: {first.name}", "wrong")
         if first
         else ("? inconclusive", "wrong")
@@ -60,7 +60,7 @@ def verdict_lines(snapshot: JudgedStep, sequences: int) -> list[TextLine]:
     causes: list[TextLine] = [[("cause  ", "quiet"), (cause, "strong")] for cause in snapshot.causes[:1]]
     causes += [[("proof  ", "quiet"), (snapshot.proof, "text")]] if snapshot.proof else []
     notes: list[TextLine] = [[("note   ", "quiet"), (note, "text")] for note in snapshot.notes]
-    return [[told, (rest, "quiet")], *causes, *notes]
+    return [[reported, (rest, "quiet")], *causes, *notes]
 
 
 def error_curve(snapshot: JudgedStep, height: int, width: int) -> list[TextLine]:
@@ -135,8 +135,8 @@ def _level(figure: float | None) -> float | None:
 
 def _counted(states: Sequence[State]) -> str:
     """How many there are of each."""
-    told = ((state, states.count(state)) for state in JUDGED_WORDS)
-    return "  ".join(f"{number} {JUDGED_WORDS[state]}" for state, number in told if number)
+    reported = ((state, states.count(state)) for state in JUDGED_WORDS)
+    return "  ".join(f"{number} {JUDGED_WORDS[state]}" for state, number in reported if number)
 
 
 def _entry(tap: GoldenTap) -> TextLine:

@@ -46,9 +46,9 @@ def lens_cells(layer: LensLayer, emitted: bool, styles: Paint) -> list[GridCell]
 def lens_line(found: Logits, layers: Lens) -> list[GridCell]:
     """Since when the layers agree with what came out."""
     settled = layers.settled
-    told = "the last layer has another first" if settled is None else f"first from {settled.name} on"
+    reported = "the last layer has another first" if settled is None else f"first from {settled.name} on"
     how = "given" if found.forced else "chosen"
-    return [(f"lens   {how} ", "quiet"), (layers.emitted or "nothing", "strong"), (f"   {told}", "text")]
+    return [(f"lens   {how} ", "quiet"), (layers.emitted or "nothing", "strong"), (f"   {reported}", "text")]
 
 
 def lens_table(lens: Lens) -> Table:

@@ -109,11 +109,11 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
             len(found.candidates), self._cells, columns=_columns(found.has_golden)
         )
         self._lay_out()
-        self._tell_history()
+        self._report_history()
         if self.followed is not None:
             self._follow(self.followed.token)
 
-    def _tell_history(self) -> None:
+    def _report_history(self) -> None:
         """The last steps' choices, or a candidate over all steps."""
         found, block = self.snapshot, self.query_one("#history", TextBlock)
         if found is None:
@@ -134,7 +134,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         while not complete:
             found = await self.reader.ask(candidate_history, self.where, token, self.followed)
             self.followed, complete = found, found.complete
-            self._tell_history()
+            self._report_history()
 
     def _lay_out(self) -> None:
         """The lens beside the candidates, or in their place."""
@@ -183,7 +183,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
     def on_resize(self, event: events.Resize) -> None:
         """There may be room for both now, or no more; what the candidates leave is the history's."""
         self._lay_out()
-        self._tell_history()
+        self._report_history()
 
     def action_lens(self) -> None:
         """Show the lens, have it reckoned where it is not yet, or go back to the candidates."""
@@ -211,7 +211,7 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
         """The last steps' figures again."""
         self.followed = None
         self.workers.cancel_group(self, "follow")
-        self._tell_history()
+        self._report_history()
 
     @on(Grid.Chosen, "#lens")
     def _layer_chosen(self, event: Grid.Chosen) -> None:

@@ -80,7 +80,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
         raised = len(_raised(snapshot))
         done = snapshot.scanned >= snapshot.total
         progress = f"{snapshot.scanned} of {snapshot.total} steps looked at" + ("" if done else " …")
-        told = "nothing wrong so far" if not raised else f"{raised} of {len(snapshot.sentinels)} raised"
+        reported = "nothing wrong so far" if not raised else f"{raised} of {len(snapshot.sentinels)} raised"
         found = self._found(snapshot.sentinels[self.query_one(Grid).cursor])
         room = max(10, self.size.width - _LABEL - 6)
         share = max(1, -(-snapshot.total // room))
@@ -89,7 +89,7 @@ golden reference; stops. Enter goes there: the step, and the tap.
         present = self.where.step // share * wide
         each = "a step" if share == 1 else f"{share} steps"
         lines: list[TextLine] = [
-            [(f"{told}   ", "text"), (f"{progress}   a cell is {each}", "quiet")],
+            [(f"{reported}   ", "text"), (f"{progress}   a cell is {each}", "quiet")],
             [("".ljust(_LABEL + present), "quiet"), (f"▼ step {self.where.step}", "accent")],
         ]
         for one in snapshot.sentinels:

@@ -155,9 +155,9 @@ values with their places (u goes from one to the next).
             if self._asked != self.where and not found.note and self.parameter is None:
                 self._asked = self.where
                 self.post_message(self.Missing(self.where))
-            told = found.note or f"{found.tap} was not captured at step {self.where.step}."
+            reported = found.note or f"{found.tap} was not captured at step {self.where.step}."
             fills = f"a  captures it from here on (:{self.lacks()})" if self.lacks() else ""
-            self.empty(told, fills)
+            self.empty(reported, fills)
             return
         self.filled()
         self._index = laid.index
@@ -183,9 +183,9 @@ values with their places (u goes from one to the next).
         self.query_one("#title", TextBlock).show(
             title_lines(look, self.parameter is not None, self._way, self.label)
         )
-        self._tell_pointed()
+        self._report_pointed()
 
-    def _tell_pointed(self) -> None:
+    def _report_pointed(self) -> None:
         """The value under the cursor, figures, and the numbers around it."""
         look = self.snapshot
         if look is None or look.sheet is None or look.figures is None:
@@ -208,7 +208,7 @@ values with their places (u goes from one to the next).
     @on(Heatmap.Pointed)
     def _pointed(self, event: Heatmap.Pointed) -> None:
         event.stop()
-        self._tell_pointed()
+        self._report_pointed()
 
     def watch_line(self) -> None:
         """The tokens came in: name them."""
@@ -261,7 +261,7 @@ values with their places (u goes from one to the next).
             self._strong = (self._strong + 1) % len(look.strongest)
             one = look.strongest[self._strong]
             self.query_one(Heatmap).cursor = (one.row, one.column)
-            self._tell_pointed()
+            self._report_pointed()
 
     def action_back(self) -> None:
         """Back to the pane before."""

@@ -36,10 +36,10 @@ def coordinate(name: str, number_: int, label: Label) -> str:
 def place_words(laid: Sheet, place: Coordinates, label: Label) -> str:
     """A row's or a column's place: of axes with a single element nothing is said."""
     single = {axis.name for axis in laid.axes if len(axis) == 1}
-    told = [(name, number_) for name, number_ in place if name not in single]
-    if len(told) == 1:
-        return coordinate(*told[0], label)
-    return "·".join(str(number_) for _, number_ in told)
+    reported = [(name, number_) for name, number_ in place if name not in single]
+    if len(reported) == 1:
+        return coordinate(*reported[0], label)
+    return "·".join(str(number_) for _, number_ in reported)
 
 
 def sheet_axes(laid: Sheet, label: Label) -> Axes:

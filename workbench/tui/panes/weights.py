@@ -194,7 +194,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
             marks=frozenset(divmod(index, across) for index in far or ()),
             axes=Axes(str, str, rows, columns, f"{down} × {across}"),
         )
-        told: list[TextLine] = [
+        reported: list[TextLine] = [
             [
                 (f"  {number(extreme.value, 4):>9}  ", "strong"),
                 (extreme.place, "text"),
@@ -205,7 +205,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
             ]
             for extreme in found.extremes[:6]
         ]
-        extremes.show([*told, *wrapped(found.note, "quiet", self.size.width - 4)])
+        extremes.show([*reported, *wrapped(found.note, "quiet", self.size.width - 4)])
 
     def _shares(self, name: str) -> list[TextLine]:
         """What each rank holds of it, where that was asked."""

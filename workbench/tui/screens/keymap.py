@@ -63,8 +63,8 @@ class Keymap:
             self._waits = False
         self._bind()
         if problems := self.user.problems:
-            told = "\n".join((f"{config_file()}, [keys]", *problems))
-            self.screen.notify(told, severity="warning", timeout=20)
+            reported = "\n".join((f"{config_file()}, [keys]", *problems))
+            self.screen.notify(reported, severity="warning", timeout=20)
         early, self.early = self.early, []
         for event in early:
             self.screen.app.post_message(event.copy())
@@ -99,23 +99,23 @@ class Keymap:
         """Every pane, key, command and toggle as an entry of the palette. A command comes onto the `:` line, where its
         arguments are typed; enter carries it out. Toggles are found by what is typed, and not listed before."""
         for number, title in enumerate(TITLES, 1):
-            told = f"{self.pane_keys[number - 1]}   pane {digit(number)}".lstrip()
-            yield SystemCommand(title, told, lambda n=number: self._act(f"view('pane', {n})"))
+            reported = f"{self.pane_keys[number - 1]}   pane {digit(number)}".lstrip()
+            yield SystemCommand(title, reported, lambda n=number: self._act(f"view('pane', {n})"))
         for key in self.keys:
             if key.press not in ("ctrl+c", "colon") and not key.name.startswith("pane-"):
-                told = f"{key.shown}   {self.why_not(key.press) or key.line}".rstrip()
-                yield SystemCommand(key.what.capitalize(), told, lambda k=key: self._act(k.action))
+                reported = f"{key.shown}   {self.why_not(key.press) or key.line}".rstrip()
+                yield SystemCommand(key.what.capitalize(), reported, lambda k=key: self._act(k.action))
 
         for one in self.commands:
             idle = self.driver.why_idle if one.engine and not self.driver.live else ""
-            told = f"{one.help}   ({idle})" if idle else one.help
-            yield SystemCommand(f":{one.usage}", told, lambda n=one.name: self._type(f"{n} "))
+            reported = f"{one.help}   ({idle})" if idle else one.help
+            yield SystemCommand(f":{one.usage}", reported, lambda n=one.name: self._type(f"{n} "))
         from lockstep.engine.faults.catalogue import FAULTS  # here: the first paint waits for no fault
 
         for fault in FAULTS:
             line = f"toggle {fault.seam} {fault.value}"
-            told = f":{line}   {fault.symptom}"
-            yield SystemCommand(f"Toggle: {fault.title}", told, lambda ln=line: self._type(ln), False)
+            reported = f":{line}   {fault.symptom}"
+            yield SystemCommand(f"Toggle: {fault.title}", reported, lambda ln=line: self._type(ln), False)
 
     def _type(self, line: str) -> None:
         """Open the `:` line with what can be sent, or gone on with."""

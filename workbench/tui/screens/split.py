@@ -65,7 +65,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         self.exporter = Exporter(self, self._picture, lambda: self.front.table(), self._say)
         self._sides = SidesReader()
         self._strayed = False  # whether it looks elsewhere than the workbench
-        self._tell_before = runner.tell
+        self._report_before = runner.tell
 
     def compose(self) -> ComposeResult:
         """Title, both strips with the arrow under them, the parts, a line that tells, the keys."""
@@ -91,7 +91,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
 
     def on_unmount(self) -> None:
         """The workbench hears the commands again."""
-        self.runner.tell = self._tell_before
+        self.runner.tell = self._report_before
 
     @property
     def overview(self) -> Overview:

@@ -74,10 +74,10 @@ def step_facts(present: Present | None) -> Facts:
         return ((Fact(present.absent, "accent"),), ())
     if present.stopped_at:
         return ((Fact(f"under way: stopped at {present.stopped_at}", "accent"),), ())
-    told = f"{present.phase}" + (f" → {present.emitted}" if present.emitted is not None else "")
+    reported = f"{present.phase}" + (f" → {present.emitted}" if present.emitted is not None else "")
     figures = []
     if present.probability is not None:
         figures.append(f"p {chance(present.probability)}")
     if present.entropy is not None:
         figures.append(f"H {fixed(present.entropy, 2)}")
-    return ((Fact(told, "quiet"),), (Fact("  ".join(figures), "quiet", drop=1),))
+    return ((Fact(reported, "quiet"),), (Fact("  ".join(figures), "quiet", drop=1),))

@@ -120,8 +120,8 @@ class TogglesScreen(Dialog[Toggled | None]):
     def _describe(self) -> None:
         row = self._rows[self.query_one(Grid).cursor] if self._rows else ToggleRow(None)
         if row.fault is None:
-            told = "" if self._rows else "No fault has these words: esc shows all."
-            self.query_one(TextBlock).show([[(told, "quiet")]])
+            reported = "" if self._rows else "No fault has these words: esc shows all."
+            self.query_one(TextBlock).show([[(reported, "quiet")]])
             return
         fault = row.fault
         why = row.why_not or self._why_not
@@ -204,8 +204,8 @@ def filtered_rows(rows: Sequence[ToggleRow], words: str) -> list[ToggleRow]:
             heading = row
             continue
         fault = row.fault
-        told = f"{fault.title} {fault.symptom} {fault.seam}={fault.value} {fault.group} {fault.first_tap}".casefold()
-        if all(word in told for word in wanted):
+        text = f"{fault.title} {fault.symptom} {fault.seam}={fault.value} {fault.group} {fault.first_tap}".casefold()
+        if all(word in text for word in wanted):
             found += [row] if heading is None else [heading, row]
             heading = None
     return found

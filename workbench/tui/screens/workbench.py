@@ -185,8 +185,8 @@ class WorkbenchScreen(Guarded, Screen[None]):
         why, before = self.driver.unresponsive, self._unresponsive
         if why or before or self.runner.busy:
             self.frame.show_state(self._state())
-            told = why or ("the host answers again" if before else self.runner.progress)
-            self.tell(told, bool(why), keep=bool(why) is not before)
+            reported = why or ("the host answers again" if before else self.runner.progress)
+            self.tell(reported, bool(why), keep=bool(why) is not before)
         self._unresponsive = bool(why)
         self.panes.show_progress()
 
@@ -268,7 +268,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.commands.run(event.line, quiet=True)
 
     @on(Pane.Tell)
-    def _pane_tells(self, event: Pane.Tell) -> None:
+    def _pane_reports(self, event: Pane.Tell) -> None:
         self.frame.message.tell_story(event.facts)
 
     @on(Pane.OpenTensor)

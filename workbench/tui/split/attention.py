@@ -101,9 +101,9 @@ difference is a key that the mask hides on one side alone.
         """Show the layer."""
         self.snapshot = snapshot
         if snapshot.ours.values is None and (snapshot.theirs is None or snapshot.theirs.values is None):
-            told = snapshot.why_not or snapshot.ours.missing
+            reported = snapshot.why_not or snapshot.ours.missing
             self.empty(
-                f"Layer {self.present_layer}'s attention {self.kind} at step {snapshot.step}: {told}.",
+                f"Layer {self.present_layer}'s attention {self.kind} at step {snapshot.step}: {reported}.",
                 "a  captures them",
             )
             return
@@ -209,16 +209,16 @@ difference is a key that the mask hides on one side alone.
         planes = [None if values is None else values[self.head] for values in arrays]
         ours, theirs = found.names
         position = self._any.first_query + query
-        told: TextLine = [(found.why_not, "accent")]
+        reported: TextLine = [(found.why_not, "accent")]
         if not found.why_not:
-            told = [(f"{ours} − {theirs}: blue is less, orange more", "quiet")]
-            told += hidden_line(found.names, planes[0], planes[1], self._tap)
+            reported = [(f"{ours} − {theirs}: blue is less, orange more", "quiet")]
+            reported += hidden_line(found.names, planes[0], planes[1], self._tap)
         head: TextLine = [
             (f"layer {self.present_layer} {self.kind}  head {self.head}  ", "strong"),
             (f"q {position} “{self.label(position)}”   k {key} “{self.label(key)}”", "text"),
         ]
         cells = under_cursor(found.names, planes, cursor, self._tap)
-        self.query_one("#under", TextBlock).show([head, told, cells])
+        self.query_one("#under", TextBlock).show([head, reported, cells])
 
     @on(Grid.Pointed)
     def _head_pointed(self, event: Grid.Pointed) -> None:

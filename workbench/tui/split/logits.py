@@ -70,9 +70,9 @@ as the recorded candidates show: the true one is no less. ▸ is the token that 
         apart = found.divergence
         line: TextLine = [(f"{found.overlap} candidates on both sides", "quiet")]
         if apart is not None:
-            told = "NaN: the logits of a side are NaN" if apart != apart else f"≥ {number(apart)} nats"
+            reported = "NaN: the logits of a side are NaN" if apart != apart else f"≥ {number(apart)} nats"
             line = [
-                (f"D({ours}‖{theirs}) {told}", "text" if finite(apart) else "wrong"),
+                (f"D({ours}‖{theirs}) {reported}", "text" if finite(apart) else "wrong"),
                 ("   ", "quiet"),
                 *line,
             ]

@@ -54,12 +54,12 @@ def under_cursor(
     hidden = [hides(tap) and value == -np.inf for value in values[:2]]
     line: list[GridCell] = []
     for place, (name, value) in enumerate(zip((*names, "difference"), values, strict=True)):
-        told = number(value, 4), "text" if value is None or np.isfinite(value) else "wrong"
+        reported = number(value, 4), "text" if value is None or np.isfinite(value) else "wrong"
         if hidden[place] if place < DIFFERENCE else all(hidden):
-            told = ("hidden by the mask", "quiet") if place < DIFFERENCE else ("none", "quiet")
+            reported = ("hidden by the mask", "quiet") if place < DIFFERENCE else ("none", "quiet")
         elif place == DIFFERENCE and value == np.inf and any(hidden):
-            told = f"hidden by {names[hidden.index(True)]} alone", "wrong"
-        line += [(f"{name} ", "quiet"), (f"{told[0]}   ", told[1])]
+            reported = f"hidden by {names[hidden.index(True)]} alone", "wrong"
+        line += [(f"{name} ", "quiet"), (f"{reported[0]}   ", reported[1])]
     return line
 
 
@@ -73,8 +73,8 @@ def hidden_line(names: Sequence[str], ours: Plane, theirs: Plane, tap: str) -> T
     if ours is None or theirs is None:
         return []
     counts = hidden_by_one(ours, theirs, tap)
-    told = [f"{name} alone hides {count}" for name, count in zip(names, counts, strict=True) if count]
-    return [(f"   ∞ {', '.join(told)} of {ours.size} scores", "wrong")] if told else []
+    reported = [f"{name} alone hides {count}" for name, count in zip(names, counts, strict=True) if count]
+    return [(f"   ∞ {', '.join(reported)} of {ours.size} scores", "wrong")] if reported else []
 
 
 def strongest(planes: Sequence[Plane]) -> float | None:

@@ -67,11 +67,11 @@ judged is shown. Nothing is compared where different tokens went in.
         )
         self.snapshot = snapshot
         self.filled()
-        told = (
+        reported = (
             snapshot.headline,
             "wrong" if snapshot.first is not None else "accent" if snapshot.why_not else "text",
         )
-        self.query_one(TextBlock).show([[told], [(snapshot.rounding, "quiet")]])
+        self.query_one(TextBlock).show([[reported], [(snapshot.rounding, "quiet")]])
         grid, (ours, theirs) = self.query_one(Grid), snapshot.names
         grid.show(len(snapshot.rows), self._cells, columns=_columns(ours, theirs))
         at = [row.tap for row in snapshot.rows]

@@ -98,13 +98,15 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
         signed = any(
             bool((one.elements[np.isfinite(one.elements)] < 0).any()) for one in sides if one is not None
         )
-        told = [self._missing(*side) for side in zip(found.names, (found.ours, found.theirs), strict=True)]
-        told.append([[(found.why_not, "accent")]])
+        reported = [
+            self._missing(*side) for side in zip(found.names, (found.ours, found.theirs), strict=True)
+        ]
+        reported.append([[(found.why_not, "accent")]])
         titles = (*found.names, " − ".join(found.names))
         kind: Scale = "difference" if signed else "magnitude"
         kinds: tuple[Scale, ...] = (kind, kind, "difference")
         maps = []
-        for title, laid, scale, missing in zip(titles, self._sheets, kinds, told, strict=True):
+        for title, laid, scale, missing in zip(titles, self._sheets, kinds, reported, strict=True):
             shared = None if laid is self._sheets[2] else top
             maps.append(SideMap(title, None if laid is None else self._matrix(laid, scale, shared), missing))
         self.query_one(SideMaps).show(maps)
@@ -131,13 +133,13 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
         assert self.snapshot is not None
         if side is None:
             return [[(self.snapshot.why_not, "accent")]]
-        told = f"{name} at step {self.snapshot.step}: {side.note or 'not captured'}"
+        reported = f"{name} at step {self.snapshot.step}: {side.note or 'not captured'}"
         how = (
             "a  has the step run again for it"
             if self.live
             else f"record the run with --capture '{side.tap}' for it"
         )
-        return [[(told, "quiet")], [], [(how, "text")]]
+        return [[(reported, "quiet")], [], [(how, "text")]]
 
     def _tell(self) -> None:
         """Three lines: the tensor, how far the sides are apart, what is under the cursor."""
@@ -151,23 +153,23 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
             axis = laid.axes[laid.arrangement.sliced]
             words += f": {coordinate(axis.name, axis.numbers[laid.index], self.label)} of {len(axis)}"
         head = [(f"{found.tap} ", "strong"), (f"{shapes[0] if shapes else ''}{words}", "quiet")]
-        told: TextLine = [(found.why_not, "accent")]
+        reported: TextLine = [(found.why_not, "accent")]
         if not found.why_not and found.metrics is not None:
             one = found.metrics
             figures = f"max abs {number(one.max_abs)} at {list(one.where)}   rel L2 {number(one.rel_l2)}"
-            told = [("equal" if one.equal else f"{figures}   cos {number(one.cosine, 4)}", "text")]
-            told += hidden_line(found.names, arrays[0], arrays[1], found.tap)
+            reported = [("equal" if one.equal else f"{figures}   cos {number(one.cosine, 4)}", "text")]
+            reported += hidden_line(found.names, arrays[0], arrays[1], found.tap)
         cursor = self.query_one(SideMaps).cursor
         planes = [None if one is None else one.values for one in self._sheets]
         line = under_cursor(found.names, planes, cursor, found.tap)
         if laid is not None:
             place = ", ".join(self._coordinate(*one) for one in laid.coordinates(*cursor))
             line = [(f"{place}   ", "strong"), *line]
-        self.query_one("#figures", TextBlock).show([head, told, line])
+        self.query_one("#figures", TextBlock).show([head, reported, line])
 
     def _coordinate(self, name: str, at: int) -> str:
-        told = coordinate(name, at, self.label)
-        return told if told.startswith(name) else f"{name} {told}"
+        reported = coordinate(name, at, self.label)
+        return reported if reported.startswith(name) else f"{name} {reported}"
 
     @on(Heatmap.Pointed)
     def _pointed(self, event: Heatmap.Pointed) -> None:

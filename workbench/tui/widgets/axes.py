@@ -130,16 +130,16 @@ def scale_line(
     map; what does not fit into `width` cells ends in `…`."""
     ground = Style(bgcolor=styles.ground)
     low, high = f"{number(0.0 if scale == 'magnitude' else -limit)} ", f" {number(limit)}"
-    told = "".join(f"  {part}" for part in (unit, *notes) if part)
+    reported = "".join(f"  {part}" for part in (unit, *notes) if part)
     cells = min(_BAR, max(2, width // 4))
-    lacking = max(0, len(low) + cells + len(high) + cell_len(told) - width)
+    lacking = max(0, len(low) + cells + len(high) + cell_len(reported) - width)
     bar = scale_bar(scale, styles, max(min(cells, _LEAST_BAR), cells - lacking))  # words before colours
     room = max(0, width - len(low) - len(bar) - len(high))
     return [
         Segment(low, ground + styles.quiet),
         *bar,
         Segment(high, ground + styles.quiet),
-        Segment(fit(told, room), ground + styles.quiet),
+        Segment(fit(reported, room), ground + styles.quiet),
     ]
 
 

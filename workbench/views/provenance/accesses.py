@@ -77,8 +77,8 @@ def tables(passes: Sequence[CachePass]) -> tuple[NDArray[np.int64], NDArray[np.i
         ]
         reads += [
             (one.number, group, read.request, read.computed, read.length, *read.blocks)
-            for group, told in enumerate(one.reads)
-            for read in told
+            for group, reported in enumerate(one.reads)
+            for read in reported
         ]
     width = max((len(read) for read in reads), default=len(READS))
     table = np.full((len(reads), width), UNKNOWN, np.int64)
@@ -107,15 +107,15 @@ def _pass(number: int, rows: Iterable[Sequence[int]], reads: Iterable[Sequence[i
         counts[group] = row = counts.get(group, -1) + 1
         placed.setdefault(row, []).append((request, token, place, position))
         slots.setdefault(row, []).append(slot)
-    told: dict[int, list[CacheRead]] = {}
+    reported: dict[int, list[CacheRead]] = {}
     for _, group, request, computed, length, *blocks in reads:
         kept = tuple(blocks[: next((at for at, one in enumerate(blocks) if one == UNKNOWN), len(blocks))])
-        told.setdefault(group, []).append(CacheRead(request, computed, length, kept))
+        reported.setdefault(group, []).append(CacheRead(request, computed, length, kept))
     if any(len(set(lines)) > 1 for lines in placed.values()):
         raise ValueError(f"pass {number}: the groups of a cache have other rows")
     return CachePass(
         number,
         tuple(CachedRow(*placed[row][0], tuple(slots[row])) for row in sorted(placed)),
-        tuple(tuple(told.get(group, ())) for group in range(max(told, default=-1) + 1)),
+        tuple(tuple(reported.get(group, ())) for group in range(max(reported, default=-1) + 1)),
         {request: tuple(tokens) for request, tokens in cached.items()},
     )

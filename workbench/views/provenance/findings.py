@@ -254,8 +254,8 @@ def _rejected(one: WrongAccess) -> str:
 
 
 def _position(one: WrongAccess) -> str:
-    told = f"the row of place {one.right} of {request_name(one.request)} has position {one.told} (pass {one.number})"
-    return f"positions are not those of the tokens: {told}" + (
+    where = f"the row of place {one.right} of {request_name(one.request)} has position {one.told} (pass {one.number})"
+    return f"positions are not those of the tokens: {where}" + (
         ": they begin again behind the rows that come from the cache" if one.told == 0 else ""
     )
 

@@ -314,7 +314,7 @@ class SlotLedger:
             ):
                 spans[-1] = replace(last, places=(last.places[0], place), last_owner=owner)
             else:
-                told = UNKNOWN if owner is None else owner.token
+                reported = UNKNOWN if owner is None else owner.token
                 spans.append(
                     WrongAccess(
                         kind,
@@ -326,7 +326,7 @@ class SlotLedger:
                         owner,
                         owner,
                         own,
-                        told,
+                        reported,
                         token,
                     )
                 )

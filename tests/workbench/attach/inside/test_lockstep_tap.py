@@ -350,7 +350,7 @@ def test_the_files_stand_alone() -> None:
 
 def test_tape_json_says_what_it_is(tmp_path: Path) -> None:
     Tape(tmp_path, 1, 2, engine="e", model="m", mode="eager").close()
-    told = json.loads((tmp_path / "rank1" / "tape.json").read_text())
-    assert told["format"] == "lockstep-tape"
-    assert (told["version"], told["rank"], told["size"], told["capture"]) == (1, 1, 2, "full")
-    assert told["tap"] == lockstep_tap.__version__
+    reported = json.loads((tmp_path / "rank1" / "tape.json").read_text())
+    assert reported["format"] == "lockstep-tape"
+    assert (reported["version"], reported["rank"], reported["size"], reported["capture"]) == (1, 1, 2, "full")
+    assert reported["tap"] == lockstep_tap.__version__

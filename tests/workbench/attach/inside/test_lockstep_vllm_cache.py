@@ -32,8 +32,8 @@ def group(spec: Any, *layers: int, **more: Any) -> SimpleNamespace:
 def runner(groups: list[SimpleNamespace], monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
     """A runner in whose forward context each group has the metadata that it brings."""
     context = ModuleType("vllm.forward_context")
-    told = {name: one.metadata for one in groups for name in one.layer_names}
-    context.get_forward_context = lambda: SimpleNamespace(attn_metadata=told)  # type: ignore[attr-defined]
+    reported = {name: one.metadata for one in groups for name in one.layer_names}
+    context.get_forward_context = lambda: SimpleNamespace(attn_metadata=reported)  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "vllm", ModuleType("vllm"))
     monkeypatch.setitem(sys.modules, "vllm.forward_context", context)
     return SimpleNamespace(attn_groups=[groups])
@@ -64,13 +64,13 @@ def test_slots_and_blocks_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None
     full = group(FullAttentionSpec(block_size=4), 0, 2, metadata=METADATA)
     window = group(SlidingWindowSpec(block_size=4, sliding_window=8), 1, metadata=METADATA)
     state = group(MambaSpec(block_size=4), 3, metadata=METADATA)
-    told = cache_accesses(runner([full, window, state], monkeypatch), scheduled([NEW], {"a": 4}), SPANS)
-    assert told is not None
-    assert told["requests"] == [
+    reported = cache_accesses(runner([full, window, state], monkeypatch), scheduled([NEW], {"a": 4}), SPANS)
+    assert reported is not None
+    assert reported["requests"] == [
         {"request": "a", "rows": 1, "computed": 4, "cached": []},
         {"request": "b", "rows": 2, "computed": 4, "cached": [5, 6, 7, 8]},
     ]
-    first, second = told["groups"]
+    first, second = reported["groups"]
     assert (first["layers"], first["window"], second["layers"], second["window"]) == ([0, 2], None, [1], 8)
     assert (first["slots"], first["padding"], first["lengths"]) == ([36, 40, 41], [-1], [5, 6])
     assert first["blocks"] == [[7, 9], [2, 10]]

@@ -36,16 +36,16 @@ def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_every_tensor_is_written_once_with_what_is_to_be_known(dump: Path) -> None:
     model = _Model()
     keep_weights(model, "torch", 1, 2, "path")
-    told = json.loads((dump / "rank1/weights.json").read_text())
+    reported = json.loads((dump / "rank1/weights.json").read_text())
     held = load_file(dump / "rank1/weights.safetensors")
     assert set(held) == {"embed.weight", "eighth", "correction", "turned"}
     assert torch.equal(held["embed.weight"], model.embed.weight)
     assert torch.equal(held["turned"], model.turned)
     assert held["eighth"].tolist() == [0.5, -448.0], "numbers of eight bits as numbers of 32"
-    assert told["same"] == {"head.weight": "embed.weight"}
-    assert told["skipped"] == {"absent": "meta"}
-    assert told["dtypes"] == {"eighth": "float8_e4m3fn"}
-    assert (told["rank"], told["size"], told["buffers"]) == (1, 2, ["correction"])
+    assert reported["same"] == {"head.weight": "embed.weight"}
+    assert reported["skipped"] == {"absent": "meta"}
+    assert reported["dtypes"] == {"eighth": "float8_e4m3fn"}
+    assert (reported["rank"], reported["size"], reported["buffers"]) == (1, 2, ["correction"])
 
 
 def test_a_second_model_of_the_process_is_not_written(dump: Path) -> None:

@@ -104,12 +104,12 @@ def chunks_from_zero() -> None:
 
     @functools.wraps(forward)
     def counted(self: Any, positions: Tensor, hidden_states: Tensor) -> Tensor:
-        told = positions.tolist()
-        starts = [i for i, at in enumerate(told) if not i or at != told[i - 1] + 1]
+        reported = positions.tolist()
+        starts = [i for i, at in enumerate(reported) if not i or at != reported[i - 1] + 1]
         positions = positions.clone()
-        for start, stop in zip(starts, [*starts[1:], len(told)], strict=True):
+        for start, stop in zip(starts, [*starts[1:], len(reported)], strict=True):
             if stop > start + 1:
-                positions[start:stop] -= told[start]
+                positions[start:stop] -= reported[start]
         result: Tensor = forward(self, positions, hidden_states)
         return result
 

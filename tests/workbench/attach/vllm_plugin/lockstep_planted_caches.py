@@ -120,12 +120,12 @@ def resumed_with_old_blocks() -> None:
 
     def make(update: Any) -> Any:
         def kept(self: Any, output: Any) -> Any:
-            told = output.scheduled_cached_reqs
-            for at, name in enumerate(told.req_ids):
-                if name in told.resumed_req_ids:
+            reported = output.scheduled_cached_reqs
+            for at, name in enumerate(reported.req_ids):
+                if name in reported.resumed_req_ids:
                     old = self.requests[name].block_ids
-                    new = told.new_block_ids[at]
-                    told.new_block_ids[at] = tuple(
+                    new = reported.new_block_ids[at]
+                    reported.new_block_ids[at] = tuple(
                         [*before[: len(now)], *now[len(before) :]]
                         for before, now in zip(old, new, strict=True)
                     )

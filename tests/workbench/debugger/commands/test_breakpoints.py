@@ -169,8 +169,8 @@ def test_catch_nan_stops_once_where_it_begins(live: Live, motion: str) -> None:
         go(debugger, motion if motion != "continue" else "next")
     hits = [one.hits for one in debugger.breakpoints]
     assert hits == [1], "not at each of the taps after it, nor in each of the steps after it"
-    told = [(one.step, one.tap) for one in _stops(debugger) if one.reason == "exception"]
-    assert told == [(0, "layers.0.attn.scores")]
+    reported = [(one.step, one.tap) for one in _stops(debugger) if one.reason == "exception"]
+    assert reported == [(0, "layers.0.attn.scores")]
     texts(debugger, "delete", "goto -1", "catch nan")
     assert [(one.step, one.tap) for one in (go(debugger, "next"), go(debugger, "next 3"))] == [
         (0, "layers.0.attn.scores"), (2, ""),

@@ -43,12 +43,12 @@ def test_layers_that_agree_are_one_line_and_others_are_named(live: Live) -> None
 def test_an_expression_tells_the_layer_that_is_stood_in(live: Live) -> None:
     debugger = live(tp=2, rules=SHARED)
     debugger.execute("next 3")
-    told = {
+    reported = {
         place: texts(debugger, f"goto 1 {place}", "print kv_len")[-1]
         for place in ("", "layers.0.attn.scores", "layers.1.attn.scores")
     }
     # Between the layers it is the layer with the fewest rows that speaks.
-    assert told == {
+    assert reported == {
         "": "kv_len = 0",
         "layers.0.attn.scores": "kv_len = 6",
         "layers.1.attn.scores": "kv_len = 0",

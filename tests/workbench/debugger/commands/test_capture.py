@@ -28,8 +28,8 @@ def test_this_step_and_those_to_come_have_what_was_asked_for(live: Live) -> None
     ]
     asked = [set(), {"k_cache"}, {"k_cache", "embed"}, {"k_cache", "embed"}, set()]
     assert whole == [{"probs"} | taps for taps in asked], "the attention comes by itself"
-    told = debugger.execute("capture").to_text()
-    assert "every step records statistics, layers.*.attn.probs within 4 MiB" in told
+    reported = debugger.execute("capture").to_text()
+    assert "every step records statistics, layers.*.attn.probs within 4 MiB" in reported
     with pytest.raises(RequestError, match="no tap matches"):
         debugger.execute("capture layers.9.attn.k_cache")
     with open_replay(finish(debugger)) as replay:
@@ -40,8 +40,8 @@ def test_inside_a_step_what_has_passed_is_read_and_the_step_goes_on_from_there(l
     debugger = live(tp=2)
     for line in ("next 2", "until layers.1.attn.scores"):
         debugger.execute(line)
-    told = debugger.execute("capture layers.*.attn.k_cache").to_text()
-    assert "; 2 taps of step 2 added" in told
+    reported = debugger.execute("capture layers.*.attn.k_cache").to_text()
+    assert "; 2 taps of step 2 added" in reported
     assert debugger.flight is not None, "the step was not finished"
     debugger.session.refresh()
 

@@ -15,8 +15,8 @@ def test_where_tells_the_token_that_is_read_and_the_one_that_comes_out(live: Liv
     assert "no token yet" in debugger.execute("where").to_text()
     debugger.execute("next 2")
     emitted = debugger.timeline.tokens(0)
-    told = debugger.execute("where").to_json()["data"]
-    assert (told["reads"], told["token"]) == (f"‹{emitted[0]}›", f"‹{emitted[1]}›")
+    reported = debugger.execute("where").to_json()["data"]
+    assert (reported["reads"], reported["token"]) == (f"‹{emitted[0]}›", f"‹{emitted[1]}›")
     debugger.execute("stepi")
     text = debugger.execute("where").to_text()
     assert text.startswith("step 2 (under way), at embed")

@@ -28,11 +28,11 @@ LEDGER = (
 def test_every_faulty_operation_is_told_live_and_in_a_replay(live: Live) -> None:
     debugger = live(tp=2, rules=RULES, prompts=PROMPTS)
     debugger.execute("next 3")
-    told = debugger.execute("golden")
-    first, *rest = told.to_text().splitlines()
+    reported = debugger.execute("golden")
+    first, *rest = reported.to_text().splitlines()
     assert first.startswith("golden: diverged over 3 steps; first divergence layers.0.attn.q_proj at step 0")
     assert rest[0] == LEDGER
-    faulty = told.to_json()["faulty"]
+    faulty = reported.to_json()["faulty"]
     assert {one["tap"].split(".", 2)[-1] for one in faulty} == {
         "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.scores",
     }  # fmt: skip
@@ -64,10 +64,10 @@ def test_the_branch_goes_on_as_if_nobody_had_asked(live: Live) -> None:
 def test_a_patched_tap_is_a_fault_of_its_own_at_its_step(live: Live) -> None:
     debugger = live()
     texts(debugger, "next 2", "patch layers.1.mlp.act[0, :8] = 3", "next 2")
-    told = debugger.execute("golden")
-    assert "1 operation is wrong by itself: layers.1.mlp.act from step 1" in told.to_text()
+    reported = debugger.execute("golden")
+    assert "1 operation is wrong by itself: layers.1.mlp.act from step 1" in reported.to_text()
     again = debugger.execute("golden")  # the user's patch is in force in every run of the branch
-    assert again.to_json()["faulty"] == told.to_json()["faulty"]
+    assert again.to_json()["faulty"] == reported.to_json()["faulty"]
     assert debugger.timeline.line(1).patches
 
 
@@ -76,9 +76,9 @@ def test_a_match_has_no_ledger_and_tells_how_far_it_has_come(live: Live) -> None
     debugger.execute("next 2")
     heard: list[ProgressEvent] = []
     debugger.events = lambda event: heard.append(event) if isinstance(event, ProgressEvent) else None
-    told = debugger.execute("golden")
-    assert told.to_text() == "golden: match over 2 steps"
-    assert told.to_json()["faulty"] is None
+    reported = debugger.execute("golden")
+    assert reported.to_text() == "golden: match over 2 steps"
+    assert reported.to_json()["faulty"] is None
     engine = [ProgressEvent("engine, float32, tp=1", done, 2) for done in range(3)]
     judged = [ProgressEvent("judging every tap", 0, 0), ProgressEvent("naming causes", 0, 0)]
     untapped = [ProgressEvent("engine without taps, float32, tp=1", done, 2) for done in range(3)]

@@ -27,9 +27,9 @@ def test_golden_asks_whom_it_is_told_and_then_the_same_again(tmp_path: Path) -> 
     path = tmp_path / "a.session"
     with start(target_of(Launch(str(file), ids=["5,6,7"], session=path, reference="llama.cpp"))) as debugger:
         debugger.execute("next")
-        told = debugger.execute("golden")
-        assert (told.to_json()["reference"], told.to_json()["verdict"]) == ("llama.cpp", "match")
-        head, quantised = told.to_text().splitlines()
+        reported = debugger.execute("golden")
+        assert (reported.to_json()["reference"], reported.to_json()["verdict"]) == ("llama.cpp", "match")
+        head, quantised = reported.to_text().splitlines()
         assert head == "golden (llama.cpp): match over 1 step"
         assert quantised.startswith("quantised: llama.cpp on the blocks as stored is off by max abs ")
         assert "right on the blocks dequantised" in debugger.execute("diagnose").to_text()

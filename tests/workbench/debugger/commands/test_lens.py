@@ -21,12 +21,12 @@ def test_the_last_layer_chooses_as_the_step_did_and_a_replay_has_it(live: Live, 
         assert isinstance(table, TableResult)
         assert [row[0] for row in table.rows] == ["embed", *(f"layers.{i}" for i in range(layers))]
         event = debugger.session.events(kind="lens")[-1]
-        last, told = event.data["layers"][-1], debugger.timeline.sequence(0, step)
+        last, reported = event.data["layers"][-1], debugger.timeline.sequence(0, step)
         assert event.step == step
-        assert told is not None
-        assert last["ids"] == list(told.topk_ids)[: len(last["ids"])]
-        assert last["logits"] == pytest.approx(list(told.topk_logits)[: len(last["logits"])], abs=1e-5)
-        assert last["logsumexp"] == pytest.approx(told.logsumexp, abs=1e-5)
+        assert reported is not None
+        assert last["ids"] == list(reported.topk_ids)[: len(last["ids"])]
+        assert last["logits"] == pytest.approx(list(reported.topk_logits)[: len(last["logits"])], abs=1e-5)
+        assert last["logsumexp"] == pytest.approx(reported.logsumexp, abs=1e-5)
     shown = debugger.execute("lens").to_text()
     with open_replay(finish(debugger)) as replay:
         replay.execute("goto 2")

@@ -16,8 +16,8 @@ PROMPTS = [[3, 14, 15], [92, 65]]
 
 def where(debugger: Debugger) -> tuple[object, ...]:
     """Sequence, position and what is read, as `where` tells them."""
-    told = debugger.execute("where").to_json()["data"]
-    return told["sequence"], told["position"], told["reads"]
+    reported = debugger.execute("where").to_json()["data"]
+    return reported["sequence"], reported["position"], reported["reads"]
 
 
 def alone(live: Live, prompt: list[int]) -> tuple[list[int], list[float]]:

@@ -94,9 +94,12 @@ def test_a_rank_that_died_meanwhile_is_told_before_the_next_command(
     debugger.session.refresh()
     (event,) = debugger.session.events(kind="error")
     assert event.data["last_operations"] == [["the gather of the logits", "rest"]]
-    told = debugger.execute("info ranks")
-    assert isinstance(told, TableResult)
-    assert (told.title, told.rows) == (str(info.value), [[0, "the gather of the logits"], [0, "rest"]])
+    reported = debugger.execute("info ranks")
+    assert isinstance(reported, TableResult)
+    assert (reported.title, reported.rows) == (
+        str(info.value),
+        [[0, "the gather of the logits"], [0, "rest"]],
+    )
     with pytest.raises(EngineGone, match="killed by SIGKILL") as gone:
         debugger.execute("next")
     assert exit_code(gone.value) == 5

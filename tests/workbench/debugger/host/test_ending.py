@@ -171,15 +171,15 @@ HOSTILE = {
 
 def test_junk_ends_the_connection_and_the_host_with_it(hosts: Callable[..., HostProcess]) -> None:
     started = {name: hosts(*_REPLAY) for name in HOSTILE}
-    for name, (data, said) in HOSTILE.items():
+    for name, (data, stated) in HOSTILE.items():
         host = started[name]
         with host.connect().socket as client:  # not waiting for it to be ready
             client.sendall(data)
-            if not said:
+            if not stated:
                 client.shutdown(socket.SHUT_WR)
             host.ended()
-        assert said in (told := host.said()), name
-        assert "Traceback" not in told, name
+        assert stated in (reported := host.said()), name
+        assert "Traceback" not in reported, name
 
 
 def test_a_client_that_never_comes_is_not_waited_for(hosts: Callable[..., HostProcess]) -> None:

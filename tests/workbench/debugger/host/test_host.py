@@ -269,8 +269,8 @@ def kill_in_mid_step(checkpoint: Path, session: Path, chance: random.Random) -> 
         steps = opened.steps()
         assert steps.start == 0
         assert len(steps) >= 2
-        told = [opened.step(step).sequences[0] for step in steps]
-        assert [list(one.ids) for one in told[1:]] == [[one.emitted] for one in told[:-1]]
+        reported = [opened.step(step).sequences[0] for step in steps]
+        assert [list(one.ids) for one in reported[1:]] == [[one.emitted] for one in reported[:-1]]
         assert steps[-1] >= heard.last_step(), "a step that was told of had been committed"
 
 

@@ -41,9 +41,9 @@ def test_a_run_whose_file_may_not_grow_goes_on(checkpoint: Path, tmp_path: Path)
         recorded = len(opened.steps())
         assert 1 <= recorded < 40
         # A step whose commit SQLite calls failed may be whole in the log all the same: there is more then, never less.
-        told = re.search(r"nothing is recorded since step (\d+):", done.stderr)
-        assert told is not None
-        assert int(told[1]) in (recorded, recorded - 1)
+        reported = re.search(r"nothing is recorded since step (\d+):", done.stderr)
+        assert reported is not None
+        assert int(reported[1]) in (recorded, recorded - 1)
         assert f"({recorded} to 35) were not recorded: " in done.stderr
 
 

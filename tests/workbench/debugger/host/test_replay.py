@@ -187,9 +187,9 @@ def test_the_prefill_has_all_rows_of_its_attention(live: Live) -> None:
     path = finish(debugger)
     with open_replay(path) as replay:
         replay.execute("goto 0")
-        told = replay.execute("print layers.0.attn.probs").to_text()
-        assert "step 0: 8×5×5 float32" in told
-        assert "was captured" not in told
+        reported = replay.execute("print layers.0.attn.probs").to_text()
+        assert "step 0: 8×5×5 float32" in reported
+        assert "was captured" not in reported
 
 
 def test_rows_that_there_was_no_room_for_are_told_of(live: Live) -> None:
@@ -211,17 +211,17 @@ def test_rows_that_there_was_no_room_for_are_told_of(live: Live) -> None:
         assert first.dropped == "kept: the 2 strongest of 10 keys, the rows of the last 8 of 10 tokens"
         kept = session.capture("layers.1.attn.probs", step=0, rank=1)
         assert kept is not None
-        told = re.fullmatch(r":,-8:,\{(\d);(\d)\}", kept.slice)
-        assert told is not None
+        reported = re.fullmatch(r":,-8:,\{(\d);(\d)\}", kept.slice)
+        assert reported is not None
         shown = np.isfinite(first.values).any(axis=(0, 1))
-        assert np.flatnonzero(shown).tolist() == [int(told[1]), int(told[2])]
+        assert np.flatnonzero(shown).tolist() == [int(reported[1]), int(reported[2])]
         assert (first.values[4:, :, shown] == kept.array).all(), "each value at its own key"
         assert not any(" of " in line for line in session.step(1).dropped), "a row of decode fits"
         assert attention(source, Where(step=1), 1).dropped == first.dropped
     with open_replay(path) as replay:
         replay.execute("goto 0")
-        told_of = replay.execute("print layers.1.attn.probs").to_text()
-        assert f"only [{kept.slice}] was captured" in told_of
+        reported_of = replay.execute("print layers.1.attn.probs").to_text()
+        assert f"only [{kept.slice}] was captured" in reported_of
 
 
 @pytest.mark.slow
@@ -236,9 +236,9 @@ def test_verify_runs_every_branch_again_and_finds_a_changed_checkpoint(
     )  # fmt: skip
     path = finish(debugger)
     with Session.open(path) as session:
-        told = verify(session, checkpoint, _model(checkpoint))
-        assert told.divergences == ()
-        assert told.passes == sum(len(session.steps(b.id)) - b.fork_step for b in session.branches())
+        reported = verify(session, checkpoint, _model(checkpoint))
+        assert reported.divergences == ()
+        assert reported.passes == sum(len(session.steps(b.id)) - b.fork_step for b in session.branches())
     changed = tmp_path / "changed"
     shutil.copytree(checkpoint, changed)
     weights = load_file(changed / "model.safetensors")

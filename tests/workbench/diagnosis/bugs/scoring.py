@@ -63,28 +63,28 @@ def diagnose_recorded(recorded: Recorded, *, reproducing: bool = False) -> Answe
 
 def score(bug: Bug, answer: Answer) -> Score:
     """The answer held against the bug. Of a control every cause is misleading, and silence is `named`."""
-    told = [cause for cause in answer.causes if cause.kind != UNNAMED]
-    said = " | ".join(f"{cause.name}: {cause.in_words()}" for cause in answer.causes[:3])
-    said = said or (answer.first.in_words() if answer.first else "")
+    reported = [cause for cause in answer.causes if cause.kind != UNNAMED]
+    stated = " | ".join(f"{cause.name}: {cause.in_words()}" for cause in answer.causes[:3])
+    stated = stated or (answer.first.in_words() if answer.first else "")
     if bug.harmless:
-        accused = [cause for cause in told if sure(cause)]
-        return Score("misleading" if accused else "named", True, True, "accused" if accused else "", said)
-    if answer.first is None and not told:
-        without = next((note for note in answer.notes if _told_without_effect(bug, note)), "")
+        accused = [cause for cause in reported if sure(cause)]
+        return Score("misleading" if accused else "named", True, True, "accused" if accused else "", stated)
+    if answer.first is None and not reported:
+        without = next((note for note in answer.notes if _reported_without_effect(bug, note)), "")
         if without:  # all that follows is right, as where keys and values stand in the same other order
             return Score("named", True, True, "told as a note, without effect", without)
-        return Score("missed", False, False, f"verdict {answer.verdict}", said)
+        return Score("missed", False, False, f"verdict {answer.verdict}", stated)
     placed = answer.first is not None and _placed(bug.place, answer.first)
-    if not told:
-        return Score("unnamed", placed, False, "no cause", said)
-    first, *others = told
+    if not reported:
+        return Score("unnamed", placed, False, "no cause", stated)
+    first, *others = reported
     wrong = _wrong(bug, first, answer)
     if not wrong:
         worded = re.search(bug.words, first.text, re.IGNORECASE) is not None
-        return Score("named", placed, worded, "" if worded else f"words, not {bug.words}", said)
+        return Score("named", placed, worded, "" if worded else f"words, not {bug.words}", stated)
     equals = [cause for cause in others if cause.alternative]
     reserved = not sure(first) or any(not _wrong(bug, cause, answer) for cause in equals)
-    return Score("unnamed" if reserved else "misleading", placed, False, wrong, said)
+    return Score("unnamed" if reserved else "misleading", placed, False, wrong, stated)
 
 
 def sure(cause: Cause) -> bool:
@@ -96,7 +96,7 @@ def class_of(cause: Cause) -> str:
     return cause.kind
 
 
-def _told_without_effect(bug: Bug, note: str) -> bool:
+def _reported_without_effect(bug: Bug, note: str) -> bool:
     """Whether a note says what was done, and at a tap at which it was."""
     where, _, what = note.partition("has no effect here: ")[2].partition(": ")
     kinds = {kind.rpartition("_")[2] for kind in bug.place.taps}

@@ -62,12 +62,12 @@ def test_a_formula_reads_as_it_is_computed() -> None:
         Edit((), "repeated", ("y",)),
     ):
         changed = apply(edit, tree)
-        told = formula_text(changed)
+        reported = formula_text(changed)
         value = {"scaled": x + 2 * y, "minus_one": x - 1 + y, "divide": x / y, "y": x + (x + y)}[
             str(edit.detail[0])
         ]
         text = {"scaled": "x + 2 * y", "minus_one": "x - 1 + y", "divide": "x / y", "y": "x + x + y"}
-        assert told == text[str(edit.detail[0])]
+        assert reported == text[str(edit.detail[0])]
         if edit.kind != "applied":
             assert np.array_equal(evaluate(changed, {"x": x, "y": y}), value)
 

@@ -103,9 +103,9 @@ def test_wrong_norms_are_named(case: str, dtype: str) -> None:
     if dtype == "bfloat16" and found.deviation is None:
         assert case in ("epsilon outside", "no epsilon")  # within a rounding
         return
-    told = [one.variant for one in best(found) if one.variant.name == name]
-    assert told, [one.variant.text for one in accepted(found)]
-    assert words in told[0].text
+    reported = [one.variant for one in best(found) if one.variant.name == name]
+    assert reported, [one.variant.text for one in accepted(found)]
+    assert words in reported[0].text
     # The epsilons that bfloat16 cannot tell apart are all told, and nothing else.
     assert {one.variant.name for one in best(found)} == {name}, [o.variant.text for o in best(found)]
 
@@ -150,9 +150,9 @@ def test_a_norm_over_the_whole_row_by_the_rank_s_own_squares() -> None:
         "norm", "layers.1.attn.q_norm", {"x": whole[:, 32:], "whole": whole}, F.rms_norm(x, (32,), own, EPS).numpy(),
         weights={"model.layers.1.self_attn.q_norm.weight": w}, model=model, tp=2, rank=1, span=slice(32, 64),
     )  # fmt: skip
-    (told,) = best(found)
+    (reported,) = best(found)
     assert (
-        told.variant.text
+        reported.variant.text
         == "the mean of squares is over the rank's own 32 columns, not over all 64 of the 2 ranks"
     )
 
@@ -166,9 +166,9 @@ def test_a_norm_of_a_rank_s_own_heads_that_reads_the_weight_from_its_beginning()
         "norm", "layers.1.attn.q_norm", {"x": whole[:, 32:], "whole": whole}, F.rms_norm(x, (32,), first, EPS).numpy(),
         weights={"model.layers.1.self_attn.q_norm.weight": w}, model=model, tp=2, rank=1, span=slice(32, 64),
     )  # fmt: skip
-    told = best(found)[0].variant.text
-    assert "the mean of squares is over the rank's own 32 columns" in told
-    assert "the weight of the first rank's channels" in told
+    reported = best(found)[0].variant.text
+    assert "the mean of squares is over the rank's own 32 columns" in reported
+    assert "the weight of the first rank's channels" in reported
 
 
 def whole_heads(seen: Array, x: Array, w: Array) -> Any:
@@ -184,8 +184,8 @@ def test_gathered_heads_normalised_by_the_squares_of_each_rank(dtype: str) -> No
     x, w = torch.tensor(drawn(RNG, len(ROWS), 64) * np.repeat([1.0, 3.0], 32)), 1 + drawn(RNG, 64) / 4
     x = x.to(getattr(torch, dtype)).double()
     shards = torch.cat([F.rms_norm(shard, (32,), None, EPS) for shard in x.chunk(2, -1)], -1).numpy() * w
-    (told,) = best(whole_heads(shards, x.numpy(), w))
-    assert told.variant.text.startswith(
+    (reported,) = best(whole_heads(shards, x.numpy(), w))
+    assert reported.variant.text.startswith(
         "the mean of squares is over 32 columns, not over all 64: each of 2 parts"
     )
 

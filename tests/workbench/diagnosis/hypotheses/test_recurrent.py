@@ -96,8 +96,8 @@ def test_rows_that_another_request_has_left_to_the_convolution_are_named(
     monkeypatch.setattr(Cache, "update_conv_state", kept)
     path = tiny_variant(tmp_path, "qwen3-next")
     causes = attached_and_diagnosed(path, tmp_path, "float32", prompts=(IDS, IDS[5:], IDS[3:])).causes
-    said = "what the sequence before it has left is read instead of the sequence's own last rows"
-    assert {one.text for one in causes} == {said}
+    stated = "what the sequence before it has left is read instead of the sequence's own last rows"
+    assert {one.text for one in causes} == {stated}
     assert all(one.place.endswith("positions 0–2, sequences 1, 2") for one in causes if "conv" in one.tap)
 
 

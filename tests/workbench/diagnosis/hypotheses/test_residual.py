@@ -122,14 +122,14 @@ def test_the_norm_that_reads_the_sum_goes_on_in_its_place(
 ) -> None:
     """Of a norm that overwrites its input the sentence is the same at each of the three, whether what came out of it
     was recorded (it may be wrong itself) or not."""
-    said = "the output of the norm that reads the sum goes on in place of the sum"
+    stated = "the output of the norm that reads the sum goes on in place of the sum"
     overwritten = (Edit((), "operand", (READER,)),)
     recorded = made_site("residual", tap, {"x": X, "y": Y}, N, others={reader: N}, dtype=dtype)
     w = drawn(RNG, 64)
     normed = torch.nn.functional.rms_norm(torch.tensor(X + Y), (64,), torch.tensor(w), MODEL.rms_eps).numpy()
     alone = made_site("residual", tap, {"x": X, "y": Y}, normed, weights={weight: w}, dtype=dtype)
     for made in (recorded, alone):
-        assert [(one.variant.text, one.variant.edits) for one in best(made)] == [(said, overwritten)]
+        assert [(one.variant.text, one.variant.edits) for one in best(made)] == [(stated, overwritten)]
 
 
 def test_a_branch_that_is_normed_before_it_is_added() -> None:

@@ -52,8 +52,8 @@ def written(dump: Path, states: list[State], **facts: object) -> Path:
             {name: tensor.contiguous().clone() for name, tensor in state.items()},
             folder / "weights.safetensors",
         )
-        told = {"engine": "stand-in 1", "rank": rank, "size": len(states), **facts}
-        (folder / "weights.json").write_text(json.dumps(told))
+        reported = {"engine": "stand-in 1", "rank": rank, "size": len(states), **facts}
+        (folder / "weights.json").write_text(json.dumps(reported))
     return dump
 
 

@@ -27,8 +27,8 @@ def wrong(session: Session, case: Case) -> dict[str, list[str]]:
     found = {}
     for site in sites(taps, facts):
         if isinstance(site, Site) and site.deviation is not None:
-            told = explained(site)
-            found[site.tap] = [one.variant.text for one in told if one.accepted]
+            reported = explained(site)
+            found[site.tap] = [one.variant.text for one in reported if one.accepted]
     return found
 
 

@@ -79,8 +79,8 @@ NUMBERS: list[tuple[str, str, Any, float, str, str]] = [
 def test_ranges_and_roundings_are_named(tap: str, spoil: Any, size: float, name: str, words: str) -> None:
     found = causes(Run(model(), {tap: spoil}, size=size), tap)
     assert found, "nothing named"
-    told = [(one.variant.name, one.variant.text) for one in found]
-    assert any(one == name and words in text for one, text in told[:2]), told
+    reported = [(one.variant.name, one.variant.text) for one in found]
+    assert any(one == name and words in text for one, text in reported[:2]), reported
 
 
 def test_a_half_precision_engine_whose_scores_overflow_is_told_of_it() -> None:

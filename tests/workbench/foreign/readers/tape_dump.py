@@ -21,10 +21,10 @@ def dump(
     folder: Path, facts: dict[str, Any] | None = None, lines: list[dict[str, Any]] | None = None
 ) -> Path:
     """Write it: `facts` and `lines` in place of its own."""
-    told = FACTS | (facts or {})
-    home = folder / f"rank{told['rank']}"
+    reported = FACTS | (facts or {})
+    home = folder / f"rank{reported['rank']}"
     home.mkdir(parents=True)
-    (home / "tape.json").write_text(json.dumps(told))
+    (home / "tape.json").write_text(json.dumps(reported))
     (home / "passes.jsonl").write_text("".join(json.dumps(one) + "\n" for one in lines or [LINE]))
     save_file({"0": X}, home / "pass00000.safetensors")
     return folder

@@ -190,8 +190,8 @@ def test_numpy_objects_are_refused(tmp_path: Path) -> None:
     ],
 )
 def test_a_safetensors_header_that_lies_is_refused(header: dict[str, Any], tmp_path: Path) -> None:
-    told = json.dumps(header).encode()
-    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(told)) + told + bytes(8))
+    reported = json.dumps(header).encode()
+    (tmp_path / "x.safetensors").write_bytes(struct.pack("<Q", len(reported)) + reported + bytes(8))
     with pytest.raises(ForeignDumpError, match=r"x\.safetensors: "):
         load_array(tmp_path / "x.safetensors")
 
@@ -256,11 +256,11 @@ def test_a_folder_with_escape_sequences_is_made_safe_in_errors(tmp_path: Path) -
 def test_shapes_that_are_none_are_refused(shape: list[Any], tmp_path: Path) -> None:
     msprobe(tmp_path, lambda path: torch.save(torch.arange(3), path))
     path = tmp_path / "step0" / "rank0" / "dump.json"
-    told = json.loads(path.read_text())
-    told["data"]["Module.model.embed_tokens.Embedding.forward.0"]["output"] = [
+    reported = json.loads(path.read_text())
+    reported["data"]["Module.model.embed_tokens.Embedding.forward.0"]["output"] = [
         {"dtype": "torch.float32", "shape": shape}
     ]
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(reported))
     with pytest.raises(ForeignDumpError, match=r"a shape in dump\.json is none"):
         read("msprobe", tmp_path)
 
@@ -304,14 +304,14 @@ def test_tensors_of_no_shape_are_left_out(tmp_path: Path) -> None:
         "self_attn.attn",
         "x",
     )
-    told = {f"model.forward_batch_info.{key}": torch.tensor(one) for key, one in batch.items()}
+    reported = {f"model.forward_batch_info.{key}": torch.tensor(one) for key, one in batch.items()}
     for turn in range(len(odd)):
         taps = {
             f"model.layers.0.{module}": odd[(place + turn) % len(odd)] for place, module in enumerate(modules)
         }
         folder = tmp_path / str(turn)
         folder.mkdir()
-        sglang(folder, lambda path, taps=taps: torch.save(told | taps, path))
+        sglang(folder, lambda path, taps=taps: torch.save(reported | taps, path))
         (found,) = open_sglang(folder).passes(0)
         assert all(one.array is not None and len(one.array) == 2 for one in found.tensors)
 
@@ -319,9 +319,9 @@ def test_tensors_of_no_shape_are_left_out(tmp_path: Path) -> None:
 def test_calls_without_tensors_are_no_taps(tmp_path: Path) -> None:
     msprobe(tmp_path, lambda path: torch.save(torch.arange(3), path))
     path = tmp_path / "step0" / "rank0" / "dump.json"
-    told = json.loads(path.read_text())
-    ids = told["data"]["Module.model.embed_tokens.Embedding.forward.0"]["input_args"][0]
-    told["data"] |= {
+    reported = json.loads(path.read_text())
+    ids = reported["data"]["Module.model.embed_tokens.Embedding.forward.0"]["input_args"][0]
+    reported["data"] |= {
         "Module.model.rotary_emb.R.forward.0": {"input_args": [ids], "output": [None]},
         "Module.model.layers.0.self_attn.qkv_proj.L.forward.0": {"output": []},
         "Module.model.layers.0.mlp.gate_up_proj.L.forward.0": {
@@ -329,7 +329,7 @@ def test_calls_without_tensors_are_no_taps(tmp_path: Path) -> None:
         },
         "Module.lm_head.L.forward.0": None,
     }
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(reported))
     (found,) = open_msprobe(tmp_path).passes(0)
     assert found.ids == (0, 1, 2)
     assert list(found.tensors) == []

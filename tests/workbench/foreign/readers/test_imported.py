@@ -160,10 +160,10 @@ def test_statistics_alone_are_never_a_pass(
     write_msprobe(tmp_path / "dump", model, runs, keep=("embed_tokens", "rotary_emb"))
     path = imported("msprobe", tmp_path / "dump", checkpoint, tmp_path / "run.session")
     assert run_command([command, str(path), "--model", str(checkpoint)]) == 6
-    told = capsys.readouterr().out
-    assert "statistics only" in told
-    assert "inconclusive" in told
-    assert "match" not in told
+    reported = capsys.readouterr().out
+    assert "statistics only" in reported
+    assert "inconclusive" in reported
+    assert "match" not in reported
 
 
 class LateSums(Rank):

@@ -43,7 +43,7 @@ def test_what_is_told_of_the_run(tmp_path: Path) -> None:
         "vocab_size": -3,
         "x": [None],
     }
-    told = {
+    reported = {
         "engine": "e 1",
         "mode": "eager",
         "model": "/m/tiny",
@@ -51,7 +51,7 @@ def test_what_is_told_of_the_run(tmp_path: Path) -> None:
         "device": "cpu",
         "torch": "2.9",
     }
-    facts = LockstepDump.open(dump(tmp_path, told | {"config": config, "size": 3})).facts
+    facts = LockstepDump.open(dump(tmp_path, reported | {"config": config, "size": 3})).facts
     assert (facts.source, facts.ranks, facts.mode, facts.dtype, facts.device) == (
         "e 1",
         3,
@@ -222,9 +222,9 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
 
 @pytest.mark.parametrize("what", HOSTILE)
 def test_what_cannot_be_read_is_one_clear_error(what: str, tmp_path: Path) -> None:
-    damage, said = HOSTILE[what]
+    damage, stated = HOSTILE[what]
     damage(dump(tmp_path) / "rank0")
-    with pytest.raises(ForeignDumpError, match=said) as caught:
+    with pytest.raises(ForeignDumpError, match=stated) as caught:
         read_all(tmp_path)
     assert str(caught.value).isprintable()
     assert len(str(caught.value)) < 1000 + len(str(tmp_path))

@@ -80,17 +80,19 @@ def test_padding_is_nobodys_row(model: Any, tmp_path: Path) -> None:
     for path in tmp_path.glob(
         "step0/rank/dump.json"
     ):  # the root itself has no hook: its mask stands in `model`
-        told = json.loads(path.read_text())
-        told["data"] = {key.replace("Module.", "Module.model."): value for key, value in told["data"].items()}
-        rotary = told["data"]["Module.model.rotary_emb.Qwen3RotaryEmbedding.forward.0"]
+        reported = json.loads(path.read_text())
+        reported["data"] = {
+            key.replace("Module.", "Module.model."): value for key, value in reported["data"].items()
+        }
+        rotary = reported["data"]["Module.model.rotary_emb.Qwen3RotaryEmbedding.forward.0"]
         torch.save(mask, path.parent / "dump_tensor_data" / "mask.pt")
         like = next(
             one for one in (*rotary["input_args"], *rotary["input_kwargs"].values()) if "int" in one["dtype"]
         )
-        told["data"]["Module.model.Qwen3Model.forward.0"] = {
+        reported["data"]["Module.model.Qwen3Model.forward.0"] = {
             "input_kwargs": {"attention_mask": like | {"shape": [2, 4], "data_name": "mask.pt"}}
         }
-        path.write_text(json.dumps(told))
+        path.write_text(json.dumps(reported))
     (found,) = open_msprobe(tmp_path).passes(0)
     assert found.positions == (0, 1, 2, 3, 0, 0, 0, 1)
     assert found.requests is not None
@@ -121,14 +123,14 @@ def test_statistics_alone_are_statistics(model: Any, runs: list[Computed], tmp_p
     expected = truth["layers.1.attn.q_proj"]
     assert (q.array, q.hashes, q.rows) == (None, None, None)  # of four rows together: no row's
     assert q.statistics is not None
-    told = [
+    reported = [
         expected.min(),
         expected.max(),
         expected.mean(),
         expected.square().mean().sqrt(),
         expected.abs().max(),
     ]
-    assert np.allclose(q.statistics[0, :5], torch.stack(told).numpy(), rtol=1e-5, atol=1e-6)
+    assert np.allclose(q.statistics[0, :5], torch.stack(reported).numpy(), rtol=1e-5, atol=1e-6)
     assert np.isnan(q.statistics[0, 5:]).all()  # msprobe counts no NaN and no zeros
     one_row = next(one for one in second.tensors if one.tap == "layers.1.mlp.down")
     assert one_row.hashes is not None
@@ -169,14 +171,16 @@ def test_ids_that_no_dump_has_are_told_beside_it(model: Any, runs: list[Computed
 def test_a_placement_is_a_layout(model: Any, runs: list[Computed], tmp_path: Path) -> None:
     write_model(tmp_path, model, batches(runs[0])[:1])
     path = tmp_path / "step0" / "rank" / "dump.json"
-    told = json.loads(path.read_text())
+    reported = json.loads(path.read_text())
     for module, placement in (
         ("o_proj", {"Partial": {"reduce_op": "sum"}}),
         ("q_proj", {"Shard": {"dim": -1}}),
     ):
-        entry = next(value for key, value in told["data"].items() if f"layers.0.self_attn.{module}" in key)
+        entry = next(
+            value for key, value in reported["data"].items() if f"layers.0.self_attn.{module}" in key
+        )
         entry["output"][0]["placements"] = [placement]
-    path.write_text(json.dumps(told))
+    path.write_text(json.dumps(reported))
     layouts = {one.tap: one.layout for one in next(iter(open_msprobe(tmp_path).passes(0))).tensors}
     assert (layouts["layers.0.attn.o_proj"], layouts["layers.0.attn.q_proj"]) == ("partial", "shard(1)")
 
@@ -186,9 +190,9 @@ def test_what_cannot_be_read_is_said(model: Any, runs: list[Computed], tmp_path:
         open_msprobe(tmp_path)
     write_model(tmp_path, model, batches(runs[0])[:1])
     path = tmp_path / "step0" / "rank" / "dump.json"
-    told = json.loads(path.read_text())
-    told["data"] = {key: value for key, value in told["data"].items() if "embed_tokens" not in key}
-    path.write_text(json.dumps(told))
+    reported = json.loads(path.read_text())
+    reported["data"] = {key: value for key, value in reported["data"].items() if "embed_tokens" not in key}
+    path.write_text(json.dumps(reported))
     with pytest.raises(ForeignDumpError, match="no call of embed_tokens"):
         list(open_msprobe(tmp_path).passes(0))
     (tmp_path / "step0" / "proc77").mkdir()

@@ -32,10 +32,10 @@ def test_the_writer_of_the_page(tmp_path: Path) -> None:
 def test_every_key_is_told() -> None:
     assert f"version {FORMAT}" in PAGE
     assert FORMAT == VERSION
-    told = set(re.findall(r"`(\w+)`", PAGE))
+    reported = set(re.findall(r"`(\w+)`", PAGE))
     unsaid = {"tap"}  # the version of the file that wrote it
     for kind in (TapeFacts, TapeLine, TapeTap):
-        assert {field.encode_name for field in msgspec.structs.fields(kind)} - told <= unsaid
+        assert {field.encode_name for field in msgspec.structs.fields(kind)} - reported <= unsaid
 
 
 def test_every_tap_and_its_layout_is_told() -> None:
@@ -45,16 +45,16 @@ def test_every_tap_and_its_layout_is_told() -> None:
         for line in PAGE.splitlines()
         if line.startswith("| `embed`") or "`layers.N" in line[:14]
     ]
-    told = {}
+    reported = {}
     for names, _, layouts in rows:
         first, *more = re.findall(r"`([\w.]+)`", names)
         full = [first, *(f"{first.removesuffix('.partial').rpartition('.')[0]}.{name}" for name in more)]
         found = re.findall(r"`([\w(),=]+)`", layouts)
-        told |= dict(zip(full, found * len(full) if len(found) == 1 else found, strict=False))
+        reported |= dict(zip(full, found * len(full) if len(found) == 1 else found, strict=False))
     for spec in tap_specs(1, {"qk_norm"}):
         name = spec.name.replace("layers.0", "layers.N")
         if name.rpartition(".")[2] not in ("k_cache", "v_cache", "scores", "probs", "final_norm", "logits"):
-            assert told[name] == str(spec.layout), name
+            assert reported[name] == str(spec.layout), name
 
 
 def test_the_hash_is_the_one_told() -> None:

@@ -127,8 +127,8 @@ def test_text_of_four_digits_is_refused(model: Any, tmp_path: Path) -> None:
 
 def test_one_ranks_shard_is_refused(model: Any, folder: Path, tmp_path: Path) -> None:
     model.config.to_json_file(tmp_path / "config.json")
-    told = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(told | {"num_attention_heads": 16}))
+    reported = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(reported | {"num_attention_heads": 16}))
     with pytest.raises(ForeignDumpError, match=r"128 wide, and the model's 256.*on one rank"):
         list(open_transformers(folder, tmp_path).passes(0))
 

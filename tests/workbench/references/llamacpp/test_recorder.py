@@ -38,9 +38,9 @@ def errors(session: Session, truth: Session) -> dict[str, float]:
         if tap.name in session.meta.absent:
             continue
         for step in session.steps():
-            for told in session.step(step).sequences:
-                ours = session.rebuilt(tap.name, step=step, seq=told.seq).array
-                right = truth.rebuilt(tap.name, step=step, seq=told.seq).array
+            for reported in session.step(step).sequences:
+                ours = session.rebuilt(tap.name, step=step, seq=reported.seq).array
+                right = truth.rebuilt(tap.name, step=step, seq=reported.seq).array
                 assert ours is not None
                 assert right is not None
                 assert ours.shape == right.shape, tap.name

@@ -59,10 +59,10 @@ def test_no_run_of_an_engine_that_does_right_is_accused(seed: int) -> None:
         else:
             counts = {}
             for one in dice.sample(running, len(running)):
-                told = made.requests[one]
-                if told.computed == len(told.tokens):
-                    told.tokens.append(dice.randrange(2))
-                counts[one] = dice.randint(1, len(told.tokens) - told.computed)
+                reported = made.requests[one]
+                if reported.computed == len(reported.tokens):
+                    reported.tokens.append(dice.randrange(2))
+                counts[one] = dice.randint(1, len(reported.tokens) - reported.computed)
             made.run(counts)
     ledger = SlotLedger([CacheMeta(block_size=made.size)])
     for one in made.passes:

@@ -137,8 +137,10 @@ def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         return Told("softmax_low_precision", "precision", _ROUNDED[point].format(dtype), {"dtype": dtype})
     if how == "sink":
         numbers = [number_of(rest, i) for i in range(len(rest))]
-        told = f"{numbers[0]:.4g}" if len(numbers) == 1 else "a number of each head's own"
-        text = f"each head's denominator holds {told} more: an attention sink that this model does not have"
+        reported = f"{numbers[0]:.4g}" if len(numbers) == 1 else "a number of each head's own"
+        text = (
+            f"each head's denominator holds {reported} more: an attention sink that this model does not have"
+        )
         return Told("softmax_sink", "softmax", text, {"sinks": numbers})
     name, text = _SOFTMAXES[how]
     return Told(name, "softmax", text, {})
@@ -296,12 +298,12 @@ def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
     for j in range(kv):
         rules[(j,) * heads] = (f"kv_heads_all_{j}", f"each query head reads KV head {j}")
     for by in range(1, kv):
-        told = f"query heads read the KV head {by} after their own"
-        rules[tuple((one + by) % kv for one in own)] = (f"kv_heads_shifted_{by}", told)
+        reported = f"query heads read the KV head {by} after their own"
+        rules[tuple((one + by) % kv for one in own)] = (f"kv_heads_shifted_{by}", reported)
     for other in (g for g in range(1, heads) if g != group):
-        told = f"query head h reads KV head h // {other}, not h // {group}"
+        reported = f"query head h reads KV head h // {other}, not h // {group}"
         rules.setdefault(
-            tuple(min(h // other, kv - 1) for h in range(heads)), (f"kv_heads_groups_of_{other}", told)
+            tuple(min(h // other, kv - 1) for h in range(heads)), (f"kv_heads_groups_of_{other}", reported)
         )
     if tuple(used) in rules:
         return rules[tuple(used)]

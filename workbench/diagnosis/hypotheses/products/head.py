@@ -123,5 +123,5 @@ def not_the_head(site: Site) -> Iterator[Mapped]:
 
 def _initializer_range(taps: RecordedTaps) -> float:
     """The size of weights that were never filled, as the model's configuration has it."""
-    told = (side.session.meta.model.initializer_range for side in (taps.golden, taps.recording) if side)
-    return next(filter(None, told), 0.02)
+    reported = (side.session.meta.model.initializer_range for side in (taps.golden, taps.recording) if side)
+    return next(filter(None, reported), 0.02)

@@ -159,9 +159,9 @@ def _penalised(site: Site) -> Iterator[Variant]:
         for text, sign in forms:
             by = _base(seen[there], right[there], sign(right[there]))
             if by is not None:
-                said = f"the logits of tokens {words} are {text.format(named(by))}: a repetition penalty is left on"
+                stated = f"the logits of tokens {words} are {text.format(named(by))}: a repetition penalty is left on"
                 predicted = np.where(there, right * by ** -sign(right), right)
-                yield Variant("repetition_penalty", "head", said, {"penalty": by}, predicted, 1)
+                yield Variant("repetition_penalty", "head", stated, {"penalty": by}, predicted, 1)
         yield from _subtracted(site, words, counts)
 
 
@@ -176,8 +176,8 @@ def _subtracted(site: Site, words: str, counts: Array) -> Iterator[Variant]:
         values = [float(f"{x:.4g}") for x in coefficients((right - seen)[there], terms)]
         predicted = right.copy()
         predicted[there] -= sum(value * term for value, term in zip(values, terms, strict=True))
-        told = " and ".join(f"{value:g}" for value in values)
-        text = f"the logits of tokens {words} are smaller by a {kind} penalty, {told}, that is left on"
+        reported = " and ".join(f"{value:g}" for value in values)
+        text = f"the logits of tokens {words} are smaller by a {kind} penalty, {reported}, that is left on"
         yield Variant("presence_penalty", "head", text, {"penalty": values}, predicted, len(values))
 
 
@@ -210,7 +210,7 @@ def _biased(site: Site) -> Iterator[Variant]:
     predicted[:, columns] += added
     start = site.first_out
     ids = (columns + start).tolist()
-    told = ", ".join(map(str, ids[:TOLD]))
-    text = f"{added[0]:.4g} is added to the logits of token ids {told}, the same at every step: a logit bias is left on"
+    some = ", ".join(map(str, ids[:TOLD]))
+    text = f"{added[0]:.4g} is added to the logits of token ids {some}, the same at every step: a logit bias is left on"
     fitted = {"ids": ids[:TOLD], "number": len(ids), "bias": float(added[0])}
     yield Variant("logit_bias", "head", text, fitted, predicted, 1 if same else len(ids))

@@ -58,8 +58,8 @@ def counted(site: Site) -> Iterator[Mapped]:
     if edit is not None:
         yield edit, np.tensordot(np.array(near), np.stack(terms), 1), 0
     else:
-        told = ", ".join(f"{x:.7g}" for x in by[:ranks])
-        yield mapped("summed_wrongly", at=(told,)), np.tensordot(by, np.stack(terms), 1), len(by)
+        reported = ", ".join(f"{x:.7g}" for x in by[:ranks])
+        yield mapped("summed_wrongly", at=(reported,)), np.tensordot(by, np.stack(terms), 1), len(by)
 
 
 def summed_already(site: Site) -> Iterator[Mapped]:

@@ -53,13 +53,13 @@ def other_ids(site: Site) -> Iterator[Mapped]:
     predicted, ids = wrong.right.copy(), _ids(site)[wrong.rows]
     predicted[wrong.rows] = table[taken]
     cost = 1 if len(set((taken - ids).tolist())) == 1 else len(set(taken.tolist()))
-    yield _ids_told(site, ids.tolist(), taken.tolist()), predicted, cost
+    yield _ids_reported(site, ids.tolist(), taken.tolist()), predicted, cost
     predicted = wrong.right.copy()
     predicted[wrong.rows] = 0.0
     yield _masked(site, sorted(set(ids.tolist()))), predicted, 0
 
 
-def _ids_told(site: Site, ids: list[int], taken: list[int]) -> Edit:
+def _ids_reported(site: Site, ids: list[int], taken: list[int]) -> Edit:
     shifts = {t - i for i, t in zip(ids, taken, strict=True)}
     ranks, first, row = len(site.taps.ranks), float(ids[0]), float(taken[0])
     owned = shards.cropped(site.facts.model.vocab_size, ranks, 0).size
@@ -180,14 +180,14 @@ def added_by_position(site: Site) -> Iterator[Mapped]:
     wrong = Wrong.of(site)
     if wrong is None:
         return
-    error, told = wrong.seen - wrong.right, 0
+    error, reported = wrong.seen - wrong.right, 0
     found, at, ids = error.copy(), np.array([row.position for row in site.rows]), _ids(site)
     for i in wrong.rows:
         others = np.flatnonzero((at == at[i]) & (ids != ids[i]))
         if len(others):
             found[i] = error[others].mean(0)
-            told += 1
-    if told >= max(4, len(wrong.rows) // 4):
+            reported += 1
+    if reported >= max(4, len(wrong.rows) // 4):
         yield (
             mapped("by_position"),
             wrong.right + found,
@@ -208,9 +208,9 @@ def other_numbers(site: Site) -> Iterator[Mapped]:
     right = [token for token in rows if token not in ids]
     alike = all(bad[rows[i]].all() and not np.ptp(wrong.seen[rows[i]], axis=0).any() for i in ids)
     # A row that is wrong at some steps alone is no matter of the table.
-    told_by = any(len({site.rows[at].step for at in rows[i]}) > 1 or len(rows[i]) > 1 for i in ids)
+    reported_by = any(len({site.rows[at].step for at in rows[i]}) > 1 or len(rows[i]) > 1 for i in ids)
     behind = bool(right) and max(right) < ids[0]
-    if not alike or not (told_by or behind):
+    if not alike or not (reported_by or behind):
         return
     seen, own = wrong.seen[bad], wrong.right[bad]
     cosine = float((seen * own).sum() / max(float(np.linalg.norm(seen) * np.linalg.norm(own)), 1e-300))

@@ -163,18 +163,18 @@ def in_words(one: Convention) -> tuple[str, str]:
     """The name of the cause, and a sentence."""
     if one in NAMED:
         return NAMED[one]
-    told = [f"{_PAIRS[one.pairs]} are rotated"]
+    reported = [f"{_PAIRS[one.pairs]} are rotated"]
     if one.tables != one.pairs:
-        told.append(f"with tables made for {_PAIRS[one.tables]}")
+        reported.append(f"with tables made for {_PAIRS[one.tables]}")
     if one.signs != RIGHT.signs:
-        told.append(f"with the signs {one.signs[0]:+d} and {one.signs[1]:+d} of the sine")
+        reported.append(f"with the signs {one.signs[0]:+d} and {one.signs[1]:+d} of the sine")
     if one.exchanged:
-        told.append("with cosine and sine exchanged")
+        reported.append("with cosine and sine exchanged")
     if one.read:
-        told.append(f"after {_ORDER[one.read]}")
+        reported.append(f"after {_ORDER[one.read]}")
     if one.write:
-        told.append(f"and {_ORDER[one.write]} afterwards")
-    return "rope_pairs", ", ".join(told)
+        reported.append(f"and {_ORDER[one.write]} afterwards")
+    return "rope_pairs", ", ".join(reported)
 
 
 _PAIRS = {

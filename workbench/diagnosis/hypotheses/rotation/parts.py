@@ -114,19 +114,19 @@ def positions_of_pairs(site: Site) -> Iterator[Variant]:
     sections = _sections(r, phases, chosen)
     if len(sections) > 1 and all(_proportional(r, at) for _, at in sections):
         return  # other frequencies
-    phase, told, free = r.phase + np.zeros((len(r.x), 1, 1)), [], 0
+    phase, reported, free = r.phase + np.zeros((len(r.x), 1, 1)), [], 0
     fitted: dict[str, object] = {"pairs": chosen.tolist()}
     for pairs, at in sections:
         within = 1e-3 + 8 * r.noise / float(r.frequencies[..., pairs].max())
         known = next(iter(rules(r.places, at, r.wrong, within)), None)
         rule = known or PositionRule("", _some(r, at), at)
         phase[..., pairs] = rule.at[:, None, None] * r.frequencies[..., pairs]
-        told.append(
+        reported.append(
             f"{pairs_in_words(pairs.tolist(), count)} are rotated by other positions than the rest: {rule.text}"
         )
         fitted |= dict(rule.fitted)
         free += 0 if known else int(r.wrong.sum())
-    yield r.variant("positions_of_pairs", "positions", "; ".join(told), fitted, r.turned(phase), free)
+    yield r.variant("positions_of_pairs", "positions", "; ".join(reported), fitted, r.turned(phase), free)
 
 
 def _some(r: Rotated, at: Array) -> str:

@@ -203,6 +203,6 @@ class Rotated:
 
 
 def _told(right: Array, at: Array) -> str:
-    told = list(dict.fromkeys(f"{p:g} at {q:.4g}" for p, q in zip(right, at, strict=True)))
-    words = ", ".join(told[:4]) + (", …" if len(told) > 4 else "")
+    reported = list(dict.fromkeys(f"{p:g} at {q:.4g}" for p, q in zip(right, at, strict=True)))
+    words = ", ".join(reported[:4]) + (", …" if len(reported) > 4 else "")
     return f"tokens are rotated by wrong positions: {words}"

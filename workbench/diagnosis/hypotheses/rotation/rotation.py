@@ -111,7 +111,7 @@ def _conventions(r: Rotated) -> Iterator[Variant]:
         yield r.variant("rope_not_applied", "rope", "the rotation is not applied at all", {}, r.x)
     twice = r.turned(2 * r.phase) * r.factor
     yield r.variant("rope_twice", "rope", "the rotation is applied twice", {}, twice, moved=True)
-    for one, (name, text) in _told_conventions(r):
+    for one, (name, text) in _reported_conventions(r):
         for by in r.factors:
             if r.share(r.phases(one, by), r.phase) <= NEAR:
                 predicted = r.turned(r.phase, one, by)
@@ -126,7 +126,7 @@ def _conventions(r: Rotated) -> Iterator[Variant]:
         yield r.variant("rope_in_place", "rope", text, {}, predicted, moved=True)
 
 
-def _told_conventions(r: Rotated) -> Iterator[tuple[Convention, tuple[str, str]]]:
+def _reported_conventions(r: Rotated) -> Iterator[tuple[Convention, tuple[str, str]]]:
     """The conventions with their names. Of a model that turns neighbours, whose pairs are put apart here: other signs,
     and the model's halves for its neighbours, where what comes out is put apart as it is of neighbours."""
     every = conventions(r.x.shape[-1])
@@ -190,8 +190,8 @@ def _positions(r: Rotated) -> Iterator[Variant]:
 
 def at_positions(r: Rotated, rule: PositionRule, by: float) -> Iterator[Variant]:
     """The rotation at the positions of a rule, or of none."""
-    said = np.array([row.recorded_position for row in r.site.rows], dtype=np.float64)
-    recorded = bool(np.allclose(said[r.wrong], rule.at[r.wrong], atol=0.01))
+    stated = np.array([row.recorded_position for row in r.site.rows], dtype=np.float64)
+    recorded = bool(np.allclose(stated[r.wrong], rule.at[r.wrong], atol=0.01))
     fitted = {**rule.fitted, "recorded": recorded, **({} if by == r.factor else {"attention_factor": by})}
     predicted = r.turned(rule.at[:, None, None] * r.frequencies, factor=by)
     free = 0 if rule.name else int(r.wrong.sum())

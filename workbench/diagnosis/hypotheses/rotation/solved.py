@@ -108,8 +108,8 @@ def _by_pass(r: Rotated, phases: Phases) -> Iterator[Variant]:
     if len({round(math.log(base), 4) for base in bases.values()}) < 2:
         return  # one base for all
     lengths = {key: row.length for key, row in zip(keys, r.site.rows, strict=True)}
-    told = ", ".join(f"{base:.6g} at length {lengths[key]}" for key, base in list(bases.items())[:3])
-    text = f"rope_theta changes with the step: {told} instead of {model.rope_theta:g}"
+    reported = ", ".join(f"{base:.6g} at length {lengths[key]}" for key, base in list(bases.items())[:3])
+    text = f"rope_theta changes with the step: {reported} instead of {model.rope_theta:g}"
     seq = passes[0][1]
     text += _as_ntk(r, {lengths[key]: base for key, base in bases.items() if key[1] == seq})
     text += f" (sequence {seq})" if len({seq for _, seq in passes}) > 1 else ""

@@ -34,10 +34,12 @@ def combined_scores(site: Site) -> Iterator[Variant]:
         if found is None or not (rule or found != scale):
             continue
         known = known_number(found, meanings(site, scale), resolution(site))
-        told = [words] if words else []
+        reported = [words] if words else []
         if found != scale:
             why = f": {known[1]}" if known else ""
-            told.append(f"scores are scaled by {found:.5g} instead of {right_scale(site.facts.model)}{why}")
+            reported.append(
+                f"scores are scaled by {found:.5g} instead of {right_scale(site.facts.model)}{why}"
+            )
         fitted = {
             "scale": found,
             "ratio": found / scale,
@@ -45,9 +47,9 @@ def combined_scores(site: Site) -> Iterator[Variant]:
             "map": rule,
         }
         name, kind = (f"kv_heads_{rule}", "heads") if rule else ("scores_scale", "scores")
-        other, text = _read(site, reads, found / scale), "; and ".join(told)
+        other, text = _read(site, reads, found / scale), "; and ".join(reported)
         free = 0 if known or found == scale else 1
-        if len(told) > 1:
+        if len(reported) > 1:
             yield Variant(name, kind, text, fitted, [part.expected for part in other.parts], free)
         for second in masks(other) if other.deviation is not None else ():
             if second.parameters <= 1:

@@ -113,8 +113,8 @@ _EXCHANGED = {
 
 def exchanged(site: Site, what: str, of: Reading) -> Iterator[Variant]:
     heads = len(by_head(site, site.parts[0].expected))
-    told, words = _EXCHANGED[what]
-    rules = list(_orders(heads, told))
+    reported, words = _EXCHANGED[what]
+    rules = list(_orders(heads, reported))
     yield from _variants(site, f"{what}_heads", of, heads, rules, np.arange(heads), words)
 
 

@@ -87,9 +87,9 @@ def _keys_hidden(
     for part, index, may in zip(site.parts, site.passes, allowed, strict=True):
         gone = list(hidden.get(site.taps.passes[index].seq, ()))
         cells.append(may & ~np.isin(np.arange(part.expected.shape[2]), gone))
-    told = "; ".join(f"of sequence {seq} the keys at {sorted(keys)[:8]}" for seq, keys in hidden.items())
+    which = "; ".join(f"of sequence {seq} the keys at {sorted(keys)[:8]}" for seq, keys in hidden.items())
     yield _variant(
-        site, right, "mask_keys_hidden", f"single keys are masked: {told}: a mask of padding, or of another sequence",
+        site, right, "mask_keys_hidden", f"single keys are masked: {which}: a mask of padding, or of another sequence",
         {"keys": {str(seq): sorted(keys) for seq, keys in hidden.items()}}, cells, sum(map(len, hidden.values())),
     )  # fmt: skip
 
@@ -105,8 +105,11 @@ def _of_each_head(
         if fitting is None:
             return
         chosen[head] = fitting
-    told = "; ".join(f"head {head}: {form.text}" for head, form in list(chosen.items())[:4])
-    text, fitted = f"heads have masks of their own: {told}", {str(h): form.name for h, form in chosen.items()}
+    reported = "; ".join(f"head {head}: {form.text}" for head, form in list(chosen.items())[:4])
+    text, fitted = (
+        f"heads have masks of their own: {reported}",
+        {str(h): form.name for h, form in chosen.items()},
+    )
     yield _variant(site, right, "mask_of_heads", text, fitted, _of_forms(site, chosen), len(chosen))
 
 
@@ -129,10 +132,10 @@ def irregular_masks(site: Site) -> Iterator[Variant]:
         return
     part, query, key = min(patterns)
     row = site.parts[part].rows[query]
-    told = [f"hides {hidden} scores that should be seen"] * bool(hidden)
-    told += [f"shows {shown} that should be hidden"] * bool(shown)
+    reported = [f"hides {hidden} scores that should be seen"] * bool(hidden)
+    reported += [f"shows {shown} that should be hidden"] * bool(shown)
     text = (
-        f"the mask {' and '.join(told)}, the others are right; the first is that of the query at {row.position} "
+        f"the mask {' and '.join(reported)}, the others are right; the first is that of the query at {row.position} "
         f"(step {row.step}, sequence {row.seq}) with the key in row {key}"
     )
     fitted = {"hidden": hidden, "shown": shown}

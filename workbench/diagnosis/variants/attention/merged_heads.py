@@ -101,12 +101,12 @@ def _factors(site: Site) -> Iterator[Variant]:
     guesses = _scaled(site, dict.fromkeys(factors, common))
     yield Variant("context_scaled", "context", text, {"factor": common}, guesses, 0 if match else 1)
     if max(factors.values()) - min(factors.values()) > resolution(site):
-        text, told = (
+        text, reported = (
             "each head's context is scaled by a factor of its own",
             {str(h): f for h, f in factors.items()},
         )
         guesses = _scaled(site, factors)
-        yield Variant("context_scale_of_heads", "context", text, {"factors": told}, guesses, len(factors))
+        yield Variant("context_scale_of_heads", "context", text, {"factors": reported}, guesses, len(factors))
 
 
 def _factor(site: Site, head: int) -> float:

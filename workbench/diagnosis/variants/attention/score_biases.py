@@ -88,8 +88,8 @@ def _table(
     parameters = len(tables[0]) if alike else parameters
     if total >= CELLS_EACH * parameters:
         fitted = {"values": {head: dict(list(table.items())[:8]) for head, table in list(values.items())[:4]}}
-        told = f": {first:.4g}" if len(tables[0]) == 1 and alike else ""
-        yield Variant(name, "scores", text + told, fitted, guesses, parameters)
+        reported = f": {first:.4g}" if len(tables[0]) == 1 and alike else ""
+        yield Variant(name, "scores", text + reported, fitted, guesses, parameters)
 
 
 def _slopes(site: Site, cells: _Cells) -> Iterator[Variant]:

@@ -49,8 +49,8 @@ def score_factors(site: Site) -> Iterator[Variant]:
             yield _variant(site, name, f"scores are scaled by {text}", index, known, parameters)
         if cells >= CELLS_EACH * len(table):
             some = list(table)[:: max(1, len(table) // 4)][:4]
-            told = ", ".join(f"at {at} by {table[at]:.4g}" for at in some)
-            yield _variant(site, name, f"{what}: {told}", index, table, len(table))
+            reported = ", ".join(f"at {at} by {table[at]:.4g}" for at in some)
+            yield _variant(site, name, f"{what}: {reported}", index, table, len(table))
 
 
 def score_dimensions(site: Site) -> Iterator[Variant]:

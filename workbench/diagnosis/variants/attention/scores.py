@@ -105,11 +105,11 @@ def _scaled(site: Site, raw: _Raw, scale: float, name: str = "scores", what: str
     known = [(value, text) for value, text in meanings(site, scale)
              if math.isclose(factor, value, rel_tol=resolution(site), abs_tol=1e-6 * scale)]  # fmt: skip
     factor = known[0][0] if known else factor
-    told = (
+    reported = (
         f"{factor:.5g} instead of {right_scale(site.facts.model)}, {factor / scale:.5g} times the right scale"
     )
     words = ", or ".join(text for _, text in known)
-    text = f"{what + '; ' if what else ''}scores are scaled by {told}{': ' + words if words else ''}"
+    text = f"{what + '; ' if what else ''}scores are scaled by {reported}{': ' + words if words else ''}"
     fitted = {"scale": factor, "ratio": factor / scale, "meanings": [text for _, text in known]}
     yield Variant(f"{name}_scale", "scores", text, fitted, _masked(site, raw, factor), 0 if known else 1)
 

@@ -44,8 +44,8 @@ def split_keys(site: Site) -> Iterator[Variant]:
         if not _in_reach(inside, cut):
             continue
         text = f"attention runs over the keys {words}, whose results are joined wrongly"
-        for told, form in FORMS:
-            yield inside.variant(f"{of}_split_keys", of, f"{text}: {told}", _guess(inside, cut, form))
+        for reported, form in FORMS:
+            yield inside.variant(f"{of}_split_keys", of, f"{text}: {reported}", _guess(inside, cut, form))
         if of == "context":
             yield from _by_fitted_weights(inside, cut, text)
 
@@ -109,8 +109,8 @@ def _by_fitted_weights(inside: Inside, cut: list[Parts], text: str) -> Iterator[
             ratios.append((weights * mass)[scope[i].any(-1) & both])
     found = np.concatenate(ratios) if ratios else np.empty((0, 2))
     if len(found) and (np.abs(found.sum(-1) - 1) < 1e-3).all():
-        told = f"their shares add up to 1, but are wrong (the first has {found[0, 0]:.4g} in the first wrong row)"
-        yield Variant("context_split_keys", "context", f"{text}: {told}", {"share": float(found[0, 0])}, guesses,
+        reported = f"their shares add up to 1, but are wrong (the first has {found[0, 0]:.4g} in the first wrong row)"
+        yield Variant("context_split_keys", "context", f"{text}: {reported}", {"share": float(found[0, 0])}, guesses,
                       len(found))  # fmt: skip
 
 

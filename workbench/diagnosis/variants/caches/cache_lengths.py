@@ -18,7 +18,7 @@ def cache_lengths(site: Site) -> Iterator[Variant]:
     if not odd or any(site.parts[i].seen.shape[1:] != site.parts[i].expected.shape[1:] for i in odd):
         return
     guesses: list[Array | None] = [None] * len(site.parts)
-    told: list[str] = []
+    reported: list[str] = []
     for i in odd:
         seen, rows = site.parts[i].seen, site.parts[i].expected
         more = len(seen) - len(rows)
@@ -30,12 +30,12 @@ def cache_lengths(site: Site) -> Iterator[Variant]:
         guesses[i] = np.concatenate([rows[:at], extra, rows[at:]]) if more > 0 else np.delete(
             rows, slice(at, at - more), axis=0
         )  # fmt: skip
-        told.append(_told(more, at, len(short), extra))
+        reported.append(_told(more, at, len(short), extra))
     name = "cache_rows_inserted" if len(site.parts[odd[0]].seen) > len(site.parts[odd[0]].expected) else (
         "cache_rows_dropped"
     )  # fmt: skip
     fitted = {"rows": len(site.parts[odd[0]].seen) - len(site.parts[odd[0]].expected)}
-    yield cache_variant(site, name, told[0], guesses, fitted, len(odd))
+    yield cache_variant(site, name, reported[0], guesses, fitted, len(odd))
 
 
 def _common(a: Array, b: Array) -> int:

@@ -229,11 +229,11 @@ def cached_rows(site: Site) -> Iterator[Variant]:
     written = written_at(site)
     scope = [each.any((0, 2)) for each in scopes(site)]  # [K]: of each part the wrong rows
     like = site.parts[0].expected[0]
-    pool, told = [np.zeros(like.size)], ["nothing (zeros)"]
+    pool, reported = [np.zeros(like.size)], ["nothing (zeros)"]
     for one, x in zip(site.taps.passes, site.taps.tensors(site.near(written), site.rank), strict=True):
         if x is not None and x.size == len(one.rows) * like.size and len(pool) < _POOL:
             pool += list(x.reshape(len(one.rows), -1))
-            told += [f"sequence {one.seq}'s row {row.position}" for row in one.rows]
+            reported += [f"sequence {one.seq}'s row {row.position}" for row in one.rows]
     sources = np.stack(pool)
     guesses, held = [part.expected.copy() for part in site.parts], {}
     for i, (part, rows) in enumerate(zip(site.parts, scope, strict=True)):
@@ -242,7 +242,7 @@ def cached_rows(site: Site) -> Iterator[Variant]:
             nearest = int(np.argmin(((sources - seen) ** 2).sum(1))) if np.isfinite(seen).all() else 0
             guesses[i][row] = sources[nearest].reshape(like.shape)
             seq = site.taps.passes[site.passes[i]].seq
-            held[f"sequence {seq}'s row {row}"] = told[nearest]
+            held[f"sequence {seq}'s row {row}"] = reported[nearest]
     if not held:
         return
     place, source = next(iter(held.items()))

@@ -105,8 +105,8 @@ def test_wrong_positions_are_read_as_their_rule(model: ModelConfig, dtype: str, 
     at, expected, words = WRONG_POSITIONS[case]
     found = site(turned(at, model), model, dtype=dtype)
     assert {one.variant.name for one in best(found)} >= expected
-    told = [one.variant for one in best(found) if one.variant.name in expected]
-    assert any(words in one.text for one in told), [one.text for one in told]
+    reported = [one.variant for one in best(found) if one.variant.name in expected]
+    assert any(words in one.text for one in reported), [one.text for one in reported]
     kinds = {one.variant.kind for one in best(found)}
     also = {"rope"} if case == "halved" and model is MODEL else set()  # as by linear scaling
     assert kinds == {"positions"} | also, [one.variant.text for one in best(found)]
@@ -119,10 +119,12 @@ def test_positions_may_count_the_keys_that_a_window_keeps(
 ) -> None:
     """Of 7 the cache keeps 6 keys between passes, or 7; a model without a window has no such count."""
     at = np.where(DECODE, np.minimum(POSITIONS, last), POSITIONS)
-    told = {one.variant.name: one.variant.text for one in best(site(turned(at), of_model(windows=windows)))}
-    assert name in told
-    assert ("positions_of_window" in told) == bool(windows)
-    assert not windows or "its window of 7, not the tokens that were read" in told[name]
+    reported = {
+        one.variant.name: one.variant.text for one in best(site(turned(at), of_model(windows=windows)))
+    }
+    assert name in reported
+    assert ("positions_of_window" in reported) == bool(windows)
+    assert not windows or "its window of 7, not the tokens that were read" in reported[name]
 
 
 @pytest.mark.parametrize("holds", ["numbers", "nan"])
@@ -197,8 +199,8 @@ def test_long_prompts_rounded_to_bfloat16_share_positions() -> None:
 @pytest.mark.parametrize("model", [MODEL, YARN, LLAMA3], ids=["plain", "yarn", "llama3"])
 def test_the_base_is_told_with_its_value(model: ModelConfig, theta: float) -> None:
     found = best(site(turned(POSITIONS, model, theta=theta), model))
-    told = next(one.variant for one in found if one.variant.name == "rope_theta")
-    assert told.fitted["theta"] == pytest.approx(theta, rel=1e-3)
+    reported = next(one.variant for one in found if one.variant.name == "rope_theta")
+    assert reported.fitted["theta"] == pytest.approx(theta, rel=1e-3)
     assert {one.variant.kind for one in found} == {"rope"}
 
 

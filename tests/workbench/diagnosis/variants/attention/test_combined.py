@@ -64,8 +64,8 @@ ROTATIONS: dict[str, tuple[Callable[[], Array], str, str, str]] = {
 def test_two_mistakes_in_a_rotation_are_both_told(case: str, dtype: str) -> None:
     make, name, one, other = ROTATIONS[case]
     found = best(made_site("rope", "layers.1.attn.q_rope", {"x": X.reshape(len(X), -1)}, make(), dtype=dtype))
-    told = [each.variant for each in found if each.variant.name == name]
-    assert any(one in each.text and other in each.text for each in told), [
+    reported = [each.variant for each in found if each.variant.name == name]
+    assert any(one in each.text and other in each.text for each in reported), [
         each.variant.text for each in found
     ]
 
@@ -103,8 +103,10 @@ def test_mistakes_of_scores_are_all_told(case: str, dtype: torch.dtype) -> None:
         return x if open_ else x.masked_fill(hidden, -torch.inf)
 
     found = causes(Run(model(), {"scores": spoil}, dtype=dtype), "scores")
-    told = [one.variant for one in found if one.variant.name == name]
-    assert any(all(each in one.text for each in words) for one in told), [one.variant.text for one in found]
+    reported = [one.variant for one in found if one.variant.name == name]
+    assert any(all(each in one.text for each in words) for one in reported), [
+        one.variant.text for one in found
+    ]
 
 
 def test_random_damage_under_no_mask_is_not_blamed_on_two_mistakes() -> None:

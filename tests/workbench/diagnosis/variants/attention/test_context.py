@@ -158,8 +158,8 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
 def test_wrong_contexts_are_named(spoil: Any, name: str, words: str) -> None:
     found = causes(Run(model(), {"context": spoil}), "context")
     assert found, "nothing named"
-    told = [(one.variant.name, one.variant.text) for one in found[:3]]  # equal ones are all told
-    assert any(one == name and words in text for one, text in told), told
+    reported = [(one.variant.name, one.variant.text) for one in found[:3]]  # equal ones are all told
+    assert any(one == name and words in text for one, text in reported), reported
 
 
 def test_the_step_before_s_values_are_told_as_stale_or_missing() -> None:
