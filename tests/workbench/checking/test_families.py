@@ -69,6 +69,7 @@ PLANTED = {
     ("lfm2", "conv_kept=frozen"): "layers.0.attn.conv",
     ("lfm2", "plain_conv=backwards"): "layers.0.attn.conv",
     ("lfm2", "conv_in_gate=missing"): "layers.0.attn.conv_in",
+    ("lfm2", "conv_out_gate=missing"): "layers.0.attn.conv_gated",
     ("olmo", "clip_qkv=missing"): "layers.0.attn.q_clip",
 }
 

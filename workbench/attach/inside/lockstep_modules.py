@@ -122,7 +122,7 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
     if _attention_is_whole(tape, paths):
         layouts |= dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj", "q_rope", "context"), "replicate")
-    plain = "in" in names[".self_attn.o_proj"]  # transformers' names
+    plain = "in" in names.get(".self_attn.o_proj", {})  # transformers' names
     if plain and tape.facts["config"].get("model_type") in UNDIVIDED:
         layouts |= dict.fromkeys((*_SHARDED, *_KV), "replicate")
     gathered = tape.facts["size"] > 1 and _attention_is_gathered(module)

@@ -138,9 +138,12 @@ class VllmWorker:
         if hasattr(self.runner, "attn_groups") and not unobserved(self.runner.vllm_config):
             self.tape.cache(guarded("the cache of vLLM", cache_accesses)(self.runner, self.output, spans))
 
-    def _chosen(self) -> list[str]:
-        """The requests whose next token is the likeliest by the logits of this pass."""
+    def _chosen(self) -> list[str] | None:
+        """The requests whose next token is the likeliest by the logits of this pass; None where the schedule of this
+        version does not give what requests ask for."""
         output = self.output
+        if not hasattr(output, "scheduled_new_reqs"):
+            return None
         for one in output.scheduled_new_reqs:
             self.greedy.pop(one.req_id, None)
             if (
