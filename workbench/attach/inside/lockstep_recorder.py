@@ -68,13 +68,13 @@ def counted(tape: Tape, most: int) -> Callable[..., None]:
     step, done = tape.step, 0
 
     @functools.wraps(step)
-    def count(ids: Any, positions: Any, requests: Any = None, places: Any = None, greedy: Any = None) -> None:
+    def count(ids: Any, positions: Any, requests: Any = None, places: Any = None, **more: Any) -> None:
         nonlocal done
         at = positions if places is None else places
         done += guarded("counting passes", decodes)(ids, at, requests) is True
         if done > most:
             tape.close()
-        step(ids, positions, requests, places, greedy)
+        step(ids, positions, requests, places, **more)
 
     return count
 
