@@ -18,12 +18,12 @@ Which is which follows from what an operation reads and gives (`engine.graph`).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Protocol
 
-from lockstep.engine.config import DType, ModelConfig
+from lockstep.engine.config import DType, Family, ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import STREAM, Operation, Width, final_norm_of, operation_of, operations_of
 from lockstep.engine.graph.layer_inputs import NORM, OF_ALL_LAYERS
@@ -183,7 +183,9 @@ def expert_features(model: ModelConfig, tp: int, rank: int, ep: int, expert: int
 #: What the decay of a recurrent state is made from, by role.
 DECAY = {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
 #: The bias of a router by which experts are chosen, and no more.
-CORRECTION, EXPERT_BIAS = "e_score_correction_bias", "expert_bias"
+CORRECTION = "e_score_correction_bias"
+#: The same where it has another name.
+CORRECTIONS: Mapping[Family, str] = {"lfm2_moe": "expert_bias"}
 #: What each head's softmax has in its sum beside the keys.
 SINKS = "self_attn.sinks"
 #: The numbers of xIELU, by role: [1] both alphas, the others without an axis.
@@ -201,7 +203,7 @@ def correction_name(model: ModelConfig) -> str:
     """The correction's name within the layer."""
     found = (operation_of(model, tap) for tap in ("mlp.topk_ids", "mlp.router"))
     module = next(one.module for one in found if one is not None and one.module)
-    return f"{module}.{EXPERT_BIAS if model.family == 'lfm2_moe' else CORRECTION}"
+    return f"{module}.{CORRECTIONS.get(model.family, CORRECTION)}"
 
 
 def layer_of_parameter(name: str) -> int | None:

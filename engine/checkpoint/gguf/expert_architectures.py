@@ -86,12 +86,7 @@ def deepseek2(fields: Fields, of: StatedSizes) -> Own:
     if TEMPERATURE in fields:  # Mistral-Large-3
         return mistral4(fields, of)
     if not fields.size("expert_count", 0, least=0):
-        return {
-            "family": "youtu",
-            "neighbours": True,
-            "rotary_last": True,
-            "rope_scaling": _latent_yarn(fields, of),
-        }
+        return {**_latent(fields, of), "family": "youtu"}
     sigmoid = fields.size(_GATING, _SOFTMAX, least=0) == _SIGMOID
     if sigmoid:
         experts = sigmoids(fields, of, fields.flag(_NORM, False))
@@ -101,13 +96,8 @@ def deepseek2(fields: Fields, of: StatedSizes) -> Own:
             raise fields.error(_NORM, f"DeepSeek-V2, whose scores are a softmax, does not renormalise{lost}")
         experts = replace(_experts(fields, of, gating=(0, _SOFTMAX), renormalised=False), group_best=1)
     grouped = replace(_grouped(fields, experts), wide=True, wide_weights=True)
-    return {
-        "family": "deepseek_v3" if sigmoid else "deepseek_v2",
-        "neighbours": True,
-        "rotary_last": True,
-        "rope_scaling": _latent_yarn(fields, of),
-        "experts": _with_shared(fields, grouped),
-    }
+    family = "deepseek_v3" if sigmoid else "deepseek_v2"
+    return {**_latent(fields, of), "family": family, "experts": _with_shared(fields, grouped)}
 
 
 def llama4(fields: Fields, of: StatedSizes) -> Own:
@@ -159,7 +149,8 @@ def mistral4(fields: Fields, of: StatedSizes) -> Own:
     """DeepSeek's attention with scaled queries: by a tenth where the file does not state it, as in the published model,
     which llama.cpp leaves out then."""
     experts = _experts(fields, of, gating=(0, _SOFTMAX), renormalised=fields.flag(_NORM, False))
-    scaling = _latent_yarn(fields, of)
+    latent = _latent(fields, of)
+    scaling = latent["rope_scaling"]
     length = fields.size("attention.temperature_length", scaling.original_max_position or of.max_position)
     beta, notes = 0.1, tuple[str, ...]()
     if TEMPERATURE in fields:
@@ -167,10 +158,8 @@ def mistral4(fields: Fields, of: StatedSizes) -> Own:
     else:
         notes = (f"{TEMPERATURE} is missing: {beta:g}, as in the published model; llama.cpp takes 0",)
     return {
+        **latent,
         "family": "mistral4",
-        "neighbours": True,
-        "rotary_last": True,
-        "rope_scaling": scaling,
         "query_scaling": QueryScaling(beta, length) if beta else None,
         "experts": _with_shared(fields, _grouped(fields, experts)),
         "notes": notes,
@@ -186,8 +175,7 @@ def hunyuan_moe(fields: Fields, of: StatedSizes) -> Own:
 
 def ernie4_5_moe(fields: Fields, of: StatedSizes) -> Own:
     """Scores are a softmax, of which a bias corrects the choice; llama.cpp renormalises always."""
-    corrected = any(name.endswith(".exp_probs_b.bias") for name in of.tensors)
-    experts = replace(_softmax(fields, of, True), correction=corrected, wide=True)
+    experts = replace(_softmax(fields, of, True), correction=_corrected(of), wide=True)
     return {"neighbours": True, "experts": _with_shared(fields, experts)}
 
 
@@ -221,6 +209,11 @@ def latent_of_gguf(fields: Fields, tensors: Mapping[str, object]) -> LatentConfi
     )
 
 
+def _latent(fields: Fields, of: StatedSizes) -> Own:
+    """What all latent attention has: neighbours turn, at the end of each head."""
+    return {"neighbours": True, "rotary_last": True, "rope_scaling": _latent_yarn(fields, of)}
+
+
 def _latent_yarn(fields: Fields, of: StatedSizes) -> RopeScaling:
     """The rotation has no factor of its own (mscale = mscale_all_dim, all that llama.cpp knows), the scores have."""
     scaling = of.rope.scaling
@@ -241,8 +234,12 @@ def _softmax(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConf
 def sigmoids(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
     """Scores are sigmoids, of which a bias corrects the choice."""
     experts = _experts(fields, of, gating=(0, _SIGMOID), renormalised=renormalised, scores="sigmoid")
-    corrected = any(name.endswith(".exp_probs_b.bias") for name in of.tensors)
-    return replace(_grouped(fields, experts), correction=corrected, wide_weights=True)
+    return replace(_grouped(fields, experts), correction=_corrected(of), wide_weights=True)
+
+
+def _corrected(of: StatedSizes) -> bool:
+    """Whether there is a bias of the choice."""
+    return any(name.endswith(".exp_probs_b.bias") for name in of.tensors)
 
 
 def _grouped(fields: Fields, experts: ExpertsConfig) -> ExpertsConfig:

@@ -25,7 +25,7 @@ from lockstep.engine.graph.checkpoint_names import (
     USUAL_EXPERT_STACKS,
 )
 from lockstep.engine.graph.layer_inputs import GGUF_NORM, NORM
-from lockstep.engine.parallel.shards import CORRECTION, DECAY, EXPERT_BIAS, LAYER_SCALAR, SINKS, Span
+from lockstep.engine.parallel.shards import CORRECTION, CORRECTIONS, DECAY, LAYER_SCALAR, SINKS, Span
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
 Array = TypeVar("Array", bound=Any)
@@ -140,12 +140,7 @@ def _rules(family: Family) -> _Rules:
     whole = [_layer_rule(stack, (GGUF_STACKS | further)[stack]) for stack in (*stacks, *further)]
     chooser = modules.get("mlp.topk_ids") or modules.get("mlp.router", "mlp.gate")
     found += [
-        _layer_rule(f"{chooser}.{CORRECTION}", "exp_probs_b", kind="bias"),
-        *(
-            [_layer_rule(f"{chooser}.{EXPERT_BIAS}", "exp_probs_b", kind="bias")]
-            if family == "lfm2_moe"
-            else []
-        ),
+        _layer_rule(f"{chooser}.{CORRECTIONS.get(family, CORRECTION)}", "exp_probs_b", kind="bias"),
         _layer_rule(SINKS, "attn_sinks", kind="weight"),
         _layer_rule(LAYER_SCALAR, "layer_output_scale", kind="weight"),
         _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
