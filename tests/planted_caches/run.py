@@ -18,13 +18,13 @@ from unittest import mock
 
 import lockstep
 from lockstep.workbench.demo import MODEL_DIR
+from tests import vllm_cpu
 from tests.checkpoints import tiny_checkpoint
 from tests.planted_caches import page
 from tests.planted_caches.in_process import PROGRAM, engine_in_process
 from tests.planted_caches.rows import HERE, Plant, Results, Told, level, plants
 
 ROOT = HERE.parents[1]
-VLLM = Path(os.environ.get("LOCKSTEP_VLLM") or ROOT / ".vllm/bin/python").absolute()
 PLUGIN = ROOT / "tests" / "workbench" / "attach" / "vllm_plugin"
 #: What takes from the paged engine what an axis is about.
 WORDS = {
@@ -64,13 +64,8 @@ def on_paged_along(axes: Sequence[str], model: Path) -> lockstep.Invariance:
 
 def on_vllm_along(axes: str, model: Path, ranks: int) -> lockstep.Invariance:
     """vLLM as its program starts it, on so many ranks."""
-    cores = sorted(os.sched_getaffinity(0))
-    environment = {
-        "VLLM_CPU_OMP_THREADS_BIND": "nobind" if ranks == 1 else "|".join(map(str, cores[:ranks])),
-        "VLLM_ENABLE_V1_MULTIPROCESSING": str(int(ranks > 1)), "VLLM_CPU_KVCACHE_SPACE": "1",
-        "VLLM_NO_USAGE_STATS": "1", "HF_HUB_OFFLINE": "1", "PYTHONPATH": str(PLUGIN),
-    }  # fmt: skip
-    command = [str(VLLM), str(HERE / "programs" / "run_vllm.py"), str(model), str(ranks)]
+    environment = vllm_cpu.environment(ranks, PLUGIN) | {"HF_HUB_OFFLINE": "1"}
+    command = [str(vllm_cpu.VLLM), str(HERE / "programs" / "run_vllm.py"), str(model), str(ranks)]
     with mock.patch.dict(os.environ, environment):
         return lockstep.invariant(command, axis=axes, model=model)
 

@@ -21,6 +21,7 @@ from typing import Any
 
 import lockstep
 from lockstep.engine import children
+from tests import vllm_cpu
 from tests.preloaded import Forking, Server
 from tests.real_bugs import page
 from tests.real_bugs.bugs import HERE, Bug, Control, bugs, clean_key, controls, half_of
@@ -30,7 +31,6 @@ from tests.real_bugs.programs.workload import BATCHES
 from tests.real_bugs.results import Found, Results
 
 ROOT = HERE.parents[1]
-VLLM = Path(os.environ.get("LOCKSTEP_VLLM") or ROOT / ".vllm/bin/python").absolute()
 NANO = Path(os.environ.get("LOCKSTEP_NANO") or ROOT / ".nano").absolute()
 
 
@@ -41,15 +41,9 @@ def command(row: Bug | Control, model: Path, bug: str, scratch: Path) -> tuple[l
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     subject = str(model)
     if row.engine == "vllm":
-        cores = sorted(os.sched_getaffinity(0))
-        environment |= {
-            "VLLM_CPU_OMP_THREADS_BIND": "nobind" if row.ranks == 1 else "|".join(map(str, cores[: row.ranks])),
-            "VLLM_CPU_KVCACHE_SPACE": "1", "VLLM_NO_USAGE_STATS": "1", "PYTHONPATH": str(HERE / "plugin"),
-        }  # fmt: skip
-        if row.ranks == 1:
-            environment |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0"}  # half the imports
+        environment |= vllm_cpu.environment(row.ranks, HERE / "plugin")
         options |= {"dtype": row.dtype}
-        python, program = str(VLLM), ["run_vllm.py"]
+        python, program = str(vllm_cpu.VLLM), ["run_vllm.py"]
     elif row.engine == "nano-vllm":
         environment |= {"PYTHONPATH": str(NANO)}
         program = ["run_nano.py"]
