@@ -61,11 +61,11 @@ class ShortConvolution(StatefulLayer):
         """[T, hidden] -> the same. It rotates nothing and has no mask."""
         in_gate, out_gate, x = self._seen(PROJECTED, self.in_proj(x))
         (gated,) = self._seen(("attn.conv_in",), (self.rules.conv_in_gate(x, in_gate),))
-        parts = []
+        parts, no_heads = [], pool.states.fresh[self.layer].heads
         for rows, span in zip(self._with_rows_before(gated, batch, pool), batch.spans, strict=True):
             parts.append(self.rules.plain_conv(rows, self.conv))
             kept = self.rules.conv_kept(rows, self.config.conv - 1)
-            pool.states.write(self.layer, span, LayerState(kept, self.fresh().heads))
+            pool.states.write(self.layer, span, LayerState(kept, no_heads))
         (convolved,) = self._seen(("attn.conv",), (torch.cat(parts),))
         (out,) = self._seen(("attn.conv_gated",), (self.rules.conv_out_gate(convolved, out_gate),))
         return self.out_proj(out)
