@@ -8,7 +8,8 @@ layers, or an expert that flipped by it, accuses nobody, and a bug is found behi
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal
 
 import numpy as np
@@ -40,30 +41,28 @@ _BOTH: tuple[_Side, _Side] = ("base", "variant")
 Judges = tuple[RowJudge, RowJudge]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Variants:
     """The run that a variant is held against (`base`) and the variant, with what judges them. Places are the base's."""
 
     base: RowSide
     variant: RowSide
     judges: Judges | None = None
-    _pairs: list[tuple[int, int, list[int]]] = field(default_factory=list)
-    _caches: list[CacheEvidence] = field(default_factory=list)
 
-    @property
+    @cached_property
     def caches(self) -> tuple[CacheEvidence, CacheEvidence]:
         """Whose rows the requests of each read of a paged cache."""
-        if not self._caches:
-            self._caches.extend(CacheEvidence.of(side) for side in (self.base, self.variant))
-        base, variant = self._caches
-        return base, variant
+        return CacheEvidence.of(self.base), CacheEvidence.of(self.variant)
 
-    @property
+    @cached_property
+    def others(self) -> dict[int, int]:
+        """By request of the base that of the variant."""
+        return {seq: other for seq, other, _ in self.pairs}
+
+    @cached_property
     def pairs(self) -> list[tuple[int, int, list[int]]]:
         """(sequence of the base, of the variant, the positions that both computed)."""
-        if not self._pairs:
-            self._pairs.extend(paired(self.base, self.variant))
-        return self._pairs
+        return list(paired(self.base, self.variant))
 
     @property
     def dtype(self) -> str:
@@ -125,8 +124,7 @@ class Variants:
         recorded last, and is no farther off than rounding may bring it."""
         if not remembers(tap):
             return False
-        others = {seq: other for seq, other, _ in self.pairs}
-        taken = self.caches[0].taken.get(place[0]), self.caches[1].taken.get(others[place[0]])
+        taken = self.caches[0].taken.get(place[0]), self.caches[1].taken.get(self.others[place[0]])
         error = self._error(tap, [place]) if any(taken) else None
         return error is not None and error <= WRONG_ABOVE * ROUNDING.get(self.dtype, ROUNDING["float32"])
 
@@ -165,22 +163,20 @@ class Variants:
         self, tap: str, places: Sequence[Place], side: Literal["variant", "base", "both", "unknown"]
     ) -> list[tuple[_Side, CacheFinding]]:
         """The wrong accesses to the cache that these rows make, those of the first first."""
-        others = {seq: other for seq, other, _ in self.pairs}
         found: list[tuple[_Side, CacheFinding]] = []
         for chosen_places in (set(places[:1]), set(places)):
             if side != "variant":
                 found += [("base", one) for one in self.caches[0].at(tap, chosen_places)]
             if side != "base":
-                theirs = {(others[seq], at) for seq, at in chosen_places}
+                theirs = {(self.others[seq], at) for seq, at in chosen_places}
                 found += [("variant", one) for one in self.caches[1].at(tap, theirs)]
         return found
 
     def _tokens(self, bits: RowComparison) -> Iterator[AxisToken]:
         """Where requests part: tokens that the logits before them did not choose, in one run that is greedy until
         then, where they did in the other."""
-        others = {seq: other for seq, other, _ in self.pairs}
         for seq, at in bits.parted:
-            sides = ((self.base, seq), (self.variant, others[seq]))
+            sides = ((self.base, seq), (self.variant, self.others[seq]))
             if not all(is_greedy(one, mine, at) for one, mine in sides):
                 continue
             reported = [one.sequences[mine][at].token for one, mine in sides]
@@ -197,13 +193,12 @@ class Variants:
     def _unseen(self, bits: RowComparison, tokens: Sequence[AxisToken]) -> Iterator[AxisBug]:
         """Where requests part, or one breaks off, behind rows of a cache that are not theirs, in operations of which
         nothing was recorded that could be judged: those rows are proof enough."""
-        others = {seq: other for seq, other, _ in self.pairs}
         reported = {one.first for one in tokens}
         for seq, at, sides in [
             (*place, (0, 1)) for place in bits.parted if place not in reported
         ] + self._cut():
             for number in sides:
-                mine = (seq, others[seq])[number]
+                mine = (seq, self.others[seq])[number]
                 for finding in self.caches[number].behind((mine, at), cut=len(sides) == 1):
                     last = finding.first.places[0] if len(sides) == 1 else finding.first.stop - 1
                     tap = f"layers.{finding.layers[0] if finding.layers else 0}.attn.context"
@@ -274,12 +269,11 @@ class Variants:
     def _blocks(self, tap: str, places: Sequence[Place]) -> tuple[int, ...]:
         """Of a cache: the variant's blocks that these rows read."""
         size = (self.variant.session.meta.config.block_size or 0) if is_cache(tap) else 0
-        others = {seq: other for seq, other, _ in self.pairs}
         found: dict[int, None] = {}
         for seq, at in places if size else ():
-            row = self.variant.sequences[others[seq]][at]
+            row = self.variant.sequences[self.others[seq]][at]
             reported = self.variant.session.step(row.step, self.variant.branch).sequences
-            table = next(one.block_table for one in reported if one.seq == others[seq])
+            table = next(one.block_table for one in reported if one.seq == self.others[seq])
             found.update(dict.fromkeys(map(int, table[: at // size + 1])))
         return tuple(found)
 
