@@ -15,8 +15,8 @@ from typing import Literal
 
 from lockstep.engine.graph.formula import FORMULAS, NORMALISED, Node, substitute
 
-#: Where an edit is: the way to a node, by the numbers of arguments from the root on; or the name of a leaf, wherever
-#: that stands.
+#: Where an edit is: the way to a node, by the numbers of arguments from the root on; or the name of a leaf or function,
+#: wherever that stands.
 Place = tuple[int, ...] | str
 #: left_out    the node is its argument of that number
 #: skipped     it is the leaf of that name
@@ -84,6 +84,15 @@ def nodes(tree: Node, path: tuple[int, ...] = ()) -> Iterator[tuple[tuple[int, .
         yield from nodes(one, (*path, i))
 
 
+def repeated(tree: Node) -> Iterator[Node]:
+    """What is computed at several places: functions that stand nowhere else with other arguments."""
+    by_name: dict[str, list[Node]] = {}
+    for _, node in nodes(tree):
+        if node.args:
+            by_name.setdefault(node.name, []).append(node)
+    yield from (found[0] for found in by_name.values() if len(found) > 1 and len(set(found)) == 1)
+
+
 def leaves(tree: Node) -> list[str]:
     """The names of the leaves, each once, numbers left out."""
     return list(dict.fromkeys(one.name for _, one in nodes(tree) if not one.args and not is_number(one)))
@@ -108,8 +117,14 @@ def put(tree: Node, path: tuple[int, ...], other: Node) -> Node:
 def apply(edit: Edit, tree: Node) -> Node:
     """The formula with the edit. IndexError where it has no such place."""
     if isinstance(edit.place, str):
-        return substitute(tree, {edit.place: _changed(edit, Node(edit.place))})
+        return _wherever(edit, tree)
     return put(tree, edit.place, _changed(edit, node_at(tree, edit.place)))
+
+
+def _wherever(edit: Edit, node: Node) -> Node:
+    if node.name == edit.place:
+        return _changed(edit, node)
+    return replace(node, args=tuple(_wherever(edit, one) for one in node.args))
 
 
 def _changed(edit: Edit, node: Node) -> Node:

@@ -11,7 +11,15 @@ from dataclasses import dataclass, field
 from itertools import combinations
 
 from lockstep.engine.graph.formula import Node
-from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, leaves, node_at, nodes
+from lockstep.workbench.diagnosis.hypotheses.edits import (
+    Detail,
+    Edit,
+    Place,
+    leaves,
+    node_at,
+    nodes,
+    repeated,
+)
 from lockstep.workbench.diagnosis.hypotheses.functions import (
     ACTIVATIONS,
     BINARY,
@@ -63,6 +71,8 @@ def edits_of(tree: Node, choices: Choices) -> Iterator[Edit]:
     found: dict[Edit, None] = {}
     for path, node in nodes(tree):
         found |= dict.fromkeys(_structural(path, node, choices))
+    for node in repeated(tree):
+        found |= dict.fromkeys(_structural(node.name, node, choices))
     found |= dict.fromkeys(_of_leaves(tree, choices))
     places: list[Place] = [path for path, _ in nodes(tree)]
     for place in (*places, *(one for one, _ in _places(tree) if isinstance(one, str))):
@@ -74,7 +84,7 @@ def edits_of(tree: Node, choices: Choices) -> Iterator[Edit]:
     yield from found
 
 
-def _structural(path: tuple[int, ...], node: Node, choices: Choices) -> Iterator[Edit]:
+def _structural(path: Place, node: Node, choices: Choices) -> Iterator[Edit]:
     """Another form of the node, of the same arguments."""
     for i, one in enumerate(node.args):
         if one.name not in choices.numbers and one.name not in choices.vectors:
@@ -91,7 +101,8 @@ def _structural(path: tuple[int, ...], node: Node, choices: Choices) -> Iterator
         for i, one in enumerate(node.args):
             if len(one.args) == 1 and one.name in (*ACTIVATIONS, *UNARY):
                 yield Edit(path, "within", (one.name, float(i)))
-                yield Edit((*path, 1 - i), "applied", (one.name,))
+                if not isinstance(path, str):
+                    yield Edit((*path, 1 - i), "applied", (one.name,))
 
 
 def _functions(node: Node, parts: Sequence[int]) -> Iterator[Detail]:

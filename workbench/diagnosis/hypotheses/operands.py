@@ -125,17 +125,17 @@ def _places(site: Site) -> Iterator[tuple[str, int]]:
                 yield from ((f"layers.{other}.{kind}", rank) for rank in site.taps.ranks if rank != site.rank)
 
 
-def norm_weights(facts: Facts, own: str, length: int) -> Iterator[str]:
-    """The checkpoint's weights of norms of that length, the nearest layers first."""
-    layer = layer_of(own.removeprefix("model."))
+def norm_vectors(facts: Facts, own: str, length: int) -> Iterator[str]:
+    """The checkpoint's weights of norms of that length, of a bias their biases, the nearest layers first."""
+    layer, role = layer_of(own.removeprefix("model.")), own.rpartition(".")[2]
     at = facts.model.num_layers if layer is None else layer
     kinds = [one.module for one in operations_of(facts.model) if one.kind == "norm"]
     names = [
-        f"model.layers.{i}.{kind}.weight"
+        f"model.layers.{i}.{kind}.{role}"
         for i in sorted(range(facts.model.num_layers), key=lambda i: abs(i - at))
         for kind in kinds
     ]
-    for name in (*names, f"{final_norm_of(facts.model)}.weight"):
-        weight = facts.vector(name) if name != own else None
-        if weight is not None and weight.shape == (length,):
+    for name in (*names, f"{final_norm_of(facts.model)}.{role}"):
+        vector = facts.vector(name) if name != own else None
+        if vector is not None and vector.shape == (length,):
             yield name

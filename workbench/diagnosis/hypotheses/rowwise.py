@@ -35,7 +35,7 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
     WITH_KEY,
     formula_at,
     moved_name,
-    norm_weights,
+    norm_vectors,
     operand_name,
     recorded,
 )
@@ -208,9 +208,15 @@ def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choi
     if (own := site.weights.get("weight")) is None:
         return {"eps": lambda: eps_of(site.declared, model)}, Choices(numbers={"eps": KNOWN_EPS})
     held = site.facts.vector(own)
-    names = list(norm_weights(site.facts, own, 0 if held is None else len(held)))
-    weights: dict[str, Load] = {name: partial(site.facts.vector, name) for name in names}
-    weights |= {"weight": partial(site.facts.vector, own), "eps": lambda: eps_of(site.declared, model)}
+    names = list(norm_vectors(site.facts, own, 0 if held is None else len(held)))
+    biases = (
+        []
+        if (bias := site.weights.get("bias")) is None
+        else list(norm_vectors(site.facts, bias, 0 if held is None else len(held)))
+    )
+    weights: dict[str, Load] = {name: partial(site.facts.vector, name) for name in (*names, *biases)}
+    weights |= {role: partial(site.facts.vector, name) for role, name in site.weights.items()}
+    weights |= {"eps": lambda: eps_of(site.declared, model)}
     if "whole" in site.inputs:  # of each weight the rank's channels
         weights = {name: partial(_part, load, site.span) for name, load in weights.items()}
         width = site.expected.shape[-1] if site.expected.ndim == 2 else int(np.prod(site.expected.shape[1:]))
@@ -224,7 +230,10 @@ def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choi
         inserted = [("rope",)]
     tokens |= _of_latents(site)
     return weights, Choices(
-        operands={"weight": names}, numbers={"eps": KNOWN_EPS}, vectors=("weight",), inserted=inserted
+        operands={"weight": names, "bias": biases},
+        numbers={"eps": KNOWN_EPS},
+        vectors=("weight", "bias"),
+        inserted=inserted,
     )
 
 

@@ -13,9 +13,15 @@ from lockstep.engine.graph import LAYER_OUTPUT, STREAM
 from lockstep.engine.graph.formula import Node, numbers_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
+from lockstep.workbench.diagnosis.hypotheses.norm_words import (
+    NORM_LEAVES,
+    NORM_SENTENCES,
+    norm_place,
+    norm_sentence,
+)
 from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, place_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
@@ -34,71 +40,18 @@ from lockstep.workbench.judgements.cause import numbers_in_words
 PRECISIONS = ("bfloat16", "float16", "float32")
 #: Operation -> what its leaves are called in formulas, and what they are in a sentence.
 _LEAVES: Mapping[str, Mapping[str, str]] = {
-    "norm": {"weight": "w"},
+    "norm": NORM_LEAVES,
     "residual": {"x": "stream", "y": "branch"},
 }
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
-    "norm": {"x": "the norm's input", "weight": "{weight}", "eps": "epsilon"},
+    "norm": NORM_SENTENCES,
     "residual": {"x": "the residual stream", "y": "the {branch}'s output"},
     **{kind: {"before": "the sequence's own state"} for kind in ("state", "delta")},
     "conv": {"before": "the sequence's own last rows"},
 }
 _RESULTS = {"residual": "the sum", "activation": "the product"}
-#: What is at the places of a norm.
-_IN_NORM: Mapping[Place, str] = {
-    (0,): "the normalised row",
-    (0, 0): "the norm's input, but for its root mean square,",
-    (0, 1): "the root mean square",
-    (0, 1, 0): "the mean square with epsilon",
-    (0, 1, 0, 0): "the mean square",
-    (0, 1, 0, 0, 0): "each square",
-    (0, 1, 0, 0, 0, 0): "the norm's input for its root mean square",
-}
 #: Operation -> plain words for a change at a place, by the kind of the edit and the first of its detail.
 _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
-    "norm": {
-        ((), "left_out", 0.0): "{weight} is not applied",
-        ((), "before", "x"): "{weight} is multiplied before the norm, not after it",
-        ((), "skipped", "x"): "the norm is skipped: its input goes on as it is",
-        ((), "repeated", "x"): "the row is normalised twice, with the weight both times",
-        ((0,), "left_out", 0.0): "the row is not normalised, only multiplied by the weight",
-        ((0,), "function", "multiply"): "the row is divided by the reciprocal of its root mean square",
-        ((0, 1), "left_out", 0.0): "the mean square is divided by, not its root",
-        ((0, 1, 0), "left_out", 0.0): "no epsilon is added (it is {eps:g})",
-        ((0, 1, 0, 0), "function", "total"): "squares are summed, not averaged",
-        ((0, 1, 0, 0), "function", "mean_of_n_less_1"): "squares are averaged over one element less",
-        ((0, 1, 0, 0), "function", "mean_over_heads"):
-            "the root mean square is taken over all heads of the rank, not each head's own",
-        ((0, 1, 0, 0), "function", "mean_of_each_part"):
-            "the mean of squares is over {part:g} columns, not over all {row}: each of {a:g} parts of the row is "
-            "divided by its own root mean square, as on shards never reduced",
-        ((0, 1, 0, 0), "function", "mean_of_part"): "the root mean square is that of part {b:g} of {a:g} of the row",
-        **{
-            ((0, 1, *inner), "applied", function): f"{how}{whose}"
-            for inner in ((), (0,), (0, 0))
-            for function, how, whose in (
-                ("rows_before", "each token is divided by the root mean square ", "of the token before"),
-                ("rows_after", "each token is divided by the root mean square ", "of the token after it"),
-                ("rows_mean_of_sequence", "the root mean square is taken over all tokens ", "of the sequence's step"),
-                ("rows_mean_of_step", "the root mean square is taken over all tokens ", "of the step"),
-            )
-        },
-        ((0, 1, 0, 0, 0, 0), "operand", "x"):
-            "the mean of squares is over the rank's own {own} columns, not over all {row} of the {ranks} ranks",
-        ((0, 1), "outside", 0.0): "the epsilon is added outside of the root",
-        ("x", "applied", "centred"): "the mean is subtracted first, as LayerNorm does",
-        ((0, 0), "applied", "centred"): "the mean is subtracted after the root mean square was taken",
-        ((0, 1, 0, 0, 0, 0), "applied", "centred"): "the row is divided by its standard deviation",
-        ((1,), "applied", "plus_one"): "{weight} is applied as 1 + w",
-        ((1,), "applied", "minus_one"): "{weight} is applied as w - 1",
-        ((1,), "applied", "squared"): "{weight} is applied twice",
-        ((1,), "applied", "inverted"): "{weight} is divided by",
-        ((1,), "applied", "first_half_twice"): "{weight}'s first half is used for both",
-        ((1,), "applied", "second_half_twice"): "{weight}'s second half is used for both",
-        ((1,), "applied", "pairs_as_halves"): "{weight} is read as neighbouring pairs",
-        ((1,), "applied", "halves_as_pairs"): "{weight} is read as halves",
-        ((1,), "applied", "backwards"): "{weight} is read backwards",
-    },
     "residual": {
         ((), "left_out", 0.0): "the {branch}'s output is not added to the residual stream",
         ((), "repeated", "y"): "the residual stream is added 2 times",
@@ -199,19 +152,25 @@ def sentence_of(places: Sequence[tuple[Setting, Sequence[Edit]]]) -> str:
     if first.operation in PRODUCTS:
         return of_products(places)
     same = all([one.detail for one in edits] == [one.detail for one in others] for _, others in rest)
-    weights = list(dict.fromkeys(at.weight for at, _ in places))
-    modules = {local_name(name.removeprefix("model.")) for name in weights}
-    weight = weights[0] if len(weights) == 1 else "each norm's weight"
-    if len(weights) > 1 and len(modules) == 1:
-        weight = f"model.layers.*.{modules.pop()}"
     general = replace(
         first,
         kind=first.kind if len({at.kind for at, _ in places}) == 1 else "",
-        weight=weight,
+        weight=_of_all([at.weight for at, _ in places]),
+        bias=_of_all([at.bias for at, _ in places]),
         channels=first.channels if len({at.channels for at, _ in places}) == 1 else (),
         seen="" if len({at.layer for at, _ in places}) == 1 else "by itself" if same else "from each",
     )
     return sentence(general, edits)
+
+
+def _of_all(names: Sequence[str]) -> str:
+    """What the weights or biases of several norms are called together."""
+    different = list(dict.fromkeys(names))
+    if len(different) == 1:
+        return different[0]
+    modules = {local_name(name.removeprefix("model.")) for name in different}
+    kind = different[0].rpartition(".")[2]
+    return f"model.layers.*.{modules.pop()}" if len(modules) == 1 else f"each norm's {kind}"
 
 
 def _id(edit: Edit) -> str:
@@ -226,8 +185,9 @@ def _figures(at: Setting, edits: Sequence[Edit]) -> dict[str, object]:
     found: dict[str, object] = {"formula": _formula(at, edits), **({"numbers": numbers} if numbers else {})}
     for edit in edits:
         other = str(edit.detail[0]) if edit.kind == "operand" else ""
-        if other.endswith(".weight") and at.weight:
-            found |= {"weight": at.weight, "is": other, "of": whose(other, at.layer)[0]}
+        own = {"weight": at.weight, "bias": at.bias}.get(other.rpartition(".")[2])
+        if own:
+            found |= {"weight": own, "is": other, "of": whose(other, at.layer)[0]}
     return found
 
 
@@ -250,6 +210,7 @@ def _sentence(at: Setting, edit: Edit) -> str:
     numbers = [one for one in edit.detail if isinstance(one, float)]
     fields = {
         "weight": at.weight,
+        "bias": at.bias,
         **numbers_of(at.model),
         "by": named(numbers[0]) if numbers else "",
         "then": " before it is added to the sum" if at.operation == "residual" and edit.place else "",
@@ -266,7 +227,10 @@ def _sentence(at: Setting, edit: Edit) -> str:
     trained = (
         at.operation == "activation" and at.model.activation == "xielu"
     )  # whose formula has other places
-    plain = None if trained else _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
+    if at.operation == "norm":
+        plain = norm_sentence(at.formula, edit)
+    else:
+        plain = None if trained else _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
     if plain is not None:
         return plain.format(**fields)
     if (routing := _routing_words(at, edit)) is not None:
@@ -340,8 +304,8 @@ def _pairs(numbers: Sequence[float]) -> list[tuple[float, float]]:
 def _at(at: Setting, edit: Edit) -> str:
     """The place of an edit: a leaf by what it is, else its formula."""
     place = edit.place
-    if at.operation == "norm" and place in _IN_NORM:
-        return _IN_NORM[place]
+    if at.operation == "norm" and (found := norm_place(at.formula, edit)) is not None:
+        return found
     node = _node_at(at, edit)
     if not node.args:
         return _SENTENCES.get(at.operation, {}).get(node.name, node.name)
@@ -349,12 +313,14 @@ def _at(at: Setting, edit: Edit) -> str:
 
 
 def _node_at(at: Setting, edit: Edit) -> Node:
-    return Node(edit.place) if isinstance(edit.place, str) else dict(nodes(at.formula))[edit.place]
+    if isinstance(edit.place, str):
+        return next((node for _, node in nodes(at.formula) if node.name == edit.place), Node(edit.place))
+    return dict(nodes(at.formula))[edit.place]
 
 
 def tensor_in_words(place: Setting, name: str) -> str:
     """An operand: a tap, perhaps of another rank, or a weight of the checkpoint."""
-    if name.endswith(".weight"):
+    if name.endswith((".weight", ".bias")):
         of, tensor = whose(name, None if place.seen == "by itself" else place.layer)
         return f"{tensor} of {of}"
     if name == FIRST_PART:
@@ -403,9 +369,9 @@ def class_of(at: Setting, edit: Edit) -> str:
         return "overflow"
     if edit.detail[:1] == ("rope",):
         return "rope"
-    if edit.kind == "operand" and first.endswith(".weight") and at.weight:
-        own = whose(at.weight, at.layer)[1]
-        return "weight" if whose(first, at.layer)[1] == own else at.operation
+    own = {"weight": at.weight, "bias": at.bias}.get(first.rpartition(".")[2])
+    if edit.kind == "operand" and own:
+        return "weight" if whose(first, at.layer)[1] == whose(own, at.layer)[1] else at.operation
     if (
         edit.kind == "operand"
         and at.operation == "norm"

@@ -252,3 +252,57 @@ def test_the_input_in_tf32() -> None:
     low = (given.view(torch.int32) & ~0x1FFF).view(torch.float32).double().numpy()
     found = made_site("norm", "layers.1.attn_norm", {"x": given.double().numpy()}, norm(low), weights=WEIGHTS)
     assert "input x: rounded to TF32" in best(found)[0].variant.text
+
+
+BIASES = {name.replace("weight", "bias"): drawn(RNG, 64) / 4 for name in WEIGHTS}
+B = BIASES["model.layers.1.input_layernorm.bias"]
+SHIFTED = T - T.mean(-1, keepdim=True)
+
+
+def layer_norm(x: Any = T, weight: Array = W, bias: Array = B, eps: float = EPS) -> Array:
+    return F.layer_norm(x, (64,), torch.tensor(weight), torch.tensor(bias), eps).numpy()
+
+
+#: By the form of norm that the model has: what ran, and what is reported.
+OF_FORM: dict[str, tuple[str, Callable[[], Array], str]] = {
+    "no bias": ("layer", lambda: layer_norm(bias=0 * B), "input_layernorm.bias is not added"),
+    "RMSNorm": ("layer", lambda: norm() + B, "RMSNorm runs in place of LayerNorm"),
+    "RMSNorm without bias": ("layer", norm, "RMSNorm runs in place of LayerNorm"),
+    "epsilon of LayerNorm": ("layer", lambda: layer_norm(eps=1e-3), "epsilon is 0.001 instead of 1e-06"),
+    "no weight": ("layer", lambda: layer_norm(weight=np.ones(64)), "input_layernorm.weight is not applied"),
+    "one element less": ("layer", lambda: (SHIFTED / T.std(-1, keepdim=True)).numpy() * W + B, "one element less"),
+    "another norm's bias": (
+        "layer", lambda: layer_norm(bias=BIASES["model.layers.1.post_attention_layernorm.bias"]),
+        "post_attention_layernorm.bias of the same layer is read instead of model.layers.1.input_layernorm.bias",
+    ),
+    "vectors of the layer before": (
+        "layer", lambda: layer_norm(
+            T, WEIGHTS["model.layers.0.input_layernorm.weight"], BIASES["model.layers.0.input_layernorm.bias"]
+        ), "input_layernorm.bias of the layer before is read",
+    ),
+    "root mean square": (
+        "layer", lambda: (SHIFTED / (SQUARES + EPS).sqrt()).numpy() * W + B, "not its standard deviation",
+    ),
+    "bias before": ("layer", lambda: layer_norm(T + torch.tensor(B), bias=0 * B), "is added before the norm"),
+    "bias twice": ("layer", lambda: layer_norm() + B, "input_layernorm.bias is multiplied by 2"),
+    "bias subtracted": ("layer", lambda: layer_norm(bias=-B), "input_layernorm.bias is subtracted"),
+    "skipped": ("layer", lambda: X, "is skipped"),
+    "LayerNorm's 1 + w as w": ("layer_plus_one", layer_norm, "applied as w, not as 1 + w"),
+    "1 + w as w": ("plus_one", norm, "applied as w, not as 1 + w"),
+    "2 + w": ("plus_one", lambda: norm(weight=2 + W), "1 is added twice"),
+    "centred": ("centred", norm, "RMSNorm runs in place of LayerNorm"),
+    "bare": ("bare", lambda: norm(weight=np.ones(64)), "RMSNorm runs in place of LayerNorm"),
+    "bare, not divided": ("bare", SHIFTED.numpy, "not divided by its standard deviation"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", OF_FORM)
+def test_norms_of_another_form_are_named(case: str) -> None:
+    form, make, words = OF_FORM[case]
+    held = {} if form == "bare" else {**WEIGHTS, **(BIASES if form.startswith("layer") else {})}
+    at = made_site(
+        "norm", "layers.1.attn_norm", {"x": X}, make(), weights=held, model=of_model(norm=form), tp=2
+    )  # fmt: skip
+    found = best(at)
+    assert found
+    assert all(words in one.variant.text for one in found), [one.variant.text for one in found]
