@@ -18,7 +18,6 @@ from lockstep.workbench.diagnosis.hypotheses.mixture_ranks import terms_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_within
 from lockstep.workbench.diagnosis.hypotheses.per_layer import (
     layer_parts,
-    layer_scalars,
     layer_sums,
     value_norms,
 )
@@ -113,9 +112,6 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "layer_inputs": (layer_sums,),
     "layer_input": (layer_parts,),
 }
-
-#: Operation -> banks that are tried where the model's form of it is one that those above do not know.
-OF_OWN_FORM: Mapping[str, tuple[Bank, ...]] = {"residual": (layer_scalars,)}
 
 #: Banks that are always tried, whatever the operation.
 EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)

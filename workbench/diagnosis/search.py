@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep.engine.parallel.shards import XIELU
 from lockstep.sessions.limits import LimitExceeded
-from lockstep.workbench.diagnosis.banks import EVERYWHERE, OF_OWN_FORM, stages
+from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
@@ -22,9 +22,12 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
 
 #: The leaves that edits are tried with.
-_AT_HAND = frozenset({"x", "y", "gate", "up", "weight", "bias", "eps", "whole", *CLAMP_NUMBERS, *XIELU})
+_AT_HAND = frozenset({
+    "x", "y", "gate", "up", "weight", "bias", "eps", "whole", "residual_multiplier", "layer_scalar",
+    *CLAMP_NUMBERS, *XIELU,
+})  # fmt: skip
 #: Operations whose banks know every form that models have of them.
-_ANY_FORM = (*ROUTED, MIXTURE, "rope", "softmax", "weights", "scores", "conv", "head")
+_ANY_FORM = (*ROUTED, MIXTURE, "embedding", "rope", "softmax", "weights", "scores", "conv", "head")
 
 
 @dataclass(slots=True)
@@ -79,7 +82,7 @@ def _rounds(
     every = (
         stages(site.operation)
         if site.plain or _edited(site) or site.operation in _ANY_FORM
-        else ((*OF_OWN_FORM.get(site.operation, ()), *EVERYWHERE),)
+        else (EVERYWHERE,)
     )
     if edits and site.operation in (*EDITED, *PRODUCTS):
         known = [(layer, some) for some, layer in edits.items()]

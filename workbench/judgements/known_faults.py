@@ -54,7 +54,8 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "layer_inputs_unscaled": "layer_inputs=unscaled",
     "layer_inputs_embedding_alone": "layer_inputs=embedding_alone",
     "layer_input_of_layer": "layer_input=next",
-    "layer_scalar_missing": "layer_scalar=missing",
+    "residual_left_out:stream + branch@mlp_residual": "layer_scalar=missing",
+    "residual_left_out:stream + branch": "residual_factor=one",
     "pack_offsets": "qkv_sizes=mixed",
     "bias_of_other_rank:0": "shard=biases_of_rank_0",
     "cache_heads_repeated": "cache_heads=repeated",
@@ -145,6 +146,10 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "norm_operand:the next layer": "tensor_of=next_layer",
     "norm_operand:the same layer": "tensor_of=norms_swapped",
     "embedding_scaled": "embedding=scaled",
+    "unmultiplied": "embedding=unscaled",
+    "undivided": "logits=raw",
+    "uncapped": "logits=raw",
+    "scores_uncapped": "soft_cap=missing",
     "transposed@attn.q_proj": "stored=square_transposed",
     "transposed": "stored=transposed",
     "misread:integers": "dequantise=integers",
@@ -173,8 +178,9 @@ def fault_of(name: str, transform: Mapping[str, object], kinds: Iterable[str] = 
         return "window=one_more" if one_more else None
     if transform.get("shard_of", 0) != 0:  # the catalogue's takes that of rank 0
         return None
-    keys = [f"{name}:{value}" for each in transform.values() for value in _written(each)]
-    keys += [f"{name}@{','.join(sorted(set(kinds)))}", name]
+    values = [f"{name}:{value}" for each in transform.values() for value in _written(each)]
+    at = f"@{','.join(sorted(set(kinds)))}"
+    keys = [*(value + at for value in values), *values, name + at, name]
     if "recorded" in transform:
         stated, turned = next((KNOWN_POSITIONS[key] for key in keys if key in KNOWN_POSITIONS), (None, None))
         return stated if transform["recorded"] else turned

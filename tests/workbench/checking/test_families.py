@@ -245,6 +245,7 @@ def test_what_is_planted_is_found_where_it_begins(name: str, tmp_path: Path) -> 
             first = result.judgement.first_divergence
             assert first is not None
             assert first.tap == tap, fault
+            assert result.causes[0].name != "unnamed", fault
 
 
 @pytest.mark.slow

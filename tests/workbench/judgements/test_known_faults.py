@@ -13,11 +13,8 @@ def test_every_fault_named_is_in_the_catalogue(fault: str) -> None:
     assert "=".join(parse_fault(fault)) == fault
 
 
-#: Faults of families of which the diagnosis tells the place and no cause yet: their formulas are not edited.
-PLACED_ONLY = {
-    "embedding=unscaled", "layer_rope=same", "logits=raw",
-    "residual_factor=one", "soft_cap=missing",
-}  # fmt: skip
+#: A fault of families whose cause has the numbers of each model.
+OF_NUMBERS = {"layer_rope=same"}
 
 #: Faults of linear attention and of short convolutions, whose causes are edits of their formulas without a name of the
 #: catalogue.
@@ -41,10 +38,10 @@ def test_every_fault_of_the_catalogue_is_the_name_of_some_cause() -> None:
         *KNOWN_FAULTS.values(),
         *positions,
         width,
-        *PLACED_ONLY,
+        *OF_NUMBERS,
         *WITHOUT_A_NAME,
     }
-    assert not (PLACED_ONLY | WITHOUT_A_NAME) & set(KNOWN_FAULTS.values())
+    assert not (OF_NUMBERS | WITHOUT_A_NAME) & set(KNOWN_FAULTS.values())
 
 
 def test_how_a_loader_misreads_a_file_decides_which_fault_it_is() -> None:

@@ -15,6 +15,7 @@ from lockstep.workbench.diagnosis.hypotheses.edits import (
     Detail,
     Edit,
     Place,
+    is_number,
     leaves,
     node_at,
     nodes,
@@ -87,7 +88,9 @@ def edits_of(tree: Node, choices: Choices) -> Iterator[Edit]:
 def _structural(path: Place, node: Node, choices: Choices) -> Iterator[Edit]:
     """Another form of the node, of the same arguments."""
     for i, one in enumerate(node.args):
-        if one.name not in choices.numbers and one.name not in choices.vectors:
+        others = (other for other in node.args if other is not one)
+        of_model = one.name in choices.numbers or one.name in choices.vectors
+        if not of_model or all(is_number(other) for other in others):  # w of 1 + w as well
             yield Edit(path, "left_out", (float(i),))
     if len(node.args) == 2 and node.name in ("subtract", "divide"):
         yield Edit(path, "exchanged")

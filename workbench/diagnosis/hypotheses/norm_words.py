@@ -101,8 +101,7 @@ _CENTRED: _Words = {
 }
 #: Of weights that are stored less one.
 _LESS_ONE: _Words = {
-    ((1,), "function", "multiply"): "{weight} is applied as w, not as 1 + w",
-    ((1,), "applied", "minus_one"): "{weight} is applied as w, not as 1 + w",
+    ((1,), "left_out", 1.0): "{weight} is applied as w, not as 1 + w",
     **{
         (place, "applied", "plus_one"): "{weight} is applied as 2 + w: 1 is added twice"
         for place in ((1,), (1, 0), (1, 1))

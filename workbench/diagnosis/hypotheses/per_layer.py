@@ -107,27 +107,3 @@ def layer_sums(site: Site) -> Iterator[Variant]:
     text = "the product is not normalised"
     found = (scaled + site.inputs["embedded"]) * given["input_factor"]
     yield Variant("layer_inputs_norm_missing", "norm", text, {}, found)
-
-
-def layer_scalars(site: Site) -> Iterator[Variant]:
-    """What may become of the number that a layer's output is multiplied by."""
-    name = site.weights.get("layer_scalar")
-    own = None if name is None else site.facts.vector(name)
-    if name is None or own is None or not own[0]:
-        return
-    x, y, scalar = site.inputs["x"], site.inputs["y"], own[0]
-    text = "the layer's output is not multiplied by its scalar"
-    yield Variant("layer_scalar_missing", "residual", text, {}, x + y)
-    text = "the layer's scalar is applied twice"
-    yield Variant("layer_scalar_twice", "residual", text, {}, site.expected * scalar)
-    text = "the layer's scalar multiplies what is added alone, not the stream"
-    yield Variant("layer_scalar_of_term", "residual", text, {}, x + y * scalar)
-    yield Variant("residual_term_missing", "residual", "nothing is added to the stream", {}, x * scalar)
-    yield Variant(
-        "residual_stream_missing", "residual", "what is added takes the place of the stream", {}, y * scalar
-    )
-    for layer in range(site.facts.model.num_layers):
-        other = site.facts.vector(name.replace(f".{site.layer}.", f".{layer}.", 1))
-        if layer != site.layer and other is not None:
-            text = f"the layer's output is multiplied by the scalar of layer {layer}"
-            yield Variant("layer_scalar_of_layer", "residual", text, {"layer": layer}, (x + y) * other[0])

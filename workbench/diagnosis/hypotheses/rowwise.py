@@ -15,6 +15,7 @@ import numpy as np
 
 from lockstep.engine.graph import LAYER, final_norm_of, operations_of
 from lockstep.engine.graph.formula import eps_of, numbers_of, silu
+from lockstep.engine.parallel.shards import LAYER_SCALAR
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import operation_at
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, together
@@ -279,10 +280,19 @@ def _of_residual(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], 
     tokens.pop(reader, None)
     if normed is not None and normed.shape == site.expected.shape:
         tokens[READER] = partial(np.asarray, normed)
-    if (scalar := site.weights.get("layer_scalar")) is not None:
+    known = dict.fromkeys((model.rms_eps, 1e-5, 1e-6, 0.0))
+    inserted: list[Detail] = [("norm", name, eps) for name in ("", *weights) for eps in known]
+    scalar, others = site.weights.get("layer_scalar"), list[str]()
+    if scalar is not None:
+        layers = [layer for layer in range(model.num_layers) if layer != site.layer]
+        others = [f"model.layers.{layer}.{LAYER_SCALAR}" for layer in layers]
+        weights |= {name: partial(site.facts.vector, name) for name in others}
         weights["layer_scalar"] = partial(site.facts.vector, scalar)
-    known = dict.fromkeys((site.facts.model.rms_eps, 1e-5, 1e-6, 0.0))
-    return weights, Choices(inserted=[("norm", name, eps) for name in ("", *weights) for eps in known])
+    weights["residual_multiplier"] = lambda: model.residual_multiplier
+    return weights, Choices(
+        operands={"layer_scalar": others}, numbers={"residual_multiplier": (1.0,)},
+        vectors=("layer_scalar",) if scalar else (), inserted=inserted,
+    )  # fmt: skip
 
 
 def _reader_of(site: Site) -> str:

@@ -13,7 +13,7 @@ from lockstep.engine.graph import LAYER_OUTPUT, STREAM
 from lockstep.engine.graph.formula import Node, numbers_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.norm_words import (
@@ -45,7 +45,11 @@ _LEAVES: Mapping[str, Mapping[str, str]] = {
 }
 _SENTENCES: Mapping[str, Mapping[str, str]] = {
     "norm": NORM_SENTENCES,
-    "residual": {"x": "the residual stream", "y": "the {branch}'s output"},
+    "residual": {
+        "x": "the residual stream",
+        "y": "the {branch}'s output",
+        "layer_scalar": "the layer's scalar",
+    },
     **{kind: {"before": "the sequence's own state"} for kind in ("state", "delta")},
     "conv": {"before": "the sequence's own last rows"},
 }
@@ -59,6 +63,12 @@ _PLAIN: Mapping[str, Mapping[tuple[object, str, object], str]] = {
         ((), "left_out", 1.0): "the residual stream is not added to the {branch}'s output",
         ((), "function", "subtract"): "the {branch}'s output is subtracted from the residual stream",
         ((0,), "applied", "negative"): "the residual stream is subtracted from the {branch}'s output",
+        ((1,), "left_out", 0.0): "the {branch}'s output is not multiplied by {residual_multiplier:g}",
+        ((1, 1), "number", 1.0): "the {branch}'s output is not multiplied by {residual_multiplier:g}",
+        ("scaled", "left_out", 0.0): "the layer's output is not multiplied by its scalar",
+        ("scaled", "before", "x"): "the layer's scalar multiplies the residual stream, not the sum",
+        ("scaled", "before", "y"): "the layer's scalar multiplies the {branch}'s output, not the sum",
+        ("scalar", "applied", "squared"): "the layer's output is multiplied by its scalar twice",
     },
     "activation": {
         ("limit", "number", math.inf): "gate and up are not clamped (the limit is {limit:g})",
@@ -230,7 +240,7 @@ def _sentence(at: Setting, edit: Edit) -> str:
     if at.operation == "norm":
         plain = norm_sentence(at.formula, edit)
     else:
-        plain = None if trained else _PLAIN.get(at.operation, {}).get((edit.place, edit.kind, first))
+        plain = None if trained else _PLAIN.get(at.operation, {}).get((_place(at, edit), edit.kind, first))
     if plain is not None:
         return plain.format(**fields)
     if (routing := _routing_words(at, edit)) is not None:
@@ -267,6 +277,13 @@ def _sentence(at: Setting, edit: Edit) -> str:
     if edit.kind == "applied" and first in _DONE:
         return _DONE[str(first)].format(at=what, **fields)
     return ""
+
+
+def _place(at: Setting, edit: Edit) -> Place:
+    """The place in the usual formula: a residual sum may be multiplied as a whole."""
+    if at.operation != "residual" or at.formula.name != "multiply" or isinstance(edit.place, str):
+        return edit.place
+    return edit.place[1:] if edit.place[:1] == (0,) else "scalar" if edit.place else "scaled"
 
 
 def _routing_words(at: Setting, edit: Edit) -> tuple[str, str] | None:
@@ -320,7 +337,7 @@ def _node_at(at: Setting, edit: Edit) -> Node:
 
 def tensor_in_words(place: Setting, name: str) -> str:
     """An operand: a tap, perhaps of another rank, or a weight of the checkpoint."""
-    if name.endswith((".weight", ".bias")):
+    if name.endswith((".weight", ".bias", ".layer_scalar")):
         of, tensor = whose(name, None if place.seen == "by itself" else place.layer)
         return f"{tensor} of {of}"
     if name == FIRST_PART:

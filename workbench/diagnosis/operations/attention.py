@@ -43,9 +43,21 @@ def scores(b: AttentionPass) -> Result:
     # Some engines scale the queries first: one more rounding of each term.
     noise = (2 * b.facts.unit + sum_noise(b.facts, q.shape[2]) + b.slack) * np.hypot(out, terms)
     noise = capped_noise(b.facts, out, noise, cap)
-    if cap:
-        out = cap * np.tanh(out / cap)
-    return np.where(allowed(b, k.shape[0]), out, -np.inf), floor(b.facts, noise)
+    return np.where(allowed(b, k.shape[0]), soft_capped(out, cap), -np.inf), floor(b.facts, noise)
+
+
+def soft_capped(scores: Array, cap: float) -> Array:
+    """Finite scores behind a soft cap (arXiv:2408.00118); 0: behind none."""
+    return np.where(np.isfinite(scores), cap * np.tanh(scores / cap), scores) if cap else scores
+
+
+def uncapped(scores: Array, cap: float) -> Array:
+    """What the cap made them of."""
+    if not cap:
+        return scores
+    most = 1 - 1e-15
+    inside = np.clip(scores / cap, -most, most)
+    return np.where(np.isfinite(scores), cap * np.arctanh(inside), scores)
 
 
 def allowed(b: AttentionPass, keys: int) -> NDArray[np.bool_]:

@@ -20,6 +20,7 @@ from tests.workbench.diagnosis.variants.made import (
     drawn,
     made_site,
     names,
+    of_model,
 )
 
 RNG = np.random.default_rng(0)
@@ -146,3 +147,43 @@ def test_a_branch_that_is_normed_before_it_is_added() -> None:
     gates = RNG.uniform(0.2, 1, (len(ROWS), 1))
     assert names(site(X + gates * Y)) == {"residual_leaf_rows_scaled"}
     assert not accepted(site(X + Y + 0.1 * RNG.normal(size=X.shape)))
+
+
+MULTIPLIED = of_model(residual_multiplier=0.22)
+SCALARS = {f"model.layers.{layer}.layer_scalar": np.array([by]) for layer, by in enumerate((0.5, 0.75, 1.25))}
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (X + Y, "the MLP's output is not multiplied by 0.22"),
+        (X + 0.22 * 0.22 * Y, "residual_multiplier is 0.0484 instead of 0.22"),
+        (0.22 * (X + Y), "the residual stream is multiplied by 0.22"),
+        (X, "the MLP's output is not added to the residual stream"),
+        (INPUT + 0.22 * Y, "enters layer 1"),
+    ],
+)
+def test_a_multiplied_branch(seen: Array, words: str) -> None:
+    assert site(X + 0.22 * Y, model=MULTIPLIED).deviation is None
+    found = best(site(seen, model=MULTIPLIED))
+    assert found
+    assert all(words in one.variant.text for one in found), [one.variant.text for one in found]
+
+
+@pytest.mark.parametrize(
+    ("seen", "words"),
+    [
+        (X + Y, "the layer's output is not multiplied by its scalar"),
+        (0.75 * 0.75 * (X + Y), "by its scalar twice"),
+        (X + 0.75 * Y, "the layer's scalar multiplies the MLP's output, not the sum"),
+        (0.75 * X, "the MLP's output is not added to the residual stream"),
+        (0.75 * Y, "the residual stream is not added to the MLP's output"),
+        (0.5 * (X + Y), "layer_scalar of the layer before is read instead of the layer's scalar"),
+    ],
+)
+def test_a_scaled_sum(seen: Array, words: str) -> None:
+    model = of_model(family="gemma4_text", layer_scalar=True)
+    assert site(0.75 * (X + Y), model=model, weights=SCALARS).deviation is None
+    found = best(site(seen, model=model, weights=SCALARS))
+    assert found
+    assert all(words in one.variant.text for one in found), [one.variant.text for one in found]

@@ -48,6 +48,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.words import told
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, EditKind
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.attention import soft_capped, uncapped
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -337,7 +338,7 @@ def _scales(tree: AttentionTree) -> Iterator[Trial]:
     scale = tree.site.facts.model.scale
 
     def by(value: float) -> Changes:
-        return {"scores": lambda s, g: _capped(tree.uncapped(s) * (value / scale), tree.cap)}
+        return {"scores": lambda s, g: soft_capped(uncapped(s, tree.cap) * (value / scale), tree.cap)}
 
     for value, words in meanings(tree.site, scale):
         yield _one("scale", "number", (repr(value), words), by(value))
@@ -349,7 +350,7 @@ def _numbers(tree: AttentionTree) -> Iterator[Trial]:
     top = max(float(np.abs(one.raw).max(initial=0.0)) for one in tree.sample)
 
     def capped(cap: float) -> Changes:
-        return {"scores": lambda s, g: _capped(tree.uncapped(s), cap)}
+        return {"scores": lambda s, g: soft_capped(uncapped(s, tree.cap), cap)}
 
     def scaled(by: float) -> Changes:
         return {"context": lambda c, g: c * by}
@@ -366,11 +367,6 @@ def _numbers(tree: AttentionTree) -> Iterator[Trial]:
     if tree.context:
         by = solved(tree, scaled, list(np.geomspace(0.02, 50, 40)))
         yield _one("context", "number", ("scaled", by), scaled(by), 1)
-
-
-def _capped(scores: Array, cap: float) -> Array:
-    """Those that are finite behind a soft cap; 0: none."""
-    return np.where(np.isfinite(scores), cap * np.tanh(scores / cap), scores) if cap else scores
 
 
 def _sinks(tree: AttentionTree) -> Iterator[Trial]:

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from lockstep.engine.graph import formula
 from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, positions
 from lockstep.workbench.diagnosis.hypotheses.trial import evenly
-from lockstep.workbench.diagnosis.operations.attention import probabilities, weighed
+from lockstep.workbench.diagnosis.operations.attention import probabilities, soft_capped, weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -138,20 +138,12 @@ class AttentionTree:
     def _raw(self, q: Array, keys: Array) -> Array:
         """Of queries [T, heads, D] and keys [K, heads, D]."""
         scaled = q.swapaxes(0, 1) @ keys.transpose(1, 2, 0) * self.site.facts.model.scale
-        return np.asarray(self.cap * np.tanh(scaled / self.cap) if self.cap else scaled)
+        return soft_capped(np.asarray(scaled), self.cap)
 
     @property
     def cap(self) -> float:
         """At what the model caps its scores; 0: it does not."""
         return self.site.facts.model.score_cap
-
-    def uncapped(self, scores: Array) -> Array:
-        """What the cap made them of."""
-        if not self.cap:
-            return scores
-        most = 1 - 1e-15
-        inside = np.clip(scores / self.cap, -most, most)
-        return np.where(np.isfinite(scores), self.cap * np.arctanh(inside), scores)
 
     def _prompt(self, i: int) -> int:
         """How many tokens the passes of more than one token read of the sequence."""

@@ -163,7 +163,7 @@ def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         case "scores", "uncapped":
             cap = number_of(rest, 0)
             text = f"scores do not pass through this model's soft cap: {cap:.4g} * tanh(score / {cap:.4g})"
-            return Told("scores_soft_cap", "scores", text, {"cap": cap})
+            return Told("scores_uncapped", "scores", text, {"cap": cap})
         case "scores", "capped":
             cap, own = number_of(rest, 0), site.facts.model.score_cap
             text = f"scores pass through a soft cap that this model does not have: {cap:.4g} * tanh(score / {cap:.4g})"

@@ -102,7 +102,9 @@ def phrase_of(at: Setting, edits: Sequence[Edit]) -> Phrase | None:
             by, own = float(first.detail[0] or 0), at.model.logit_divisor
             return phrase(at, "other_divisor", by, own, fitted={"divisor": by, "should_be": own})
         case "left_out" if undivided(at.formula, first):
-            return phrase(at, "other_divisor", 1.0, at.model.logit_divisor)
+            return phrase(at, "undivided", at.model.logit_divisor)
+        case "left_out" if at.operation == "embedding":
+            return phrase(at, "unmultiplied", at.model.embedding_multiplier)
         case "left_out" if without_cap(at.formula, first):
             return phrase(at, "uncapped", at.model.logit_cap)
     ran, right = formula_text(edited(edits, at.formula)), formula_text(at.formula)

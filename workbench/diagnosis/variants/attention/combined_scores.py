@@ -13,6 +13,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, r
 from lockstep.workbench.diagnosis.hypotheses.blocks import products
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant, where_wrong
+from lockstep.workbench.diagnosis.operations.attention import soft_capped, uncapped
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -65,7 +66,7 @@ def _scale(site: Site, reads: NDArray[np.int64], right: float) -> float | None:
         raw = products(part.inputs["q"], _keys(part.inputs["k"], reads))
         cells = np.isfinite(part.expected) & np.isfinite(part.seen)
         xs.append(raw[cells])
-        ys.append(part.seen[cells])
+        ys.append(uncapped(part.seen[cells], site.facts.model.score_cap))
         noises.append(part.noise[cells])
     x, y, noise = (np.concatenate(each) for each in (xs, ys, noises))
     if len(x) < 2:
@@ -88,6 +89,6 @@ def _read(site: Site, reads: NDArray[np.int64], by: float) -> Site:
         q, k = part.inputs["q"] * by, _keys(part.inputs["k"], reads)
         raw = products(q, k) * scale
         noise = part.noise * max(1.0, abs(by))
-        expected = np.where(np.isfinite(part.expected), raw, -np.inf)
+        expected = np.where(np.isfinite(part.expected), soft_capped(raw, site.facts.model.score_cap), -np.inf)
         parts.append(replace(part, inputs={**part.inputs, "q": q, "k": k}, expected=expected, noise=noise))
     return replace(site, parts=tuple(parts))

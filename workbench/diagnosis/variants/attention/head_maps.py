@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.hypotheses.blocks import (
     usual_noise,
 )
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import FUSED
+from lockstep.workbench.diagnosis.operations.attention import FUSED, soft_capped
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -32,11 +32,11 @@ _Rule = tuple[str, str, NDArray[np.int64]]
 
 def score_heads(site: Site) -> Iterator[Variant]:
     """KV heads that queries meet, and query heads in each other's place."""
-    scale = site.facts.model.scale
+    scale, cap = site.facts.model.scale, site.facts.model.score_cap
     inputs = [part.inputs for part in site.parts]
 
     def masked(i: int, head: int, x: Array) -> Array:
-        return np.where(np.isfinite(site.parts[i].expected[head]), x * scale, -np.inf)
+        return np.where(np.isfinite(site.parts[i].expected[head]), soft_capped(x * scale, cap), -np.inf)
 
     def reading(keys: Sequence[Array | None]) -> Reading:
         def of(i: int, head: int, source: int) -> Array | None:

@@ -14,7 +14,7 @@ from lockstep.workbench.diagnosis.hypotheses.blocks import (
     scopes,
 )
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import visible
+from lockstep.workbench.diagnosis.operations.attention import soft_capped, visible
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.mask_forms import Cells, Form, MaskForms, SeenMask
@@ -43,8 +43,8 @@ def masks(site: Site) -> Iterator[Variant]:
 
 
 def _unmasked(site: Site) -> list[Array]:
-    scale = site.facts.model.scale
-    return [products(part.inputs["q"], part.inputs["k"]) * scale for part in site.parts]
+    scale, cap = site.facts.model.scale, site.facts.model.score_cap
+    return [soft_capped(products(part.inputs["q"], part.inputs["k"]) * scale, cap) for part in site.parts]
 
 
 def _variant(

@@ -31,7 +31,7 @@ from lockstep.workbench.diagnosis.hypotheses.blocks import (
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import expand
+from lockstep.workbench.diagnosis.operations.attention import expand, soft_capped
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import sum_noise
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
@@ -76,7 +76,7 @@ def _masked(site: Site, raw: _Raw, scale: float) -> list[Array]:
 def _behind(raw: _Raw, scale: float, cap: float) -> list[Array | None]:
     """Scaled products behind a soft cap; 0: behind none."""
     scaled = [None if x is None else x * scale for x in raw]
-    return [None if x is None else cap * np.tanh(x / cap) for x in scaled] if cap else scaled
+    return [None if x is None else soft_capped(x, cap) for x in scaled]
 
 
 def _cells(site: Site, raw: _Raw, only: int | None = None, *, uncapped: bool = True) -> tuple[Array, Array]:
