@@ -246,8 +246,8 @@ LATENT_YARN: dict[str, Any] = {
     "mscale": 0.7,
     "mscale_all_dim": 1.0,
 }
-#: With fewer heads than 8 many scores are equal: all that no head has a positive product with are 0.
-_INDEXER: dict[str, Any] = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 8}
+#: With few heads scores are equal: 0 where no head has a positive product, with 8 of them once in 256 keys.
+_INDEXER: dict[str, Any] = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 16}
 _LINEAR: dict[str, Any] = {
     "num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 16, "linear_num_key_heads": 2,
     "linear_num_value_heads": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 12,

@@ -13,6 +13,8 @@ Kind = Literal[
     "layer_inputs", "layer_input", "query_scaling", "expert_input",
     "clip", "times", "index_scores", "key_choice", "shared_choice",
 ]  # fmt: skip
+#: Those that give whole numbers: what was chosen, which is right or wrong, and never off by a little.
+CHOICES: tuple[Kind, ...] = ("choice", "key_choice", "shared_choice")
 #: What the channels of a tensor are.
 Width = Literal[
     "hidden",

@@ -1,4 +1,5 @@
-"""Routing flips: tokens that went to other experts than the reference's because two were equally good within rounding.
+"""Routing flips: tokens that went to other experts than the reference's because two were equally good within rounding,
+and queries for which an indexer chose other keys.
 
 Everything that is computed from such a token's row differs by far more than rounding, and nothing is wrong. What
 follows from a flip is not judged against the reference; on its own inputs it is, as everything.
@@ -12,7 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from lockstep.engine.taps.names import operation_at
+from lockstep.engine.graph.operation import CHOICES
+from lockstep.engine.taps.names import local_name, operation_at
 from lockstep.workbench.diagnosis.flip_figures import flips_in_figures
 from lockstep.workbench.diagnosis.judgement import TapVerdict
 from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
@@ -22,9 +24,9 @@ from lockstep.workbench.judgements.golden_event import RoutingFlip, TokenMismatc
 
 
 def is_choice(tap: str) -> bool:
-    """Whether it holds the numbers of chosen experts: equal or not, never off by a little."""
+    """Whether it holds the numbers of chosen experts or keys: equal or not, never off by a little."""
     operation = operation_at(tap)
-    return operation is not None and operation.kind == "choice"
+    return operation is not None and operation.kind in CHOICES
 
 
 #: How the reason of what follows from one ends.
@@ -57,7 +59,8 @@ class Flips:
             and self.own.is_right(verdict.tap, verdict.step, verdict.seq) is True
         )
         if flip:
-            why = "other experts than the reference's, by a margin within rounding"
+            what = "experts" if local_name(verdict.tap).startswith("mlp.") else "keys"
+            why = f"other {what} than the reference's, by a margin within rounding"
             verdict = replace(verdict, verdict="suspect", reason=why)
             self.found.append(verdict)
         elif follows and verdict.verdict == "fail":

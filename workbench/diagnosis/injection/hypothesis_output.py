@@ -155,7 +155,7 @@ class Rounded:
 
     def __call__(self, site: Site) -> Outputs:
         given = self.gives(site)
-        if site.operation == "choice":
+        if site.operation in CHOICES:
             return given
         return [self._rounded(x, part) for x, part in zip(given, site.parts, strict=True)]
 

@@ -77,6 +77,8 @@ def _taken(operation: Operation, facts: Facts) -> _Inputs:
         return {role: _instead(tap, facts) for role, tap in operation.inputs.items()}
     if operation.kind in ("state", "delta"):
         return {role: _with_lengths(tap) for role, tap in operation.inputs.items()}
+    if operation.kind == "index_scores":
+        return {role: (tap, *LAYER[tap].inputs.values()) if role == "k" else (tap,) for role, tap in operation.inputs.items()}
     if operation.form == "cells" or operation.kind == "context":
         return {role: _instead(tap, facts) for role, tap in operation.inputs.items()}
     return {
