@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.engine.config.families import Activation, FamilyRules
 from lockstep.engine.config.fields import Fields
-from lockstep.engine.config.linear_attention import LINEAR
 from lockstep.engine.config.indexer import INDEXED
+from lockstep.engine.config.linear_attention import LINEAR
 from lockstep.engine.config.short_convolution import CONVOLUTION
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.text import printable

@@ -15,9 +15,9 @@ class Threshold(NamedTuple):
 
 
 def thresholds(model: ModelConfig, chunk: int | None = None) -> list[Threshold]:
-    """Windows and chunks of attention, as many keys as an indexer chooses, the contexts beyond which rotations or queries are scaled, and `chunk` (the
-    tokens of a prompt that one pass reads), shortest first; without those that no sequence of the model's context can
-    outgrow."""
+    """Windows and chunks of attention, as many keys as an indexer chooses, the contexts beyond which rotations or
+    queries are scaled, and `chunk` (the tokens of a prompt that one pass reads), shortest first; without those that no
+    sequence of the model's context can outgrow."""
     kind = "attention in chunks" if model.chunked else "the window"
     found = {window: f"{kind} of {window}" for window in model.windows if window is not None}
     ropes = [model.of_layer(layer).rope_scaling for layer in range(model.num_layers)]

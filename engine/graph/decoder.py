@@ -11,10 +11,10 @@ from dataclasses import replace
 from functools import cache
 
 from lockstep.engine.config import Family, ModelConfig
+from lockstep.engine.graph import indexer
 from lockstep.engine.graph.behind_rotation import BEHIND_ROTATION
 from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.experts import EXPERTS, WEIGHED_INPUTS
-from lockstep.engine.graph import indexer
 from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS, ROPE_KEY
 from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
 from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION, OUTPUT
@@ -276,7 +276,8 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
                     if (name in there and _ORDER[name] < _ORDER[one.tap]) or name == STREAM or name in OUTSIDE
                 )
                 for role, tap in one.inputs.items()
-                if (role not in one.optional or any(name in there for name in instead_of(tap))) and not _is_elsewhere(one, parts)
+                if (role not in one.optional or any(name in there for name in instead_of(tap)))
+                and not _is_elsewhere(one, parts)
             },
             scaled=one.tap == LAYER_OUTPUT and "layer_scalar" in parts,
         )

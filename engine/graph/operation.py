@@ -56,7 +56,9 @@ Form = Literal["rows", "heads", "cache", "cells", "slots", "cached_rows", "state
 #: Those that have a row of each position that is attended to.
 OF_POSITIONS: tuple[Form, ...] = ("cache", "cached_rows")
 #: Flags of `ModelConfig` by which products have biases.
-Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias", "head_bias", "index_bias"]
+Bias = Literal[
+    "", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias", "head_bias", "index_bias"
+]
 #: What only some models or engines have.
 Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",

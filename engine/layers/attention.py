@@ -327,7 +327,9 @@ class Attention:
         tiling = inputs.tiling(index, self.kv_heads, group, self.window, self.chunked)
         attend = self._explicit if self.explicit else self._fused
         chosen = self._chosen(index, span, inputs, tiling)
-        return self.rules.merge(attend(AttendedSequence(index, q, k, v, tiling, inputs, chosen)).flatten(0, 1))
+        return self.rules.merge(
+            attend(AttendedSequence(index, q, k, v, tiling, inputs, chosen)).flatten(0, 1)
+        )
 
     def _chosen(self, index: int, span: SequenceSpan, inputs: StepInputs, tiling: Tiling) -> Tensor | None:
         """Of each query of one sequence the keys that it attends to, [T, K] bool; None: all that it sees."""

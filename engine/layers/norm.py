@@ -16,7 +16,6 @@ from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules.norm import scaled
 
-
 #: bias, x, weight, eps, form -> x normed.
 LayerNormRule = Callable[[Tensor | None, Tensor, Tensor, float, NormForm], Tensor]
 

@@ -46,9 +46,15 @@ class Indexer:
         read = {"index_q_proj": latent.q_rank or 0}
         self.products = {
             tap: MergedColumnParallelLinear(
-                [modules[f"attn.{tap}"]], [shards.Span(0, width)], read.get(tap, model.hidden_size), False, store
+                [modules[f"attn.{tap}"]],
+                [shards.Span(0, width)],
+                read.get(tap, model.hidden_size),
+                False,
+                store,
             )
-            for tap, width in zip(_PRODUCTS, (indexer.heads * indexer.dim, indexer.dim, indexer.heads), strict=True)
+            for tap, width in zip(
+                _PRODUCTS, (indexer.heads * indexer.dim, indexer.dim, indexer.heads), strict=True
+            )
         }
         self.norm = LayerNorm(modules["attn.index_k_norm"], indexer.dim, model.as_indexer(), store)
 
@@ -75,7 +81,7 @@ class Indexer:
         return self._seen(tap, *self.products[tap](x))
 
     def written(self, x: Tensor, query: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
-        """The index keys [T, 1, D] of tokens [T, hidden]; what is made of their queries' latents is kept for `chosen`."""
+        """The index keys [T, 1, D] of tokens [T, hidden]; what their queries have is kept for `chosen`."""
         q = self._product("index_q_proj", query).unflatten(-1, (-1, self.config.dim))
         k = self.norm(self._product("index_k_proj", x)).unsqueeze(1)
         self.q = self._seen("index_q_rope", self.rotate(q, *rope))
@@ -98,7 +104,9 @@ class Indexer:
             parts.append(found if whole else self.rules.key_choice(found, self.config.top_k))
         ids = torch.cat(parts)
         if whole:
-            ids = self.rules.key_choice(self._seen("index_scores", ids.unsqueeze(0), index)[0], self.config.top_k)
+            ids = self.rules.key_choice(
+                self._seen("index_scores", ids.unsqueeze(0), index)[0], self.config.top_k
+            )
         return self._seen("index_chosen", ids, index)
 
 

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from lockstep.engine.graph.operation import CHOICES
 from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
 from lockstep.workbench.diagnosis.hypotheses.behind_rotation import query_scalings, rotated_norms
+from lockstep.workbench.diagnosis.hypotheses.biased_norms import biased_norms
 from lockstep.workbench.diagnosis.hypotheses.clipping import clippings
 from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     biases_of_experts,
@@ -97,7 +98,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "rope": (rotations, partial_rotations, coarse_rotations),
     "cache": (caches, cache_lengths, cached_numbers),
     "keys": (shared_parts,),
-    "scores": (scores, score_heads, score_biases, score_factors, masks, unsparse_scores),
+    "scores": (unsparse_scores, scores, score_heads, score_biases, score_factors, masks),
     "softmax": (softmaxes, softmax_fits, softmax_heads),
     "context": (contexts, merged_heads, value_heads),
     "weights": (likely,),
@@ -125,7 +126,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
 }
 
 #: Operation -> banks that are tried where the model's form of it is one that those above do not know.
-OF_OWN_FORM: Mapping[str, tuple[Bank, ...]] = {"residual": (layer_scalars,)}
+OF_OWN_FORM: Mapping[str, tuple[Bank, ...]] = {"residual": (layer_scalars,), "norm": (biased_norms,)}
 
 #: Banks that are always tried, whatever the operation.
 EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)

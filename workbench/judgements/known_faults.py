@@ -28,6 +28,7 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "sinks_of_neighbours": "sinks=next_head",
     "sinks_of_other_rank": "shard=sinks_of_rank_0",
     "rope_not_applied@attn.index_k_rope": "index_keys=unrotated",
+    "layer_norm_unbiased@attn.index_k_norm": "index_norm=unbiased",
     "index_not_causal": "index_sight=bidirectional",
     "choice_one_fewer": "key_choice=one_fewer",
     "choice_ignored": "chosen_keys=ignored",

@@ -56,8 +56,8 @@ def _eager_with_taps(
     indices: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query [1, heads, T, D], key and value [1, kv_heads, K, D], sinks [heads], what an indexer chose [1, T, S] -> context
-    [1, T, heads, D], probs."""
+    """query [1, heads, T, D], key and value [1, kv_heads, K, D], sinks [heads], what an indexer chose [1, T, S] ->
+    context [1, T, heads, D], probs."""
     listener = _listeners.get(id(module))
     keys, values = (_repeat_kv(kv, module.num_key_value_groups) for kv in (key, value))
     if indices is not None:

@@ -87,5 +87,7 @@ def chosen_rows(chosen: Tensor, mask: Tensor, top_k: int) -> Tensor:
 
 def with_chosen(chosen: Tensor, mask: Tensor) -> Tensor:
     """The mask [1, 1, T, K] with all keys hidden that are not among the chosen ones [1, T, S]."""
-    hidden = torch.ones(mask.shape[2:], dtype=torch.bool, device=mask.device).scatter_(-1, chosen[0].long(), False)
+    hidden = torch.ones(mask.shape[2:], dtype=torch.bool, device=mask.device).scatter_(
+        -1, chosen[0].long(), False
+    )
     return mask.masked_fill(hidden, torch.finfo(mask.dtype).min)

@@ -88,7 +88,9 @@ class _TransformersModel:
         have states it must be told which."""
         config = self.model.config
         ours = model_config(self.model)
-        typed = bool(ours.stateful) or ours.indexer is not None  # whose layers keep other things than keys and values
+        typed = (
+            bool(ours.stateful) or ours.indexer is not None
+        )  # whose layers keep other things than keys and values
         return DynamicCache(config=config if typed else None)
 
     def meta(self) -> SessionMeta:

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lockstep.engine.graph.operation import CHOICES
 from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph.operation import CHOICES
 from lockstep.engine.taps.flow import is_known
 from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import layouts
+from lockstep.workbench.diagnosis.flips import is_choice
 from lockstep.workbench.diagnosis.injection.graph_run import GraphRun
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.layers import missing_layers

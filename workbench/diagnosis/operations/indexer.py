@@ -5,12 +5,14 @@ Which keys are chosen is right or wrong; where scores are so close that rounding
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FORMULAS, SCALED, evaluate, numbers_of
 from lockstep.engine.graph.index_choice import best_keys, summed_heads
-from lockstep.workbench.diagnosis.operations.attention import AttentionPass, allowed
+from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass, allowed
 from lockstep.workbench.diagnosis.operations.expected import Operands, Result, floor
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.recording import Array
@@ -36,9 +38,19 @@ def index_scores(b: AttentionPass) -> Result:
 
 def key_choice(b: AttentionPass) -> Result:
     """The chosen rows [T, S], which rounding does not move; `settled_keys` excuses ties."""
-    scores = b.inputs["scores"]
-    found = best_keys(np.where(scores > _HIDDEN, scores, -np.inf), numbers_of(b.facts.model)["index_top_k"])
+    found = best_keys(_scores_of(b)[0], numbers_of(b.facts.model)["index_top_k"])
     return found, np.full_like(found, _NO_NOISE)
+
+
+def _scores_of(b: AttentionPass) -> Result:
+    """By what keys are chosen, [1, T, K]: as recorded, or of what went in."""
+    if "scores" not in b.inputs:
+        scores, noise = index_scores(b)
+        return scores, noise + b.slack * np.abs(np.where(np.isfinite(scores), scores, 0.0))
+    scores = b.inputs["scores"]
+    return np.where(scores > _HIDDEN, scores, -np.inf), np.spacing(np.abs(scores).astype(np.float32)).astype(
+        float
+    )
 
 
 def shared_choice(o: Operands) -> Result:
@@ -60,20 +72,29 @@ def settled_keys(b: AttentionPass, seen: Array, expected: Array) -> tuple[Array,
     seen = np.sort(seen, -1)
     if seen.shape != expected.shape:
         return seen, expected
-    (scores,), expected = b.inputs["scores"], expected.copy()
+    ((scores,), (noise,)), expected = _scores_of(b), expected.copy()
     for row in np.flatnonzero((seen != expected).any(-1)):
-        if _as_good(scores[row], seen[row], expected[row], np.spacing(np.float32(1.0))):
+        if _as_good(
+            scores[row], seen[row], expected[row], np.where(np.isfinite(noise[row]), noise[row], 0.0)
+        ):
             expected[row] = seen[row]
     return seen, expected
 
 
-def _as_good(scores: Array, seen: Array, expected: Array, slack: float) -> bool:
+def _as_good(scores: Array, seen: Array, expected: Array, noise: Array) -> bool:
     """Whether as many keys were chosen as should be, each once, and none of them has a score that is lower than that of
-    another one by more than the slack, relative."""
+    another one but for their noise."""
     own = seen[seen >= 0]
     if len(own) != (expected >= 0).sum() or len(set(own.tolist())) != len(own) or (own >= len(scores)).any():
         return False
     picked: NDArray[np.bool_] = np.zeros(len(scores), dtype=bool)
     picked[own.astype(int)] = True
-    others = scores[~picked]
-    return bool(scores[picked].min() >= others.max(initial=-np.inf) - slack * np.abs(scores[picked]).max())
+    return bool((scores + noise)[picked].min() >= (scores - noise)[~picked].max(initial=-np.inf))
+
+
+#: What is computed one pass of one sequence at a time.
+PASS_WISE: Mapping[str, Callable[[AttentionPass], Result]] = {
+    **BLOCKS,
+    "index_scores": index_scores,
+    "key_choice": key_choice,
+}

@@ -14,7 +14,6 @@ from lockstep.engine.parallel.shards import is_first_of_group
 from lockstep.engine.taps.flow import is_known, near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import (
-    BLOCKS,
     FUSED,
     AttentionPass,
     attended,
@@ -38,8 +37,7 @@ from lockstep.workbench.diagnosis.operations.experts import (
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
 from lockstep.workbench.diagnosis.operations.gathered import gathered_logits
 from lockstep.workbench.diagnosis.operations.indexer import (
-    index_scores,
-    key_choice,
+    PASS_WISE,
     settled_keys,
     settled_scores,
     shared_choice,
@@ -59,12 +57,6 @@ from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sources import OperationInput, made_ready, slack_of, sources_of
 from lockstep.workbench.diagnosis.recording import Array
 
-#: One pass of one sequence at a time.
-PASS_WISE: Mapping[str, Callable[[AttentionPass], Result]] = {
-    **BLOCKS,
-    "index_scores": index_scores,
-    "key_choice": key_choice,
-}
 ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     **OF_TOKENS,
     "choice": choice,

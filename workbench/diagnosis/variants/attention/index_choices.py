@@ -24,7 +24,9 @@ def index_scores(site: Site) -> Iterator[Variant]:
     model = site.facts.model
     heads, dim = model.num_heads, model.head_dim
 
-    def variant(name: str, kind: str, text: str, made: Callable[[_Inputs], Array], masked: bool = True) -> Variant:
+    def variant(
+        name: str, kind: str, text: str, made: Callable[[_Inputs], Array], masked: bool = True
+    ) -> Variant:
         guesses = []
         for part in site.parts:
             found = made(part.inputs)
@@ -41,7 +43,12 @@ def index_scores(site: Site) -> Iterator[Variant]:
     yield variant("index_without_relu", "scores", text, lambda x: _summed(model, x, x["weights"]))
     text = "an indexer's heads are added up without their weights"
     plain = np.ones_like(site.parts[0].inputs["weights"][:1])
-    yield variant("index_unweighted", "scores", text, lambda x: _scores(model, {**x, "weights": plain + 0 * x["weights"]}))
+    yield variant(
+        "index_unweighted",
+        "scores",
+        text,
+        lambda x: _scores(model, {**x, "weights": plain + 0 * x["weights"]}),
+    )
 
 
 def _scores(model: ModelConfig, inputs: _Inputs) -> Array:
@@ -67,7 +74,12 @@ def key_choices(site: Site) -> Iterator[Variant]:
         name = "choice_one_fewer" if most == slots - 1 else "choice_of_fewer_keys"
         yield _choice(name, text, {"keys": most}, [_padded(x, most, slots) for x in scores])
     worst = [np.where(np.isneginf(x), x, -x) for x in scores]
-    yield _choice("choice_of_worst_keys", "an indexer chooses the keys of the lowest scores", {}, [best_keys(x, slots) for x in worst])
+    yield _choice(
+        "choice_of_worst_keys",
+        "an indexer chooses the keys of the lowest scores",
+        {},
+        [best_keys(x, slots) for x in worst],
+    )
     newest = [np.where(np.isneginf(x), x, np.arange(float(x.shape[-1]))) for x in scores]
     text = "the newest keys are attended to, as in a sliding window, not those of the highest scores"
     yield _choice("choice_of_newest_keys", text, {}, [best_keys(x, slots) for x in newest])
