@@ -160,9 +160,10 @@ class TapHub:
         )
         self._captured: list[Captured] = []
         self._told = 0  # how many of those were handed out at pauses of this pass
+        most = None if model.indexer is None else model.indexer.top_k
         #: Of scores how many keys a query sees at most. An indexer chooses as many as a window has.
         self._windows = {
-            place: model.windows[i] if model.windows else model.indexer and model.indexer.top_k
+            place: model.windows[i] if model.windows else most
             for i in range(model.num_layers)
             if (place := self.places.get(f"layers.{i}.attn.scores")) is not None
         }

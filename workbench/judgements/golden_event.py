@@ -80,8 +80,9 @@ class RoutingFlip(msgspec.Struct, frozen=True):
     """A token that goes to other experts than the reference's, or whose query attends to other keys, as two were
     equally good within rounding: its step, sequence and position, the experts or keys that it chose (`taken`) and those
     that the reference chose in their place (`lost`). `margin`: how much better the reference's were, by its own scores;
-    `rounding`: by how much one rounding of their logits moves those. `origin`: the operation from which on what the token's row is off by turns the choice.
-    None and "" where they cannot be said. `follows`: operations of the step and sequence that differ by what follows.
+    `rounding`: by how much one rounding of their logits moves those. `origin`: the operation from which on what the
+    token's row is off by turns the choice. None and "" where they cannot be said. `follows`: operations of the step and
+    sequence that differ by what follows.
     """
 
     tap: str
