@@ -7,14 +7,17 @@ follows from a flip is not judged against the reference; on its own inputs it is
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
+from lockstep.engine.graph import instead_of
 from lockstep.engine.graph.operation import CHOICES
-from lockstep.engine.taps.names import local_name, operation_at
+from lockstep.engine.taps.flow import near
+from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.flip_figures import flips_in_figures
 from lockstep.workbench.diagnosis.judgement import TapVerdict
 from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
@@ -70,6 +73,25 @@ class Flips:
         # What fails for another reason hands on no flip.
         self.following.note(replace(verdict, verdict="pass"), follows or flip)
         return verdict
+
+    def of_sparse_scores(self, verdict: TapVerdict, dtype: str) -> TapVerdict:
+        """The verdict, of scores of chosen keys no overflow where the reference at `dtype` chooses others itself."""
+        if not (math.isinf(verdict.floor) and self._is_sparse(verdict.tap)):
+            return verdict
+        reason = f"the reference chooses other keys itself in {dtype}"
+        return replace(verdict, floor=math.nan, reason=reason)
+
+    def hides_others(self, verdict: TapVerdict) -> bool:
+        """Whether scores are infinite where the reference's are not as other keys were chosen, by a margin within
+        rounding."""
+        return self._is_sparse(verdict.tap) and self.following.has_failed(verdict.seq, verdict.tap)
+
+    def _is_sparse(self, tap: str) -> bool:
+        """Whether these are scores of the keys that an indexer chose."""
+        operation, layer = operation_at(tap), layer_of(tap)
+        if operation is None or operation.kind != "scores":
+            return False
+        return any(self.own.taps.has(near(one, layer, 0)) for one in instead_of(operation.inputs["chosen"]))
 
     def in_figures(
         self, engine: Recording, golden: Recording, verdicts: Sequence[TapVerdict]

@@ -261,7 +261,8 @@ def _experts(config: Any) -> dict[str, Any] | None:
     dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
     kind = config.model_type
     sigmoid = kind in (
-        "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "minimax_m2", "dots1", "exaone_moe", "solar_open",
+        "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "minimax_m2", "dots1",
+        "exaone_moe", "solar_open",
     )  # fmt: skip
     dense_first = 1 if kind in ("glm4_moe_lite", "ernie4_5_moe") else 0
     first = 0 if kind == "solar_open" else getattr(config, "first_k_dense_replace", dense_first)
