@@ -29,6 +29,7 @@ from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
 from lockstep.engine.layers.short_convolution import ShortConvolution
+from lockstep.engine.layers.sparse_attention import SparseAttention
 from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.step_inputs import StepInputs
 from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
@@ -206,7 +207,8 @@ class Decoder:
         # The whole model: its seam decides what of the layers' rotations this one has.
         whole, page = self.model, self.config.block_size
         if m.latent is not None:
-            return LatentAttention(i, whole, m.latent, modules, o_proj, store)
+            kind = LatentAttention if m.indexer is None else SparseAttention
+            return kind(i, whole, m.latent, modules, o_proj, store)
         qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
         gate = None
         if m.output_gate:

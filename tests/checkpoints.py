@@ -29,6 +29,8 @@ from transformers import (
     DeepseekV2ForCausalLM,
     DeepseekV3Config,
     DeepseekV3ForCausalLM,
+    DeepseekV32Config,
+    DeepseekV32ForCausalLM,
     Dots1Config,
     Dots1ForCausalLM,
     Ernie4_5_MoeConfig,
@@ -57,6 +59,8 @@ from transformers import (
     Glm4MoeLiteForCausalLM,
     GlmConfig,
     GlmForCausalLM,
+    GlmMoeDsaConfig,
+    GlmMoeDsaForCausalLM,
     GptOssConfig,
     GptOssForCausalLM,
     GraniteConfig,
@@ -164,6 +168,8 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "deepseek_v2": (DeepseekV2Config, DeepseekV2ForCausalLM),
     "deepseek_v3": (DeepseekV3Config, DeepseekV3ForCausalLM),
     "glm4_moe_lite": (Glm4MoeLiteConfig, Glm4MoeLiteForCausalLM),
+    "deepseek_v32": (DeepseekV32Config, DeepseekV32ForCausalLM),
+    "glm_moe_dsa": (GlmMoeDsaConfig, GlmMoeDsaForCausalLM),
     "gpt_oss": (GptOssConfig, GptOssForCausalLM),
     "minimax_m2": (MiniMaxM2Config, MiniMaxM2ForCausalLM),
     "qwen3_next": (Qwen3NextConfig, Qwen3NextForCausalLM),
@@ -240,6 +246,8 @@ LATENT_YARN: dict[str, Any] = {
     "mscale": 0.7,
     "mscale_all_dim": 1.0,
 }
+#: With few heads scores are equal: 0 where no head has a positive product, with 8 of them once in 256 keys.
+_INDEXER: dict[str, Any] = {"index_topk": 8, "index_head_dim": 16, "index_n_heads": 16}
 _LINEAR: dict[str, Any] = {
     "num_hidden_layers": 4, "num_key_value_heads": 4, "head_dim": 16, "linear_num_key_heads": 2,
     "linear_num_value_heads": 8, "linear_key_head_dim": 8, "linear_value_head_dim": 12,
@@ -299,6 +307,10 @@ OWN: dict[str, dict[str, Any]] = {
     "deepseek_v3": {**LATENT, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2, "first_k_dense_replace": 1,
                     "num_nextn_predict_layers": 0, "rope_parameters": LATENT_YARN},
     "glm4_moe_lite": {**LATENT, "num_experts_per_tok": 2, "attention_bias": True},
+    "deepseek_v32": {**LATENT, **_INDEXER, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
+                     "first_k_dense_replace": 1, "rope_parameters": LATENT_YARN},
+    "glm_moe_dsa": {**LATENT, **_INDEXER, "num_experts_per_tok": 2, "first_k_dense_replace": 1,
+                    "indexer_types": ["full", "shared", "full"], "attention_bias": True},
     "gpt_oss": {"num_key_value_heads": 4, "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
                 "intermediate_size": 32, "sliding_window": 8, "swiglu_limit": 1.5, "rope_parameters": {
                     "rope_type": "yarn", "rope_theta": 1.5e5, "factor": 8.0, "truncate": False,
@@ -455,6 +467,8 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     ),
     "deepseek-v3": ("deepseek_v3", {}),
     "glm4-moe-lite": ("glm4_moe_lite", {}),
+    "deepseek-v32": ("deepseek_v32", {}),
+    "glm-moe-dsa": ("glm_moe_dsa", {}),
     "gpt-oss": ("gpt_oss", {}),
     "minimax-m2": ("minimax_m2", {}),
     "qwen3-next": ("qwen3_next", {}),

@@ -61,6 +61,7 @@ def is_frequencies(name: str) -> bool:
 #: Families whose checkpoints hold such layers.
 PREDICTING: tuple[Family, ...] = (
     "glm4_moe", "deepseek_v3", "glm4_moe_lite", "qwen3_5_text", "qwen3_5_moe_text", "exaone_moe",
+    "deepseek_v32", "glm_moe_dsa",
 )  # fmt: skip
 
 

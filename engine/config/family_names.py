@@ -10,5 +10,6 @@ FurtherFamily = Literal[
     "hunyuan_v1_moe", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "solar_open",
     "flex_olmo", "youtu", "llama4_text", "mistral4", "phimoe",
     "apertus",
+    "deepseek_v32", "glm_moe_dsa",
     "phi", "olmo", "lfm2", "lfm2_moe",
 ]  # fmt: skip

@@ -14,6 +14,7 @@ from lockstep.engine.config.lfm2 import LFM2, LFM2_MOE
 from lockstep.engine.config.llama4 import LLAMA4
 from lockstep.engine.config.mistral4 import MISTRAL4
 from lockstep.engine.config.phimoe import PHIMOE
+from lockstep.engine.config.sparse_families import DEEPSEEK_V32, GLM_MOE_DSA
 
 
 def _as(family: Family, fields: Fields) -> Own:
@@ -338,6 +339,8 @@ RULES: Mapping[Family, FamilyRules] = {
     "llama4_text": LLAMA4,
     "mistral4": MISTRAL4,
     "phimoe": PHIMOE,
+    "deepseek_v32": DEEPSEEK_V32,
+    "glm_moe_dsa": GLM_MOE_DSA,
     "apertus": FamilyRules(
         _apertus, 65_536, eps=1e-5, theta=12e6, activation=("hidden_act", "xielu"),
         rope={"rope_type": "llama3", "rope_theta": 12e6, "factor": 8.0, "low_freq_factor": 1.0,

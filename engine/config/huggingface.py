@@ -10,6 +10,7 @@ from collections.abc import Mapping, Sequence
 
 from lockstep.engine.config.families import Activation, FamilyRules
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.indexer import INDEXED
 from lockstep.engine.config.linear_attention import LINEAR
 from lockstep.engine.config.short_convolution import CONVOLUTION
 from lockstep.engine.errors import ConfigError
@@ -142,6 +143,8 @@ def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] 
     types = fields.words("layer_types")
     if types is None:
         return None
+    if rules.indexed:
+        types = [FULL if one == INDEXED else one for one in types]
     if len(types) != layers:
         raise ConfigError(
             f"{fields.where}: layer_types has {len(types)} entries, num_hidden_layers is {layers}"

@@ -20,6 +20,7 @@ from lockstep.engine.config.families import (
 )
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.further_families import RULES
+from lockstep.engine.config.indexer import INDEX_EPS, IndexerConfig
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
 from lockstep.engine.config.layer_shapes import LayerInputs, LayerShape, layer_shapes
@@ -86,6 +87,7 @@ class ModelConfig:
     activation: Activation = "silu"
     gated: bool = True  # the MLP: activation(gate) * up, else activation(up)
     latent: LatentConfig | None = None  # keys and values of all heads from one latent
+    indexer: IndexerConfig | None = None  # which keys a query attends to
     clamp: ClampedSwiGLU | None = None  # in the activation's place
     experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
     linear: LinearAttentionConfig | None = None  # in place of attention, of some layers
@@ -136,6 +138,11 @@ class ModelConfig:
         return self.latent is not None and self.latent.bias
 
     @property
+    def index_bias(self) -> bool:
+        """Whether the norm of index keys has a bias: always."""
+        return self.indexer is not None
+
+    @property
     def norm_bias(self) -> bool:
         """Whether the norms of the stream have biases."""
         return self.norm in ("layer", "layer_plus_one")
@@ -181,6 +188,10 @@ class ModelConfig:
     def rotary_dim(self) -> int:
         """Channels of each head that are rotated."""
         return self.head_dim if self.rotary is None else self.rotary
+
+    def as_indexer(self) -> ModelConfig:
+        """The model with the heads, rotation, norm and scale of its indexer as its own."""
+        return self if self.indexer is None else _as_indexer(self, self.indexer)
 
     def of_layer(self, layer: int | None) -> ModelConfig:
         """The model with that layer's rotation and sizes as its own, without experts where that layer has none, and
@@ -269,6 +280,21 @@ class ModelConfig:
 
 
 @cache
+def _as_indexer(model: ModelConfig, indexer: IndexerConfig) -> ModelConfig:
+    return replace(
+        model,
+        num_heads=indexer.heads,
+        num_kv_heads=1,
+        head_dim=indexer.dim,
+        rotary_last=False,
+        neighbours=indexer.neighbours,
+        norm="layer",
+        rms_eps=INDEX_EPS,
+        score_scale=indexer.dim**-0.5,
+    )
+
+
+@cache
 def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
     if model.experts is not None and not any(model.experts.layers[layer : layer + 1]):
         model = replace(model, experts=None)
@@ -282,6 +308,9 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
         there = any(short.layers[layer : layer + 1])
         own_conv = replace(short, layers=(True,) * model.num_layers) if there else None
         model = replace(model, short_conv=own_conv, qk_norm=model.qk_norm and not there)
+    if (indexer := model.indexer) is not None:
+        source = indexer.sources[layer]
+        model = replace(model, indexer=replace(indexer, source=None if source == layer else source))
     if layer < len(model.shapes):
         shape, inputs = model.shapes[layer], model.layer_inputs
         model = replace(

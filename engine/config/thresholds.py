@@ -15,9 +15,9 @@ class Threshold(NamedTuple):
 
 
 def thresholds(model: ModelConfig, chunk: int | None = None) -> list[Threshold]:
-    """Windows and chunks of attention, the contexts beyond which rotations or queries are scaled, and `chunk` (the
-    tokens of a prompt that one pass reads), shortest first; without those that no sequence of the model's context can
-    outgrow."""
+    """Windows and chunks of attention, as many keys as an indexer chooses, the contexts beyond which rotations or
+    queries are scaled, and `chunk` (the tokens of a prompt that one pass reads), shortest first; without those that no
+    sequence of the model's context can outgrow."""
     kind = "attention in chunks" if model.chunked else "the window"
     found = {window: f"{kind} of {window}" for window in model.windows if window is not None}
     ropes = [model.of_layer(layer).rope_scaling for layer in range(model.num_layers)]
@@ -25,6 +25,8 @@ def thresholds(model: ModelConfig, chunk: int | None = None) -> list[Threshold]:
         length = model.max_position if scaling.kind == "dynamic" else scaling.original_max_position
         if length:
             found[length] = f"the original context of {length} ({scaling.kind} rotary scaling)"
+    if (indexer := model.indexer) is not None:
+        found.setdefault(indexer.top_k, f"the {indexer.top_k} keys that an indexer chooses")
     if (queries := model.query_scaling) is not None:
         found.setdefault(
             queries.begins, f"the first {queries.begins} positions, whose queries are not scaled"

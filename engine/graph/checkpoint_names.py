@@ -43,6 +43,8 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "glm4_moe": _SHARED_EXPERTS,
     "deepseek_v2": _SHARED_EXPERTS,
     "deepseek_v3": _SHARED_EXPERTS,
+    "deepseek_v32": _SHARED_EXPERTS,
+    "glm_moe_dsa": _SHARED_EXPERTS,
     "glm4_moe_lite": _SHARED_EXPERTS,
     "exaone4": _BEHIND,
     "flex_olmo": _BEHIND,

@@ -11,10 +11,11 @@ from dataclasses import replace
 from functools import cache
 
 from lockstep.engine.config import Family, ModelConfig
+from lockstep.engine.graph import indexer
 from lockstep.engine.graph.behind_rotation import BEHIND_ROTATION
 from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.experts import EXPERTS, WEIGHED_INPUTS
-from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS
+from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS, ROPE_KEY
 from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
 from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION, OUTPUT
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
@@ -90,8 +91,18 @@ _SOFTMAX_ATTENTION = (
     *BEHIND_ROTATION,
     Operation("attn.k_cache", "cache", {"written": "attn.k_rope"}, "kv_heads", "cache", unless=("latent",)),
     Operation("attn.v_cache", "cache", {"written": "attn.v_norm"}, "kv_heads", "cache", unless=("latent",)),
+    ROPE_KEY,
+    *indexer.PROJECTIONS,
     *EXPANSION,
-    Operation("attn.scores", "scores", {"q": "attn.q_rope", "k": "attn.k_cache"}, "heads", "cells"),
+    *indexer.CHOICE,
+    Operation(
+        "attn.scores",
+        "scores",
+        {"q": "attn.q_rope", "k": "attn.k_cache", "chosen": "attn.index_chosen"},
+        "heads",
+        "cells",
+        optional=("chosen",),
+    ),
     Operation("attn.probs", "softmax", {"scores": "attn.scores"}, "heads", "cells"),
     Operation("attn.context", "context", {"probs": "attn.probs", "v": "attn.v_cache"}, "value_heads"),
     Operation(
@@ -154,6 +165,7 @@ _INSTEAD: Mapping[str, str] = {
     "attn.v_cache": "attn.values",
     "attn.o_proj": "attn.out_proj",
     "attn.gated_norm": "attn.conv_gated",
+    "attn.index_chosen": "attn.shared_chosen",
 }
 #: What reads the first reads the first of these that is there, and comes before it.
 _THROUGH: Mapping[str, tuple[str, ...]] = {
@@ -229,6 +241,8 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "weighed_inputs": model.experts is not None and model.experts.weighed_inputs,
         "parallel": model.parallel,
         "clipped_qkv": model.clip_qkv is not None,
+        "indexer": model.indexer is not None and model.indexer.source is None,
+        "shared_choice": model.indexer is not None and model.indexer.source is not None,
     }
     return frozenset(part for part, there in has.items() if there)
 
@@ -262,7 +276,8 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
                     if (name in there and _ORDER[name] < _ORDER[one.tap]) or name == STREAM or name in OUTSIDE
                 )
                 for role, tap in one.inputs.items()
-                if (role not in one.optional or tap in there) and not _is_elsewhere(one, parts)
+                if (role not in one.optional or any(name in there for name in instead_of(tap)))
+                and not _is_elsewhere(one, parts)
             },
             scaled=one.tap == LAYER_OUTPUT and "layer_scalar" in parts,
         )
@@ -272,7 +287,7 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
 
 def _is_elsewhere(operation: Operation, parts: Collection[Part]) -> bool:
     """Whether what it holds is what another layer has written."""
-    return operation.kind == "cache" and "shared_kv" in parts
+    return operation.kind == "shared_choice" or (operation.kind == "cache" and "shared_kv" in parts)
 
 
 def layer_operations(parts: Collection[Part]) -> tuple[Operation, ...]:
@@ -284,14 +299,19 @@ def operations_of(model: ModelConfig) -> tuple[Operation, ...]:
     """The operations of the model's layers, with the names of its checkpoint. Of a model whose layers differ: of those
     that have all there is; `model.of_layer(i)` has layer i's."""
     found = _operations(parts_of(model), model.family)
-    return found if model.kv_from is None else tuple(_reading(one, model.kv_from) for one in found)
+    return tuple(_reading(one, model) for one in found)
 
 
-def _reading(operation: Operation, layer: int) -> Operation:
-    """The operation in a layer that reads the cache of another one."""
-    if operation.kind != "cache":
+def _reading(operation: Operation, model: ModelConfig) -> Operation:
+    """The operation in a layer that reads the cache or the choice of another one."""
+    if operation.kind == "cache" and model.kv_from is not None:
+        layer = model.kv_from
+    elif operation.kind == "shared_choice" and model.indexer is not None and model.indexer.source is not None:
+        layer = model.indexer.source
+    else:
         return operation
-    return replace(operation, inputs={"written": f"layers.{layer}.{LAYER[operation.tap].inputs['written']}"})
+    read = LAYER[operation.tap].inputs
+    return replace(operation, inputs={role: f"layers.{layer}.{tap}" for role, tap in read.items()})
 
 
 def outside_of(parts: Collection[Part]) -> tuple[Operation, ...]:
@@ -304,7 +324,7 @@ def operation_of(model: ModelConfig, tap: str) -> Operation | None:
     found = _by_tap(parts_of(model), model.family).get(tap) or _outside(model.family).get(tap)
     if found is None or not found.is_in(parts_of(model)):
         return None
-    return found if model.kv_from is None else _reading(found, model.kv_from)
+    return _reading(found, model)
 
 
 @cache

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.linear_attention import L2_EPS
-from lockstep.engine.graph import recurrence, routing
+from lockstep.engine.graph import index_choice, recurrence, routing
 from lockstep.engine.graph.operation import Kind, Operation
 
 Array = NDArray[np.float64]
@@ -185,6 +185,8 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "mixed": routing.mixed,
     "weighed": routing.weighed,
     "plain_sum": routing.plain_sum,
+    "summed_heads": index_choice.summed_heads,
+    "best_keys": index_choice.best_keys,
     "shares": routing.shares,
     "routed": routing.routed,
     "added_to_rows": routing.added_to_rows,
@@ -329,6 +331,17 @@ FORMULAS: Mapping[Kind, Node] = {
     "expert_input": _of("weighed", _X, Node("weights")),
     "times": _of("multiply", _X, Node("gate")),
     "clip": _of("clamped_within", _X, Node("clip")),
+    "index_scores": _of(
+        "where",
+        Node("allowed"),
+        _of(
+            "summed_heads",
+            _of("above_zero", SCALED),
+            _of("multiply", Node("weights"), Node("index_weight")),
+        ),
+    ),
+    "key_choice": _of("best_keys", Node("scores"), Node("index_top_k")),
+    "shared_choice": Node("ids"),
 }
 
 
@@ -340,9 +353,14 @@ def _capped(formula: Node, name: str, cap: float) -> Node:
     return _of("multiply", Node(name), _of("tanh", _of("divide", formula, Node(name)))) if cap else formula
 
 
+def as_seen(operation: Operation | None, model: ModelConfig) -> ModelConfig:
+    """The model with the heads, norm and rotation that an operation has."""
+    return model.as_indexer() if operation is not None and operation.part == "indexer" else model
+
+
 def formula_of(operation: Operation, model: ModelConfig) -> Node:
     """What an operation of this model computes; the leaves that are numbers of the model are in `numbers_of`."""
-    usual = FORMULAS[operation.kind]
+    usual, model = FORMULAS[operation.kind], as_seen(operation, model)
     match operation.kind:
         case "norm":
             weight = _of("add", Node("1"), _WEIGHT) if model.norms_add_one else _WEIGHT
@@ -358,7 +376,7 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
             rotated = rotation_of(model)
             return (
                 substitute(rotated, {"x": _of("last", _X, Node("rope_dim"))})
-                if not operation.sharded
+                if operation.width == "rope_key"
                 else rotated
             )
         case "scores":
@@ -434,12 +452,14 @@ def rotation_of(model: ModelConfig) -> Node:
 
 def eps_of(operation: Operation | None, model: ModelConfig) -> float:
     """What a norm adds to the mean square."""
+    model = as_seen(operation, model)
     of_latent = operation is not None and operation.width in ("latent", "query_latent")
     return model.latent.eps if of_latent and model.latent is not None else model.rms_eps
 
 
 def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[str, float]:
     """The numbers of a model, as an operation has them, by the names of leaves."""
+    model = as_seen(operation, model)
     names = (
         "score_cap",
         "logit_cap",
@@ -456,6 +476,8 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
         more |= {} if experts.jitter is None else {"jitter": experts.jitter}
     if (latent := model.latent) is not None:
         more |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
+    if (indexer := model.indexer) is not None:
+        more |= {"index_top_k": indexer.top_k, "index_weight": indexer.heads**-0.5}
     if (clamp := model.clamp) is not None:
         more |= {"limit": clamp.limit, "slope": clamp.slope}
     if model.clip_qkv is not None:

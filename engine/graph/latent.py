@@ -31,9 +31,9 @@ PROJECTIONS = (
         gguf="attn_kv_a_norm", part="latent",
     ),
 )  # fmt: skip
-#: From the rotated part of a key to what scores and contexts read.
+ROPE_KEY = Operation("attn.rope_key", "rope", {"x": "attn.kv_a_proj"}, "rope_key", "heads", part="latent")
+#: From what is cached to what scores and contexts read.
 EXPANSION = (
-    Operation("attn.rope_key", "rope", {"x": "attn.kv_a_proj"}, "rope_key", "heads", part="latent"),
     Operation("attn.latent_cache", "cache", {"written": "attn.kv_a_norm"}, "latent", "cache", part="latent"),
     Operation("attn.rope_cache", "cache", {"written": "attn.rope_key"}, "rope_key", "cache", part="latent"),
     Operation(

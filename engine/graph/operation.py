@@ -11,8 +11,10 @@ Kind = Literal[
     "head", "choice", "choice_weights", "experts", "combine", "keys", "values", "gate", "conv", "l2_norm", "sigmoid",
     "decay", "state", "delta", "gated_norm", "unit_norm",
     "layer_inputs", "layer_input", "query_scaling", "expert_input",
-    "clip", "times",
+    "clip", "times", "index_scores", "key_choice", "shared_choice",
 ]  # fmt: skip
+#: Those that give whole numbers: what was chosen, which is right or wrong, and never off by a little.
+CHOICES: tuple[Kind, ...] = ("choice", "key_choice", "shared_choice")
 #: What the channels of a tensor are.
 Width = Literal[
     "hidden",
@@ -38,11 +40,15 @@ Width = Literal[
     "conv_channels",
     "layer_inputs",
     "layer_input",
+    "index_heads",
+    "index_key",
+    "index_weights",
+    "index_slots",
 ]
 #: Those that every rank has whole.
 WHOLE: tuple[Width, ...] = (
     "hidden", "experts", "slots", "one", "query_latent", "latent", "rope_key", "written_latent", "layer_inputs",
-    "layer_input",
+    "layer_input", "index_heads", "index_key", "index_weights", "index_slots",
 )  # fmt: skip
 #: T new tokens, K positions attended to, S experts that each token goes to: [T, width] · [T, heads, head_dim] ·
 #: [K, heads, head_dim] · [heads, T, K] · [T, S, width] · [K, width] · [1, heads, key_dim, value_dim] of the last token.
@@ -50,13 +56,15 @@ Form = Literal["rows", "heads", "cache", "cells", "slots", "cached_rows", "state
 #: Those that have a row of each position that is attended to.
 OF_POSITIONS: tuple[Form, ...] = ("cache", "cached_rows")
 #: Flags of `ModelConfig` by which products have biases.
-Bias = Literal["", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias", "head_bias"]
+Bias = Literal[
+    "", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias", "head_bias", "index_bias"
+]
 #: What only some models or engines have.
 Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
     "query_latent", "output_gate", "linear_attn", "rotated_qk_norm", "parallel", "value_norm", "keys_as_values",
     "shared_kv", "layer_inputs", "layer_scalar", "unit_qk_norm", "query_scaling", "weighed_inputs",
-    "clipped_qkv", "delta_net", "short_conv",
+    "clipped_qkv", "delta_net", "short_conv", "indexer", "shared_choice",
 ]  # fmt: skip
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.

@@ -31,7 +31,7 @@ from lockstep.engine.layers.linear import (
 from lockstep.engine.layers.norm import QKNorm
 from lockstep.engine.layers.seen_tiles import AttendedSequence, seen_tiles
 from lockstep.engine.layers.step_inputs import StepInputs
-from lockstep.engine.layers.tiles import Tile
+from lockstep.engine.layers.tiles import Tile, Tiling
 from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.layers.wiring import GrowingTap, Wiring
 from lockstep.engine.parallel import shards
@@ -326,7 +326,14 @@ class Attention:
         v = self.rules.kv_expand(v, self.kv_heads, group)
         tiling = inputs.tiling(index, self.kv_heads, group, self.window, self.chunked)
         attend = self._explicit if self.explicit else self._fused
-        return self.rules.merge(attend(AttendedSequence(index, q, k, v, tiling, inputs)).flatten(0, 1))
+        chosen = self._chosen(index, span, inputs, tiling)
+        return self.rules.merge(
+            attend(AttendedSequence(index, q, k, v, tiling, inputs, chosen)).flatten(0, 1)
+        )
+
+    def _chosen(self, index: int, span: SequenceSpan, inputs: StepInputs, tiling: Tiling) -> Tensor | None:
+        """Of each query of one sequence the keys that it attends to, [T, K] bool; None: all that it sees."""
+        return None
 
     def _fused(self, one: AttendedSequence) -> Tensor:
         """[kv_heads, group, T, D]."""
@@ -334,6 +341,7 @@ class Attention:
         expanded = k.expand(-1, q.shape[1], -1, -1), v.expand(-1, q.shape[1], -1, -1)
         if (
             tiling.causal
+            and one.chosen is None
             and tiling.window is None
             and tiling.queries == tiling.keys > 1
             and _moderate(q, k, v)
@@ -341,7 +349,7 @@ class Attention:
             return F.scaled_dot_product_attention(q, *expanded, is_causal=True, scale=self.scale)
         parts = []
         for tile in tiling.by_rows(FUSED_ROWS):
-            bias = one.inputs.bias(one.index, tiling, tile, every_key=True)
+            bias = one.bias(tile, every_key=True)
             if tiling.queries == 1:  # query heads that share a KV head and their one row of bias
                 rows = q.reshape(self.kv_heads, k.shape[1], -1, self.head_dim)
                 seen = k[:, :, tile.keys], v[:, :, tile.keys]
@@ -380,7 +388,7 @@ class Attention:
         scores = (rows @ k.transpose(-1, -2)).view(*q.shape[:3], -1).mul_(self.scale)
         if self.cap:
             scores = self.rules.soft_cap(scores, self.cap)
-        if (bias := one.inputs.bias(one.index, one.tiling, tile)) is not None:
+        if (bias := one.bias(tile)) is not None:
             scores[..., -bias.shape[1] :] += bias
         return scores
 

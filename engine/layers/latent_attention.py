@@ -90,12 +90,13 @@ class LatentAttention(Attention):
 
     def _written(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, tuple[Tensor, Tensor]]:
         """Queries [T, heads, D], and what is cached: latents [T, 1, kv_rank], the keys' rotated parts [T, 1, rope]."""
+        query: Tensor | None = None
         if "q_a_norm" in self.norms:
             norm = self.norms["q_a_norm"]
-            latent = self.rules.query_latent(self._product("q_a_proj", x), norm.normalised)
+            query = self.rules.query_latent(self._product("q_a_proj", x), norm.normalised)
             if norm.tap:
-                norm.tap(latent)
-            q = self._product("q_b_proj", latent)
+                norm.tap(query)
+            q = self._product("q_b_proj", query)
         else:
             q = self._product("q_proj", x)
         q = self.rotate(q.unflatten(-1, (-1, self.head_dim)), *rope)
@@ -109,11 +110,18 @@ class LatentAttention(Attention):
         key = self.rotate(key.unsqueeze(1), *rope)
         if self.tap_rope_key:
             self.tap_rope_key(key)
+        key = self._with_index(key, x, query, rope)
         return q, (self.rules.cache_heads(latent.unsqueeze(1), 1), self.rules.cache_heads(key, 1))
+
+    def _with_index(
+        self, key: Tensor, x: Tensor, query: Tensor | None, rope: tuple[Tensor, Tensor]
+    ) -> Tensor:
+        """What is cached beside latents [T, 1, …] of tokens [T, hidden] whose queries come from the latents `query`."""
+        return key
 
     def _read(self, index: int, rows: Tensor, pool: KVPool) -> tuple[Tensor, Tensor]:
         """One sequence's keys [K, heads, D] and values [K, heads, value_dim]."""
-        cached = pool.read(self.cache, rows)
+        cached = self._without_index(pool.read(self.cache, rows))
         for tap, x in zip(self.cached_taps, cached, strict=True):
             if tap:
                 tap(x, index)
@@ -126,6 +134,10 @@ class LatentAttention(Attention):
         self._seen(self.tap_keys, keys, index)
         self._seen(self.tap_values, values, index)
         return keys, values
+
+    def _without_index(self, cached: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Of what is cached [K, 1, …] the latents and the rotated parts of keys."""
+        return cached
 
     @staticmethod
     def _seen(tap: TapCallback | None, x: Tensor, index: int) -> None:

@@ -16,6 +16,9 @@ from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules.norm import scaled
 
+#: bias, x, weight, eps, form -> x normed.
+LayerNormRule = Callable[[Tensor | None, Tensor, Tensor, float, NormForm], Tensor]
+
 
 class Norm:
     """Normalises the last axis, whole on every rank: [..., D] -> [..., D]."""
@@ -57,10 +60,10 @@ class LayerNorm(Norm):
         """Checkpoint name -> weight and bias."""
         return {self.name: self.weight, self.bias_name: self.bias}
 
-    def bind(self, wiring: Wiring, tap: str) -> None:
-        """Take the seam in force, and the tap if it is on."""
+    def bind(self, wiring: Wiring, tap: str, rule: LayerNormRule | None = None) -> None:
+        """Take the seam in force, `rule` or that of the model's norms, and the tap if it is on."""
         super().bind(wiring, tap)
-        self.rule = partial(wiring.rules.layer_norm, self.bias)
+        self.rule = partial(rule or wiring.rules.layer_norm, self.bias)
 
 
 class CentredNorm(Norm):

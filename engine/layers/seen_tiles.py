@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 
 from lockstep.engine.layers.step_inputs import StepInputs
@@ -15,7 +17,7 @@ from lockstep.engine.layers.wiring import TapCallback
 @dataclass(frozen=True, slots=True)
 class AttendedSequence:
     """What one sequence of the batch attends with: q [kv_heads, group, T, D], k and v [kv_heads, 1 or group, K, D]; the
-    D of v may be another."""
+    D of v may be another. `chosen`: of each query the keys that it attends to, [T, K] bool; None: all that it sees."""
 
     index: int
     q: Tensor
@@ -23,6 +25,18 @@ class AttendedSequence:
     v: Tensor
     tiling: Tiling
     inputs: StepInputs
+    chosen: Tensor | None = None
+
+    def bias(self, tile: Tile, *, every_key: bool = False) -> Tensor | None:
+        """What is added to the scores of a tile's last keys, or of every one, [queries, keys]; None where all of its
+        keys are seen."""
+        chosen = self.chosen
+        bias = self.inputs.bias(self.index, self.tiling, tile, every_key=every_key or chosen is not None)
+        if chosen is None:
+            return bias
+        own = chosen[tile.rows, tile.keys]
+        bias = torch.zeros(own.shape, dtype=self.q.dtype, device=own.device) if bias is None else bias
+        return bias.masked_fill(~own, -math.inf)
 
 
 Compute = Callable[[Tile], Tensor]

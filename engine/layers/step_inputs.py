@@ -21,6 +21,8 @@ class StepInputs:
         self._made: dict[tuple[int, int | None, int, int, int, int], Tensor] = {}
         self._cells = 0
         self._pages: Pages | None = None
+        #: Of each sequence the rows [T, S] that the last indexer has chosen.
+        self.chosen: dict[int, Tensor] = {}
         own = ("window", "chunk", "mask", "cache_reuse")
         self._as_usual = all(getattr(wiring.rules, seam) is getattr(CORRECT, seam) for seam in own)
 
@@ -58,6 +60,11 @@ class StepInputs:
             allowed = self._allowed(tiling, span.q_positions, rows, read[keys])
             self._made[key] = self._rules.mask(allowed).to(self._dtype)
         return self._made[key]
+
+    def sight(self, index: int, rows: slice, keys: int) -> Tensor:
+        """Which of the last so many keys of the batch's sequence `index` an indexer may choose, [rows, K] bool."""
+        span = self._batch.spans[index]
+        return self._rules.index_sight(span.q_positions, rows, span.kv_positions[span.kv_len - keys :])
 
     def _allowed(self, tiling: Tiling, queries: Tensor, rows: slice, keys: Tensor) -> Tensor:
         """Which of those keys each of the queries `rows` may see, by their positions."""

@@ -102,8 +102,14 @@ def cached(model: ModelConfig, tp: int, rank: int) -> tuple[int, tuple[int, int]
     """What a rank's cache holds of a token in a layer: so many rows of these two widths, of keys and of values; of
     latents one of each, the same on every rank."""
     if (latent := model.latent) is not None:
-        return 1, (latent.kv_rank, latent.rope_dim)
+        return 1, (latent.kv_rank, latent.rope_dim + index_dim(model))
     return kv_heads(model, tp, rank).size, (model.head_dim, model.head_dim)
+
+
+def index_dim(model: ModelConfig) -> int:
+    """Channels of an index key, which lies behind the rotated part of a key in the cache; 0 where a layer has none."""
+    there = model.indexer is not None and model.indexer.source is None
+    return model.indexer.dim if model.indexer is not None and there else 0
 
 
 def cached_layers(model: ModelConfig) -> list[int]:
@@ -226,6 +232,7 @@ def size_of(width: Width, model: ModelConfig) -> int:
         "layer_inputs": 0 if model.layer_inputs is None else model.layer_inputs.total,
         "layer_input": 0 if model.layer_inputs is None else model.layer_inputs.width,
         **_latent_sizes(model),
+        **_indexer_sizes(model),
         "head": model.num_heads,
         **(
             {}
@@ -258,6 +265,17 @@ def _latent_sizes(model: ModelConfig) -> dict[Width, int]:
         "rope_key": latent.rope_dim,
         "written_latent": latent.written_dim,
         "expanded_heads": model.num_heads * latent.expanded_dim,
+    }
+
+
+def _indexer_sizes(model: ModelConfig) -> dict[Width, int]:
+    if (indexer := model.indexer) is None:
+        return {}
+    return {
+        "index_heads": indexer.heads * indexer.dim,
+        "index_key": indexer.dim,
+        "index_weights": indexer.heads,
+        "index_slots": indexer.top_k,
     }
 
 
@@ -308,7 +326,7 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
             split = 0 if one.sharded and model.qk_norm_whole else None
             size = model.head_dim if one.sharded and split is None else rows
             found[f"{one.module}.weight"] = _Parameter((size,), split, one.width)
-            if one.bias and model.norm_bias:
+            if one.bias and getattr(model, one.bias):
                 found[f"{one.module}.bias"] = _Parameter((size,))
             continue
         split = 0 if one.sharded else None

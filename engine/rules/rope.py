@@ -91,6 +91,11 @@ def in_heads_of(model: ModelConfig, rotate: Rotate) -> Rotate:
     return partial(_last_channels if model.rotary_last else _first_channels, rotate)
 
 
+def in_first_channels(rotate: Rotate, *, neighbours: bool) -> Rotate:
+    """The same for heads of which as many first channels are rotated as there are angles for."""
+    return partial(_first_channels, partial(_neighbours, rotate) if neighbours else rotate)
+
+
 def _unrotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return x
 

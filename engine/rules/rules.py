@@ -20,14 +20,15 @@ from lockstep.engine.checkpoint.load import own_tensor
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Activation, Gating, NormForm
+from lockstep.engine.config.indexer import IndexerConfig
 from lockstep.engine.config.layer_shapes import LayerInputs
 from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import activation, defaults, latent, per_layer, recurrence, routing
+from lockstep.engine.rules import activation, defaults, indexer, latent, per_layer, recurrence, routing
 from lockstep.engine.rules.norm import layer_norm, rms_norm
-from lockstep.engine.rules.rope import cos_sin, frequencies, rotate_half_split
+from lockstep.engine.rules.rope import Rotate, cos_sin, frequencies, rotate_half_split
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,6 +68,12 @@ class Rules:
         latent.normed_latent
     )
     latent_keys: Callable[[Tensor, Tensor], Tensor] = latent.with_shared_part
+    index_norm: Callable[[Tensor | None, Tensor, Tensor, float, NormForm], Tensor] = layer_norm
+    index_keys: Callable[[Tensor, Rotate, Tensor, Tensor], Tensor] = indexer.rotated_keys
+    index_sight: Callable[[Tensor, slice, Tensor], Tensor] = indexer.within_sight
+    index_scores: Callable[[Tensor, Tensor, Tensor, IndexerConfig], Tensor] = indexer.scores
+    key_choice: Callable[[Tensor, int], Tensor] = indexer.best_keys
+    chosen_keys: Callable[[Tensor, int], Tensor] = indexer.chosen_alone
     cache_layer: Callable[[int], int] = defaults.own_cache
     shared_cache: Callable[[ModelConfig, int], int] = per_layer.source_of
     value_norm: Callable[[Tensor, Callable[[Tensor], Tensor], float], Tensor] = per_layer.unit_norm

@@ -60,7 +60,7 @@ def tap_elements(model: ModelConfig, tap: str, size: PassSize) -> int:
     if operation is None or operation.kind == "head":  # a row for each sequence
         return model.vocab_size
     if operation.form == "cells":
-        return model.num_heads * size.new * size.keys
+        return (model.num_heads if operation.sharded else 1) * size.new * size.keys
     if operation.form == "state":
         return 0 if model.linear is None else model.linear.key_dim * size_of(operation.width, model)
     slots = model.experts.top_k if operation.form == "slots" and model.experts is not None else 1

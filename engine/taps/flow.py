@@ -59,4 +59,7 @@ def inputs_of(tap: str, num_layers: int = 0, known: Container[str] = ()) -> tupl
         # another layer's, and which one no name tells
         before = (f"layers.{i}.{local_name(tap)}" for i in reversed(range(layer)))
         found += [one for one in before if one in known]
+    if operation.kind == "shared_choice" and layer:  # that of the last layer before it that chooses itself
+        chosen = (f"layers.{i}.{one}" for i in reversed(range(layer)) for one in operation.inputs.values())
+        found += [one for one in chosen if one in known][:1]
     return tuple(found)

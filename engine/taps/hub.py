@@ -160,10 +160,18 @@ class TapHub:
         )
         self._captured: list[Captured] = []
         self._told = 0  # how many of those were handed out at pauses of this pass
+        most = None if model.indexer is None else model.indexer.top_k
+        #: Of scores how many keys a query sees at most. An indexer chooses as many as a window has.
         self._windows = {
-            place: model.windows[i] if model.windows else None
+            place: model.windows[i] if model.windows else most
             for i in range(model.num_layers)
             if (place := self.places.get(f"layers.{i}.attn.scores")) is not None
+        }
+        self._attention = {place + after for place in self._windows for after in (0, 1)}
+        self._windows |= {
+            place: None
+            for i in range(model.num_layers)
+            if (place := self.places.get(f"layers.{i}.attn.index_scores")) is not None
         }
 
     def tap(self, name: str) -> RankTap | StatisticsTap | None:
@@ -291,7 +299,7 @@ class TapHub:
 
     def _is_attention(self, index: int) -> bool:
         """Whether the tap is scores or probs."""
-        return index in self._windows or index - 1 in self._windows
+        return index in self._attention
 
     def _rows(self, index: int, attention: Sequence[int]) -> int:
         """How many of the newest rows of [heads, T, K] at a tap are handed over."""

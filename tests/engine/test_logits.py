@@ -133,7 +133,7 @@ def test_a_prompt_in_chunks_is_rotated_as_the_whole(
 
 
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("name", ["qwen2-window", "llama-bias"])
+@pytest.mark.parametrize("name", ["qwen2-window", "llama-bias", "glm-moe-dsa"])
 def test_a_ragged_batch_matches_each_sequence_alone(
     name: str, tp: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
 ) -> None:

@@ -16,6 +16,7 @@ import numpy as np
 from msgspec import structs
 
 from lockstep.engine.graph import Kind
+from lockstep.engine.graph.operation import CHOICES
 from lockstep.engine.scratch import ScratchFolder
 from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import Session
@@ -29,9 +30,9 @@ from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.patches import Patch
 from lockstep.workbench.judgements.golden_event import RoutingReplay
 
-#: What is forced: the experts that a token goes to, or these and their weights.
+#: What is forced: the experts that a token goes to and the keys that an indexer chose, or the experts' weights as well.
 Forced = Literal["ids", "weights"]
-_KINDS: Mapping[Forced, tuple[Kind, ...]] = {"ids": ("choice",), "weights": ("choice", "choice_weights")}
+_KINDS: Mapping[Forced, tuple[Kind, ...]] = {"ids": CHOICES, "weights": (*CHOICES, "choice_weights")}
 
 
 def replay_routing(
@@ -41,8 +42,8 @@ def replay_routing(
     forced: Forced,
     progress: Progress = lambda what, done, of: None,
 ) -> CheckResult:
-    """`result` with what becomes of its logits under the reference's routing; as it is of a model without experts."""
-    if inferior.model.experts is None or result.golden_session is None:
+    """`result` with what becomes of its logits under the reference's routing; as it is of a model without choices."""
+    if (inferior.model.experts is None and inferior.model.indexer is None) or result.golden_session is None:
         return result
     with ExitStack() as stack:
         folder = stack.enter_context(ScratchFolder.make("routing"))

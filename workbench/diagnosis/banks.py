@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.engine.graph.operation import CHOICES
 from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
 from lockstep.workbench.diagnosis.hypotheses.behind_rotation import query_scalings, rotated_norms
 from lockstep.workbench.diagnosis.hypotheses.clipping import clippings
@@ -59,6 +60,12 @@ from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
 from lockstep.workbench.diagnosis.variants.attention.combined_scores import combined_scores
 from lockstep.workbench.diagnosis.variants.attention.context import contexts
 from lockstep.workbench.diagnosis.variants.attention.head_maps import score_heads, softmax_heads, value_heads
+from lockstep.workbench.diagnosis.variants.attention.index_choices import (
+    index_scores,
+    key_choices,
+    shared_choices,
+    unsparse_scores,
+)
 from lockstep.workbench.diagnosis.variants.attention.mask import irregular_masks, masks
 from lockstep.workbench.diagnosis.variants.attention.merged_heads import merged_heads
 from lockstep.workbench.diagnosis.variants.attention.padded_keys import padded_keys
@@ -89,7 +96,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "rope": (rotations, partial_rotations, coarse_rotations),
     "cache": (caches, cache_lengths, cached_numbers),
     "keys": (shared_parts,),
-    "scores": (scores, score_heads, score_biases, score_factors, masks),
+    "scores": (unsparse_scores, scores, score_heads, score_biases, score_factors, masks),
     "softmax": (softmaxes, softmax_fits, softmax_heads),
     "context": (contexts, merged_heads, value_heads),
     "weights": (likely,),
@@ -99,6 +106,9 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "activation": (row_edits,),
     "head": (product_maps, product_edits, processed),
     "choice": (routing_edits, masked_groups),
+    "index_scores": (index_scores,),
+    "key_choice": (key_choices,),
+    "shared_choice": (shared_choices,),
     "choice_weights": (routing_edits,),
     "combine": (routing_edits,),
     MIXTURE: (terms_of_ranks, mixture_edits, other_experts_within),
@@ -155,7 +165,7 @@ UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
 def stages(operation: str) -> tuple[tuple[Bank, ...], ...]:
     """The banks that are tried first, and those that are tried where no variant of these fits. Whole numbers, as those
     of experts, are neither rounded nor scaled."""
-    if operation == "choice":
+    if operation in CHOICES:
         return (BANKS[operation],)
     return (
         (*BANKS.get(operation, ()), *EVERYWHERE),

@@ -1,4 +1,5 @@
-"""A routing flip in figures: by how little the reference chose as it did, and what moved the engine's choice.
+"""A flip in figures, of routing or of an indexer's choice of keys: by how little the reference chose as it did, and
+what moved the engine's choice.
 
 The row of a token that flips is followed from the stream that enters the model on: what the error that it has there
 does to the router's logits says whether the choice would be the engine's already.
@@ -39,13 +40,13 @@ def flips_in_figures(
 
 
 def _of_tap(one: TapVerdict, engine: Recording, golden: Recording, facts: Facts) -> Iterator[RoutingFlip]:
-    place = (one.step, one.seq)
+    place, keys = (one.step, one.seq), ".attn." in one.tap
     ours, theirs = (side.whole_or_none(one.tap, *place) for side in (engine, golden))
-    router = near("mlp.router", layer_of(one.tap), 0)
-    logits = golden.whole_or_none(router, *place)
+    scored = near("attn.index_scores" if keys else "mlp.router", layer_of(one.tap), 0)
+    logits = golden.whole_or_none(scored, *place)
     if ours is None or theirs is None or ours.shape != theirs.shape:
         return
-    choice = None if logits is None or facts.model_free else _Choice.of(one.tap, facts)
+    choice = None if logits is None or keys or facts.model_free else _Choice.of(one.tap, facts)
     positions = engine.sequences(one.step)[one.seq].positions
     for row in np.flatnonzero((np.sort(ours, -1) != np.sort(theirs, -1)).any(-1)).tolist():
         taken, lost = (sorted(set(a[row]) - set(b[row])) for a, b in ((ours, theirs), (theirs, ours)))
@@ -54,6 +55,8 @@ def _of_tap(one: TapVerdict, engine: Recording, golden: Recording, facts: Facts)
         if choice is not None and logits is not None:
             margin, rounding = choice.margin(logits[row], lost, taken, UNIT[engine.dtype])
             origin = _origin(choice, _FlippedRow(engine, golden, one, row), set(ours[row]))
+        elif keys and logits is not None:
+            margin, rounding = _margin_of_keys(logits[0, row], lost, taken, UNIT[engine.dtype])
         yield RoutingFlip(
             one.tap,
             one.step,
@@ -65,6 +68,19 @@ def _of_tap(one: TapVerdict, engine: Recording, golden: Recording, facts: Facts)
             rounding,
             origin,
         )
+
+
+def _margin_of_keys(
+    scores: Array, lost: Sequence[float], taken: Sequence[float], unit: float
+) -> tuple[float, float]:
+    """By how much the best of the lost keys scored more than the worst of those that were taken, [K] in all; and by how
+    much one rounding moves both together, where they are as large as the largest score."""
+    best, worst = (
+        np.array([scores[int(one)] for one in keys if 0 <= one < len(scores)] or [0.0])
+        for keys in (lost, taken)
+    )
+    seen = scores[np.isfinite(scores)]
+    return float(best.max() - worst.min()), 2 * unit * float(np.abs(seen).max(initial=0.0))
 
 
 @dataclass(frozen=True, slots=True)

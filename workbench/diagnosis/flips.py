@@ -1,4 +1,5 @@
-"""Routing flips: tokens that went to other experts than the reference's because two were equally good within rounding.
+"""Routing flips: tokens that went to other experts than the reference's because two were equally good within rounding,
+and queries for which an indexer chose other keys.
 
 Everything that is computed from such a token's row differs by far more than rounding, and nothing is wrong. What
 follows from a flip is not judged against the reference; on its own inputs it is, as everything.
@@ -6,13 +7,17 @@ follows from a flip is not judged against the reference; on its own inputs it is
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from msgspec import structs
 
-from lockstep.engine.taps.names import operation_at
+from lockstep.engine.graph import instead_of
+from lockstep.engine.graph.operation import CHOICES
+from lockstep.engine.taps.flow import near
+from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.flip_figures import flips_in_figures
 from lockstep.workbench.diagnosis.judgement import TapVerdict
 from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
@@ -22,9 +27,9 @@ from lockstep.workbench.judgements.golden_event import RoutingFlip, TokenMismatc
 
 
 def is_choice(tap: str) -> bool:
-    """Whether it holds the numbers of chosen experts: equal or not, never off by a little."""
+    """Whether it holds the numbers of chosen experts or keys: equal or not, never off by a little."""
     operation = operation_at(tap)
-    return operation is not None and operation.kind == "choice"
+    return operation is not None and operation.kind in CHOICES
 
 
 #: How the reason of what follows from one ends.
@@ -57,7 +62,8 @@ class Flips:
             and self.own.is_right(verdict.tap, verdict.step, verdict.seq) is True
         )
         if flip:
-            why = "other experts than the reference's, by a margin within rounding"
+            what = "experts" if local_name(verdict.tap).startswith("mlp.") else "keys"
+            why = f"other {what} than the reference's, by a margin within rounding"
             verdict = replace(verdict, verdict="suspect", reason=why)
             self.found.append(verdict)
         elif follows and verdict.verdict == "fail":
@@ -67,6 +73,25 @@ class Flips:
         # What fails for another reason hands on no flip.
         self.following.note(replace(verdict, verdict="pass"), follows or flip)
         return verdict
+
+    def of_sparse_scores(self, verdict: TapVerdict, dtype: str) -> TapVerdict:
+        """The verdict, of scores of chosen keys no overflow where the reference at `dtype` chooses others itself."""
+        if not (math.isinf(verdict.floor) and self._is_sparse(verdict.tap)):
+            return verdict
+        reason = f"the reference chooses other keys itself in {dtype}"
+        return replace(verdict, floor=math.nan, reason=reason)
+
+    def hides_others(self, verdict: TapVerdict) -> bool:
+        """Whether scores are infinite where the reference's are not as other keys were chosen, by a margin within
+        rounding."""
+        return self._is_sparse(verdict.tap) and self.following.has_failed(verdict.seq, verdict.tap)
+
+    def _is_sparse(self, tap: str) -> bool:
+        """Whether these are scores of the keys that an indexer chose."""
+        operation, layer = operation_at(tap), layer_of(tap)
+        if operation is None or operation.kind != "scores":
+            return False
+        return any(self.own.taps.has(near(one, layer, 0)) for one in instead_of(operation.inputs["chosen"]))
 
     def in_figures(
         self, engine: Recording, golden: Recording, verdicts: Sequence[TapVerdict]

@@ -35,6 +35,8 @@ _FAMILIES: tuple[tuple[str, ...], ...] = (
     ("attn.k_cache", "attn.v_cache"),
     ("attn.latent_cache", "attn.rope_cache"),
     ("attn.q_a_norm", "attn.kv_a_norm"),
+    ("attn.index_q_rope", "attn.index_k_rope"),
+    ("attn.index_chosen", "attn.shared_chosen"),
     (*(one.tap for one in LAYER.values() if one.kind == "norm" and one.width == "hidden"), "final_norm"),
     ("attn.in_proj_b", "attn.in_proj_a"),
     ("mlp.gate", "mlp.up"),

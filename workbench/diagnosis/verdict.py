@@ -139,8 +139,8 @@ def _judge_taps(
         upstream.enter(place.step)
         flips.following.enter(place.step)
         inherited = upstream.has_failed(place.seq, place.tap)
-        verdict = verdict_of(place, limits)
-        if not place.engine.broken:
+        verdict = flips.of_sparse_scores(verdict_of(place, limits), limits.whole.dtype)
+        if not place.engine.broken or flips.hides_others(verdict):
             verdict = flips.excused(verdict, inherited)
         if verdict.verdict == "fail" and not inherited and not place.engine.broken:
             verdict = _reconsidered(flips.own, verdict, upstream.ratio(place.seq, place.tap))

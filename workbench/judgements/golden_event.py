@@ -77,11 +77,12 @@ class TokenMismatch(msgspec.Struct, frozen=True):
 
 
 class RoutingFlip(msgspec.Struct, frozen=True):
-    """A token that goes to other experts than the reference's, as two were equally good within rounding: its step,
-    sequence and position, the experts that it goes to (`taken`) and those that the reference chose in their place
-    (`lost`). `margin`: how much better the reference's were, by its own scores; `rounding`: by how much one rounding of
-    their logits moves those. `origin`: the operation from which on what the token's row is off by turns the choice.
-    None and "" where they cannot be said. `follows`: operations of the step and sequence that differ by what follows.
+    """A token that goes to other experts than the reference's, or whose query attends to other keys, as two were
+    equally good within rounding: its step, sequence and position, the experts or keys that it chose (`taken`) and those
+    that the reference chose in their place (`lost`). `margin`: how much better the reference's were, by its own scores;
+    `rounding`: by how much one rounding of their logits moves those. `origin`: the operation from which on what the
+    token's row is off by turns the choice. None and "" where they cannot be said. `follows`: operations of the step and
+    sequence that differ by what follows.
     """
 
     tap: str
@@ -99,7 +100,7 @@ class RoutingFlip(msgspec.Struct, frozen=True):
         """Where, which experts, by how little, and since when."""
         taken, lost = (", ".join(map(str, one)) for one in (self.taken, self.lost))
         at = f"{self.tap} at step {self.step}, sequence {self.seq}, position {self.position}"
-        words = f"{at}: expert {taken} for {lost}"
+        words = f"{at}: {'key' if '.attn.' in self.tap else 'expert'} {taken} for {lost}"
         if self.margin is not None and self.rounding:
             words += f", which scored {number(self.margin)} more: {self.margin / self.rounding:.2g} roundings"
         if self.origin:
@@ -227,7 +228,7 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
         """The first routing flips, how many more there are, and what the reference's routing changes."""
         reported = tuple(flip.in_words() for flip in self.flips[:_FLIPS])
         if more := len(self.flips) - len(reported):
-            reported += (f"and {more} more tokens went to other experts within rounding",)
+            reported += (f"and {more} more tokens went to other experts or keys within rounding",)
         if self.replay is not None:
             return (*reported, self.replay.in_words())
         return (*reported, _SUGGESTED) if reported else reported

@@ -30,7 +30,7 @@ class Capture:
 
     statistics: bool = True
     full: tuple[str, ...] = ()
-    last: tuple[str, ...] = ("layers.*.attn.probs",)
+    last: tuple[str, ...] = ("layers.*.attn.probs", "layers.*.attn.*_chosen")
     #: Of a step's tensors in the session, those in `full` aside; what does not fit is said there.
     budget_bytes: int | None = None
 

@@ -22,6 +22,7 @@ from lockstep.engine.taps.names import is_kept_whole, newest_rows
 from lockstep.engine.taps.parts import PARTS
 from lockstep.workbench.references import llama4
 from lockstep.workbench.references.arrays import NewestRows, Seen
+from lockstep.workbench.references.indexer import chosen_rows, with_chosen
 from lockstep.workbench.references.scaled_queries import in_pairs, scales_queries
 
 NAME = "lockstep_eager"
@@ -48,15 +49,26 @@ def _eager_with_taps(
     query: Tensor,
     key: Tensor,
     value: Tensor,
-    attention_mask: Tensor | _MaskRows,
+    attention_mask: Tensor | _MaskRows | _WholeMask,
     scaling: float,
     softcap: float | None = None,
     s_aux: Tensor | None = None,
+    indices: Tensor | None = None,
     **_: Any,
 ) -> tuple[Tensor, Tensor | None]:
-    """query [1, heads, T, D], key and value [1, kv_heads, K, D], sinks [heads] -> context [1, T, heads, D], probs."""
+    """query [1, heads, T, D], key and value [1, kv_heads, K, D], sinks [heads], what an indexer chose [1, T, S] ->
+    context [1, T, heads, D], probs."""
     listener = _listeners.get(id(module))
     keys, values = (_repeat_kv(kv, module.num_key_value_groups) for kv in (key, value))
+    if indices is not None:
+        assert isinstance(attention_mask, Tensor), "an indexer is given its mask whole"
+        if listener is not None:
+            own = "index_chosen" if module.indexer is not None else "shared_chosen"
+            ids = chosen_rows(indices[0], attention_mask[0, 0], module.config.index_topk)
+            listener(module.layer_idx, {own: ids})
+        attention_mask = with_chosen(indices, attention_mask)
+        if not is_kept_whole(*attention_mask.shape[2:]):
+            attention_mask = _WholeMask(attention_mask)
     if isinstance(attention_mask, Tensor):
         context, scores, probs = _whole(query, keys, values, attention_mask, Extras(scaling, softcap, s_aux))
     else:
@@ -133,7 +145,7 @@ def _whole(
 
 
 def _by_rows(
-    query: Tensor, keys: Tensor, values: Tensor, mask: _MaskRows, extras: Extras
+    query: Tensor, keys: Tensor, values: Tensor, mask: _MaskRows | _WholeMask, extras: Extras
 ) -> tuple[Tensor, Seen, Seen]:
     """The same, some queries at a time."""
     (heads, new), count = query.shape[1:3], keys.shape[2]
@@ -190,9 +202,20 @@ class _MaskRows:
         return mask
 
 
+@dataclass(frozen=True, slots=True)
+class _WholeMask:
+    """A mask [1, 1, T, K] that is there."""
+
+    mask: Tensor
+
+    def rows(self, rows: slice) -> Tensor:
+        """[1, 1, rows, K]."""
+        return self.mask[:, :, rows]
+
+
 def _mask(*, q_length: int, kv_length: int, q_offset: int = 0, **settings: Any) -> Tensor | _MaskRows:
     settings["kv_length"] = kv_length
-    if not is_kept_whole(q_length, kv_length):
+    if not is_kept_whole(q_length, kv_length) and not hasattr(settings.get("config"), "index_topk"):
         return _MaskRows(q_offset, settings)
     mask: Tensor = eager_mask(q_length=q_length, q_offset=q_offset, **settings)
     return mask

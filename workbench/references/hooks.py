@@ -10,6 +10,8 @@
 | `gated`, `act` | what goes into `o_proj`, `down_proj` |
 | `conv_*` … `delta` | the functions of linear attention (`recurrence.py`) |
 | `conv_in`, `conv` | the functions of short convolutions (`short_convolution.py`) |
+| `index_q_rope` … `index_scores` | the indexer (`indexer.py`) |
+| `index_chosen`, `shared_chosen` | the attention interface |
 | `router`, `topk_ids`, `topk_weights` | what the router gives |
 | `experts.*` | the experts interface (`experts.py`) |
 | `combine` | the output of the module in place of the MLP |
@@ -43,6 +45,7 @@ from lockstep.workbench.references import llama4
 from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
 from lockstep.workbench.references.experts import hearing, in_order
+from lockstep.workbench.references.indexer import indexing
 from lockstep.workbench.references.recurrence import following
 from lockstep.workbench.references.scaled_queries import rotating
 from lockstep.workbench.references.short_convolution import convolving
@@ -104,8 +107,8 @@ def tapped(model: Any, see: See) -> Iterator[None]:
     with ExitStack() as stack:
 
         def after(module: nn.Module, tap: str, shaped: Shaped = _same) -> None:
-            def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-                see(tap, shaped(_unbatched(output)))
+            def hook(_module: nn.Module, _args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+                see(tap, shaped(_unbatched(output if isinstance(output, Tensor) else output[0])))
 
             stack.callback(module.register_forward_hook(hook).remove)
 
@@ -144,6 +147,9 @@ def tapped(model: Any, see: See) -> Iterator[None]:
                     llama4.tap_experts(mixture, partial(_see_within, see, i), stack)
                 else:
                     _tap_experts(mixture, f"layers.{i}.mlp", see, stack)
+            if own.indexer is not None and own.indexer.source is None:
+                see_own = partial(_see_within, see, i)
+                stack.enter_context(indexing(layer.self_attn.indexer, own.indexer, see_own))
             if own.family == "llama4_text":
                 llama4.tap_attention(layer.self_attn, own, partial(_see_within, see, i), stack)
 

@@ -69,7 +69,7 @@ def _heard(
 def in_pairs(x: Tensor, attention: Any) -> Tensor:
     """[N, heads, D] of latent attention, whose last channels were rotated, in the order that the checkpoint has them:
     where neighbours are rotated together first ones of all pairs come before second ones in transformers."""
-    if not getattr(attention.config, "rope_interleave", False):
+    if not (getattr(attention.config, "rope_interleave", False) or hasattr(attention, "indexer")):
         return x
     rotated = attention.qk_rope_head_dim
     pairs = x[..., -rotated:].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)

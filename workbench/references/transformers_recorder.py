@@ -87,7 +87,11 @@ class _TransformersModel:
         """Without a config every layer of the cache is complete; sliding-window layers would drop old keys. Where some
         have states it must be told which."""
         config = self.model.config
-        return DynamicCache(config=config if model_config(self.model).stateful else None)
+        ours = model_config(self.model)
+        typed = (
+            bool(ours.stateful) or ours.indexer is not None
+        )  # whose layers keep other things than keys and values
+        return DynamicCache(config=config if typed else None)
 
     def meta(self) -> SessionMeta:
         config = self.model.config.to_dict()

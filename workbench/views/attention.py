@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.sessions import slices
 from lockstep.sessions.layouts import Rebuilt
+from lockstep.workbench.views.chosen_keys import left_out
 from lockstep.workbench.views.difference import less
 from lockstep.workbench.views.present_layer import present_layer
 from lockstep.workbench.views.source import SessionSource
@@ -50,7 +51,8 @@ class LayerAttention:
     """One layer at one step (the one before, where a step under way has not come to it): all query heads, or
     the one asked for. `values[heads, queries, keys]` are of all; row i
     is the query at position `first_query + i`; -inf is a key that the mask hides. None with the reason in `missing`.
-    `golden` has the same shape, or is None. `dropped` says what of it the capture's budget had no room for."""
+    `golden` has the same shape, or is None. `left_out[queries, keys]`: what an indexer did not choose of what a query
+    sees; None where none was recorded. `dropped` says what of it the capture's budget had no room for."""
 
     layer: int
     step: int
@@ -60,6 +62,7 @@ class LayerAttention:
     first_query: int = 0
     heads: tuple[AttentionHead, ...] = ()
     golden: NDArray[np.float32] | None = None
+    left_out: NDArray[np.bool_] | None = None
     missing: str = ""
     dropped: str = ""
 
@@ -92,7 +95,10 @@ def attention(
     if head is not None and not 0 <= head < count:
         return replace(found, missing=f"there is no head {head}: the layer has {count}")
     heads = _heads(source, values, range(count) if head is None else (head,), kind)
-    return replace(found, values=values, first_query=first, heads=heads, dropped=reported)
+    unseen = left_out(source, where, layer, first, values.shape[1:])
+    if unseen is not None:  # what is attended to all the same must be seen
+        values[:, unseen & (values == 0).all(axis=0)] = -np.inf
+    return replace(found, values=values, first_query=first, heads=heads, left_out=unseen, dropped=reported)
 
 
 def attention_and_golden(

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from lockstep.sessions.errors import SessionError
 from lockstep.workbench.views.cached_lengths import runs, span
+from lockstep.workbench.views.chosen_keys import newest_left_out
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
 
@@ -25,7 +26,7 @@ Rows = NDArray[np.float32]  # [positions, heads, head_dim] of one layer on one r
 class CacheRows:
     """What was captured of the cache after a step. `values[layers × ranks, positions]`: L2 norms, or the error
     relative to golden's norm; -inf where a layer was not captured, or has no row yet. `findings` are (words, cells of
-    the map)."""
+    the map). `left_out`: by layer which positions an indexer did not choose for the newest query."""
 
     values: NDArray[np.float32] | None
     ranks: int
@@ -33,6 +34,7 @@ class CacheRows:
     has_golden: bool
     findings: tuple[str, ...] = ()
     marks: frozenset[tuple[int, int]] = frozenset()
+    left_out: Mapping[int, NDArray[np.bool_]] = field(default_factory=dict)
 
 
 #: What a cache holds, in words, by its tap.
@@ -90,7 +92,13 @@ def cache_rows(source: SessionSource, where: Where, layers: int, kind: str, erro
         _look(odd, layer, y, rows, norms, kind)
         if source.passed(where, f"layers.{layer}.attn.{kind}") == where:
             _compare(odd, layer, y, rows, before.get((layer, rank)), written)
-    return CacheRows(values, ranks, error and bool(theirs), bool(theirs), odd.told(), frozenset(odd.marks))
+    unread = {
+        layer: unseen
+        for layer, _ in now
+        if (unseen := newest_left_out(source, where, layer, length)) is not None
+    }
+    marks = frozenset(odd.marks)
+    return CacheRows(values, ranks, error and bool(theirs), bool(theirs), odd.told(), marks, unread)
 
 
 def _captured(source: SessionSource, where: Where, layers: int, kind: str) -> dict[tuple[int, int], Rows]:

@@ -110,6 +110,8 @@ _OWN: dict[str, Callable[[Any], dict[str, Any]]] = {
         },
     },
     "glm4_moe_lite": lambda config: {"neighbours": config.rope_interleave},
+    "deepseek_v32": lambda config: {"neighbours": True, "indexer": _indexer(config, neighbours=False)},
+    "glm_moe_dsa": lambda config: {"neighbours": True, "indexer": _indexer(config, neighbours=True)},
     "minimax_m2": lambda config: {"qk_norm_whole": True},
     "gpt_oss": lambda config: {
         "norm": "wide",
@@ -229,6 +231,19 @@ def _lfm2(config: Any) -> dict[str, Any]:
     return {"short_conv": own, "intermediate_size": layer.w1.out_features}
 
 
+def _indexer(config: Any, neighbours: bool) -> dict[str, Any]:
+    types = getattr(config, "indexer_types", ["full"] * config.num_hidden_layers)
+    full = [i for i, kind in enumerate(types) if kind == "full"]
+    return {
+        "heads": config.index_n_heads,
+        "dim": config.index_head_dim,
+        "top_k": config.index_topk,
+        "neighbours": neighbours,
+        "sources": tuple(max(j for j in full if j <= i) for i in range(len(types))),
+        "source": None,
+    }
+
+
 _OWN |= {"lfm2": _lfm2, "lfm2_moe": _lfm2}
 _OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
@@ -246,7 +261,8 @@ def _experts(config: Any) -> dict[str, Any] | None:
     dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
     kind = config.model_type
     sigmoid = kind in (
-        "glm4_moe", "glm4_moe_lite", "deepseek_v3", "minimax_m2", "dots1", "exaone_moe", "solar_open",
+        "glm4_moe", "glm4_moe_lite", "deepseek_v3", "deepseek_v32", "glm_moe_dsa", "minimax_m2", "dots1",
+        "exaone_moe", "solar_open",
     )  # fmt: skip
     dense_first = 1 if kind in ("glm4_moe_lite", "ernie4_5_moe") else 0
     first = 0 if kind == "solar_open" else getattr(config, "first_k_dense_replace", dense_first)

@@ -13,9 +13,7 @@ _MOE = "a mixture of experts of its own"
 #: By transformers' name -> some of what it has.
 FAMILIES: dict[str, tuple[str, ...]] = {
     "gemma3n": ("inputs of each layer's own",),
-    "deepseek_v32": ("sparse attention by an indexer", "keys and values from latents (MLA)"),
-    "deepseek_v4": (_MOE,),
-    "glm_moe_dsa": ("sparse attention by an indexer",),
+    "deepseek_v4": (_MOE, "sparse attention by an indexer"),
     "nemotron_h": ("a recurrent state",),
     "jamba": (_MOE, "a recurrent state"),
     "mamba2": ("a recurrent state",),

@@ -24,6 +24,7 @@ YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 8.0, "original_max_pos
         (("llama", {}), None, []),
         (("llama", {}), 6, [(6, "the chunk of 6")]),
         (("mistral", {}), None, [(8, "the window of 8")]),
+        (("glm_moe_dsa", {}), None, [(8, "the 8 keys that an indexer chooses")]),
         (("llama", {"rope_parameters": YARN}), None, [(32, "the original context of 32 (yarn rotary scaling)")]),
         (("olmo3", {}), None, [(8, "the window of 8"), (32, "the original context of 32 (yarn rotary scaling)")]),
         (("mistral", {"sliding_window": 256}), None, []),  # as long as the context

@@ -50,6 +50,7 @@ MODELS = {
     "gated-expert": ("qwen2_moe", {}),
     "renormalised": ("qwen3_moe", {}),
     "latent": ("deepseek_v3", {}),
+    "indexed": ("deepseek_v32", {}),
     "sinks": ("gpt_oss", {}),
     "states": ("qwen3_5_text", {"linear_num_key_heads": 4}),
     "inputs-by-layer": ("gemma4_text", {}),

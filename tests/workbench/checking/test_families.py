@@ -35,7 +35,8 @@ FAMILIES = (
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
-    "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe", "llama4", "phimoe", "lfm2-moe",
+    "glm4-moe-lite", "deepseek-v32", "glm-moe-dsa", "gpt-oss", "minimax-m2", "qwen3-next",
+    "qwen3.5-moe", "llama4", "phimoe", "lfm2-moe",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {
@@ -111,6 +112,11 @@ PLANTED_IN_EXPERTS = {
     ("deepseek-v3", "latent_keys=first_head"): ("layers.0.attn.keys", "head 0 of each rank alone"),
     ("deepseek-v3", "latent_keys=rotated_first"): ("layers.0.attn.keys", "before the part of each head"),
     ("deepseek-v3", "cache_heads=float8"): ("layers.0.attn.latent_cache", "float8"),
+    ("deepseek-v32", "index_norm=unbiased"): ("layers.0.attn.index_k_norm", "bias of the norm is not added"),
+    ("deepseek-v32", "index_keys=unrotated"): ("layers.0.attn.index_k_rope", "not applied at all"),
+    ("deepseek-v32", "index_sight=bidirectional"): ("layers.0.attn.index_scores", "no causal mask"),
+    ("deepseek-v32", "key_choice=one_fewer"): ("layers.0.attn.index_chosen", "7 keys instead of 8"),
+    ("deepseek-v32", "chosen_keys=ignored"): ("layers.0.attn.scores", "what the indexer chose is ignored"),
     ("gpt-oss", "sinks=left_out"): ("layers.0.attn.probs", "sinks are left out"),
     ("gpt-oss", "sinks=afterwards"): ("layers.0.attn.probs", "made already, are divided by"),
     ("gpt-oss", "sinks=unshifted"): ("layers.0.attn.probs", "not off the sinks"),

@@ -27,6 +27,7 @@ MODELS = {
     "glm4_moe": {"n_routed_experts": 64, **_MANY},
     "gpt_oss": {"num_local_experts": 64, **_MANY},
     "minimax_m2": {"num_local_experts": 64, **_MANY},
+    "deepseek_v32": {"index_topk": 12, "num_hidden_layers": 4},  # keys flip as well
 }
 
 
@@ -49,7 +50,8 @@ def checked(
 
 def complete(flip: RoutingFlip) -> bool:
     """Whether it has all of its figures, and rounding is what explains it."""
-    figures = flip.margin is not None and flip.rounding is not None and flip.origin != ""
+    traced = flip.origin != "" or ".attn." in flip.tap
+    figures = flip.margin is not None and flip.rounding is not None and traced
     return figures and len(flip.taken) == len(flip.lost) > 0 and (flip.margin or 0.0) >= 0
 
 

@@ -32,7 +32,7 @@ def _shared_key(call: Any, owner: Any) -> Tensor:
 def _as_in_checkpoint(heads: Tensor, module: Any) -> Tensor:
     """Heads whose last channels were rotated, with these in the order that the checkpoint has them in: pair by pair,
     where the model puts the first ones of all pairs before the second ones."""
-    if not getattr(module.config, "rope_interleave", False):
+    if not (getattr(module.config, "rope_interleave", False) or hasattr(module, "indexer")):
         return heads
     width = module.qk_rope_head_dim
     pairs = heads[..., -width:].unflatten(-1, (2, -1)).transpose(-1, -2).flatten(-2)

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from .lockstep_calls import CallInputs
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
+from .lockstep_indexer import INDEXER, INDEXER_TAKE, SHARED_CHOICE, register_choice
 from .lockstep_latent import LATENT, LATENT_TAKE, OF_CACHED, new_rows
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import CLIPPED, GATED, TAKE, functions_of, shown_call
@@ -54,6 +55,7 @@ _KV = ("k_clip", "v_clip", "k_proj", "k_norm", "k_rope", "k_rope_norm", "k_unit_
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
     **GEMMA4_TAKE,
+    **INDEXER_TAKE,
     **LATENT_TAKE,
     **LLAMA4_TAKE,
     **MEGATRON_TAKE,
@@ -168,6 +170,8 @@ def _fitting(names: Names, parts: set[str]) -> Names:
     names = names | {f".mlp.{one}{path[4:]}": taps for path, taps in shared.items() for one in _SHARED}
     if ".self_attn.kv_b_proj" in parts and ".self_attn" in names:  # which rotates a part of each head alone
         names = names | LATENT
+        if ".self_attn.indexer.wq_b" in parts:
+            names = names | INDEXER | {".self_attn": names[".self_attn"] | SHARED_CHOICE}
     if ".linear_attn" in parts and "in" in names[".post_attention_layernorm"]:
         names = names | GATED
     if ".post_feedforward_layernorm" not in parts:
@@ -366,6 +370,9 @@ def _register(part: nn.Module, see: _See) -> None:
                 else (lambda args: tape.layer == see.layer)
             )
             shown_call(tape, functions, name, see, mine)
+    elif take in ("chosen keys", "shared keys"):
+        if (handle := register_choice(part, take, see)) is not None:
+            _hook(tape, handle)
     elif take in _METHODS:
         (owner, name), before = _METHODS[take](part), take == "expert sum"
         if hasattr(owner, name):

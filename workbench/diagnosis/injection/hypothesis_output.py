@@ -11,6 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from lockstep.engine.graph.operation import CHOICES
 from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.rowwise import EDITED, known_edits
@@ -155,7 +156,7 @@ class Rounded:
 
     def __call__(self, site: Site) -> Outputs:
         given = self.gives(site)
-        if site.operation == "choice":
+        if site.operation in CHOICES:
             return given
         return [self._rounded(x, part) for x, part in zip(given, site.parts, strict=True)]
 

@@ -8,9 +8,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph.operation import CHOICES
 from lockstep.engine.taps.flow import is_known
 from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import layouts
+from lockstep.workbench.diagnosis.flips import is_choice
 from lockstep.workbench.diagnosis.injection.graph_run import GraphRun
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.layers import missing_layers
@@ -42,12 +44,6 @@ def comparable_taps(ours: RecordedTaps, theirs: RecordedTaps) -> list[str]:
         and (operation := operation_at(tap)) is not None
         and operation.form not in _OF_PASSES
     ]
-
-
-def is_choice(tap: str) -> bool:
-    """Whether a tap holds experts that are chosen: numbers that are taken or not, and err by nothing."""
-    operation = operation_at(tap)
-    return operation is not None and operation.kind == "choice"
 
 
 class OwnErrors:
@@ -108,7 +104,7 @@ class OwnErrors:
 
     def _gives(self, site: Site) -> Outputs:
         errors = self._errors[site.tap][site.rank]
-        if site.operation == "choice":
+        if site.operation in CHOICES:
             return [
                 np.where(ids < 0, part.expected, ids) for part, ids in zip(site.parts, errors, strict=True)
             ]
@@ -165,7 +161,7 @@ def _spread(layout: layouts.Layout, parts: Mapping[int, Array], added: Array) ->
 def _errors(site: Site) -> Outputs:
     """What was recorded less what it should be, 0 where that is no number; of a choice the experts of tokens that have
     others than their scores say, -1 of other tokens: it goes on following its scores."""
-    if site.operation == "choice":
+    if site.operation in CHOICES:
         return [np.where(_same_experts(part.seen, part.expected), -1.0, part.seen) for part in site.parts]
     with np.errstate(all="ignore"):
         found = (part.seen - part.expected for part in site.parts)

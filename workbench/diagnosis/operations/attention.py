@@ -63,9 +63,18 @@ def uncapped(scores: Array, cap: float) -> Array:
 def allowed(b: AttentionPass, keys: int) -> NDArray[np.bool_]:
     """Which keys [T, K] a query may see."""
     first = max(0, int(b.positions.max(initial=-1)) + 1 - keys)  # a cache may hold the newest keys alone
-    return cells_seen(
+    seen = cells_seen(
         b.positions[:, None], (first + np.arange(keys))[None, :], b.window, b.facts.model.chunked
     )
+    return seen if "chosen" not in b.inputs else seen & chosen_cells(b.inputs["chosen"], keys)
+
+
+def chosen_cells(chosen: Array, keys: int) -> NDArray[np.bool_]:
+    """Which of so many keys an indexer has chosen, [T, K], by their numbers [T, S]."""
+    cells = np.zeros((len(chosen), keys), dtype=bool)
+    rows, slots = np.nonzero((chosen >= 0) & (chosen < keys))
+    cells[rows, chosen[rows, slots].astype(int)] = True
+    return cells
 
 
 def cells_seen(

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import DTYPES, DType, ModelConfig
+from lockstep.engine.graph.formula import as_seen
 from lockstep.engine.parallel.shards import held_in
-from lockstep.engine.taps.names import local_name
+from lockstep.engine.taps.names import local_name, operation_at
 from lockstep.sessions.dtypes import rounded as rounded
 from lockstep.workbench.diagnosis.operations.weights import checkpoint_misreadings, checkpoint_weights
 from lockstep.workbench.diagnosis.recording import Array
@@ -32,8 +33,8 @@ SMALLEST = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38, "float
 
 #: Dtypes in which engines round what they compute in float32.
 SIXTEEN_BITS = ("bfloat16", "float16")
-#: Of linear attention what is float32 whatever the model's dtype.
-_WIDE = ("attn.q_l2", "attn.k_l2", "attn.state")
+#: What is float32 whatever the model's dtype.
+_WIDE = ("attn.q_l2", "attn.k_l2", "attn.state", "attn.index_scores")
 #: Operations that need nothing of the model: they can be judged without its checkpoint.
 MODEL_FREE = ("softmax", "context", "residual", "activation")
 _NO_MODEL = ModelConfig(
@@ -90,7 +91,13 @@ class Facts:
         return found
 
     def of_tap(self, tap: str) -> Facts:
-        """The same at float32 where that tap's operation keeps it whatever the model's dtype."""
+        """The same with the model as that tap's operation has it, at float32 where it keeps that whatever the model's
+        dtype."""
+        found, declared = copy(self), operation_at(tap)
+        found.model = as_seen(declared, self.model)
+        return found._wide(tap)
+
+    def _wide(self, tap: str) -> Facts:
         experts, kind = self.model.experts, local_name(tap)
         if UNIT[self.dtype] <= UNIT["float32"]:
             return self

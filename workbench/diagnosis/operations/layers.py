@@ -12,11 +12,12 @@ from lockstep.engine.graph import LAYER_OUTPUT, STREAM, Operation, operations_of
 from lockstep.engine.graph.formula import evaluate, formula_of, numbers_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
-from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
+from lockstep.workbench.diagnosis.operations.attention import AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import Lacking, as_read, heads_of, normalised
 from lockstep.workbench.diagnosis.operations.experts import expert_matrices, hit
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts
+from lockstep.workbench.diagnosis.operations.indexer import PASS_WISE
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.shares import weight_names
@@ -65,7 +66,8 @@ def _run(facts: Facts, layer: int, stream: Array, rows: Sequence[Row], window: i
         except Lacking:
             return None
         given = {**read, **held}
-        made[operation.tap] = _value(operation, facts, given, rows, window)
+        own = facts.of_tap(f"layers.{layer}.{operation.tap}")
+        made[operation.tap] = _value(operation, own, given, rows, window)
     return made[LAYER_OUTPUT]
 
 
@@ -82,8 +84,8 @@ def _value(
     operation: Operation, facts: Facts, given: Mapping[str, Any], rows: Sequence[Row], window: int | None
 ) -> Array:
     model, at = facts.model, np.arange(len(rows))
-    if operation.kind in BLOCKS and operation.kind != "cache":
-        return BLOCKS[operation.kind](AttentionPass(facts, given, at, window))[0]
+    if operation.kind in PASS_WISE and operation.kind != "cache":
+        return PASS_WISE[operation.kind](AttentionPass(facts, given, at, window))[0]
     whole = operation.kind == "norm" and model.qk_norm_whole
     if model.latent is not None:
         given = {

@@ -29,6 +29,7 @@ from lockstep.workbench.diagnosis.recording import Array
 AXES: Mapping[str, tuple[int, int | None]] = {
     "scores": (1, 0),
     "softmax": (1, 0),
+    "index_scores": (1, None),
     "weights": (1, 0),
     "rope": (0, 1),
     "keys": (0, 1),

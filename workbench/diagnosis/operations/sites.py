@@ -14,7 +14,6 @@ from lockstep.engine.parallel.shards import is_first_of_group
 from lockstep.engine.taps.flow import is_known, near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.operations.attention import (
-    BLOCKS,
     FUSED,
     AttentionPass,
     attended,
@@ -37,6 +36,12 @@ from lockstep.workbench.diagnosis.operations.experts import (
 )
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, MODEL_FREE, Facts
 from lockstep.workbench.diagnosis.operations.gathered import gathered_logits
+from lockstep.workbench.diagnosis.operations.indexer import (
+    PASS_WISE,
+    settled_keys,
+    settled_scores,
+    shared_choice,
+)
 from lockstep.workbench.diagnosis.operations.layers import missing_layers
 from lockstep.workbench.diagnosis.operations.mixture import (
     MIXTURE,
@@ -59,6 +64,7 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "experts": experts,
     "expert_input": expert_input,
     "combine": combine,
+    "shared_choice": shared_choice,
     MIXTURE: mixture,
     **GATES,
 }
@@ -126,7 +132,7 @@ class _RankOperation:
                 if self.operation in RECURRENT:
                     parts, passes = self._recurrent()
                 else:
-                    parts, passes = self._blocks() if self.operation in BLOCKS else self._row_wise()
+                    parts, passes = self._blocks() if self.operation in PASS_WISE else self._row_wise()
         except Lacking as error:
             return Unjudged(self.tap, self.rank, str(error))
         except (ValueError, IndexError) as error:
@@ -178,6 +184,8 @@ class _RankOperation:
         expected, noise = ROW_WISE[self.operation](operands)
         if self.operation == "choice":
             seen, expected = settled_choice(operands, seen, expected)
+        if self.operation == "shared_choice":
+            seen = np.sort(seen, -1)
         if self.operation == MIXTURE and seen.shape == expected.shape:
             expected = np.where(undecided(operands)[:, None], seen, expected)
         if self.tap == "logits" and self.span is None:
@@ -322,12 +330,16 @@ class _RankOperation:
             windows[layer] if windows and layer is not None else None,
             max(slack_of(source, rows, self.facts) for source in self.sources.values()),
         )
-        expected, noise = BLOCKS[self.operation](given)
+        expected, noise = PASS_WISE[self.operation](given)
         seen = _there(self.taps.tensors(self.tap, self.rank)[i])
         if self.operation in FUSED:
             inputs = attended(given)
         if self.operation == "scores":
             seen = settled(given, seen, expected)
+        if self.operation == "index_scores":
+            seen = settled_scores(seen, expected)
+        if self.operation == "key_choice":
+            seen, expected = settled_keys(given, seen, expected)
         if self.operation == "softmax":
             expected = of_hidden_rows(inputs["scores"], seen, expected)
         if self.operation == "cache":

@@ -44,6 +44,8 @@ _MADE_AGAIN = ("cache", "rope", "query_scaling")
 _NORMED_AGAIN = ("attn.q_norm", "attn.k_norm")
 #: What ends the names of norms behind the rotation.
 _BEHIND_ROTATION = ("_rope_norm", "_unit_norm")
+#: Operations of queries and keys that were rotated.
+_OF_ROTATED = ("scores", "weights", "attention", "index_scores", "key_choice")
 #: Attention in one kernel, from the operation on which no input of one role was captured.
 _FUSED = {"softmax": "weights", "context": "attention"}
 
@@ -77,6 +79,8 @@ def _taken(operation: Operation, facts: Facts) -> _Inputs:
         return {role: _instead(tap, facts) for role, tap in operation.inputs.items()}
     if operation.kind in ("state", "delta"):
         return {role: _with_lengths(tap) for role, tap in operation.inputs.items()}
+    if operation.kind == "index_scores":
+        return {role: _instead(tap, facts) for role, tap in operation.inputs.items()}
     if operation.form == "cells" or operation.kind == "context":
         return {role: _instead(tap, facts) for role, tap in operation.inputs.items()}
     return {
@@ -137,6 +141,10 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
     found = _inputs(tap, operation, wanted, taps, facts)
     if operation == "norm" and declared.sharded and facts.model.qk_norm_whole and "x" in found[0]:
         found[0]["whole"] = OperationInput(found[0]["x"].taps, gathered=len(taps.ranks) > 1)
+    if operation == "key_choice" and not taps.captured(near(declared.inputs["scores"], layer, 0)):
+        return operation, *_inputs(
+            tap, operation, _taken(LAYER[declared.inputs["scores"]], facts), taps, facts
+        )
     if operation in _FUSED and not all(
         role in found[0] and taps.captured(found[0][role].tap) for role in wanted
     ):
@@ -215,7 +223,7 @@ def _made_of_latents(kind: str, layer: int | None, taps: RecordedTaps, facts: Fa
 
 
 def _source(operation: str, role: str, kind: str, names: Mapping[str, str], facts: Facts) -> OperationInput:
-    turned = operation in ("scores", "weights", "attention") and role in ("q", "k")
+    turned = operation in _OF_ROTATED and role in ("q", "k")
     unturned = turned and kind.endswith(("_proj", "_norm")) and not kind.endswith(_BEHIND_ROTATION)
     normalise = (
         facts.model.qk_norm

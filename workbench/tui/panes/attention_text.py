@@ -76,6 +76,8 @@ def under_cursor(
     assert snapshot.values is not None
     one, row = snapshot.heads[head], snapshot.values[head, query]
     value, position = float(row[key]), snapshot.first_query + query
+    left = snapshot.left_out
+    unchosen = left is not None and bool(left[query, key])
     golden = None if snapshot.golden is None else float(snapshot.golden[head, query, key])
     facts: list[TextLine] = [
         [
@@ -85,17 +87,27 @@ def under_cursor(
         ],
         [(f"q {position} “{label(position)}”", "text")],
         [(f"k {key} “{label(key)}”", "text")],
-        [_value(value)],
+        [_value(value, unchosen)],
         [("golden ", "quiet"), _value(golden)] if golden is not None else [],
     ]
+    if left is not None and left[query].any():
+        facts += [
+            [
+                ("chosen ", "quiet"),
+                (f"{position + 1 - left[query].sum()} of {position + 1}", "text"),
+                (" keys", "quiet"),
+            ]
+        ]
     if snapshot.kind == "probs":
         facts += _row_facts(row_figures(row), position, label)
     return flow(facts, width)
 
 
-def _value(value: float) -> GridCell:
+def _value(value: float, unchosen: bool = False) -> GridCell:
     if np.isneginf(value):
-        return "hidden by the mask", "quiet"
+        return "not chosen by the indexer" if unchosen else "hidden by the mask", "quiet"
+    if unchosen:
+        return f"{number(value, 4)}, though the indexer did not choose it", "wrong"
     return number(value, 4), "strong" if np.isfinite(value) else "wrong"
 
 

@@ -86,12 +86,13 @@ def growth_lines(history: CacheHistory, seq: int, width: int) -> list[TextLine]:
 
 def norm_facts(snapshot: Cache, row: int, column: int, value: float, label: Label) -> list[TextLine]:
     """A cell of the norms: its slot, token and value."""
-    missing = np.isneginf(value)
+    missing, unread = np.isneginf(value), snapshot.rows.left_out.get(row // snapshot.rows.ranks)
     shown = "not there" if missing else number(value, 4)
     return [
         _place(row, snapshot.rows.ranks),
         [(f"slot {column} “{label(column)}”", "text")],
         [(shown, "quiet" if missing else "strong" if np.isfinite(value) else "wrong")],
+        [] if unread is None else [(f"{'not ' * bool(unread[column])}chosen for the newest query", "quiet")],
     ]
 
 

@@ -153,7 +153,14 @@ def test_every_tap_of_families_that_are_others_but_for_a_few_flags(
 
 
 @pytest.mark.parametrize(
-    ("family", "cache"), [("deepseek_v2", "dynamic"), ("deepseek_v3", "dynamic"), ("deepseek_v3", "static")]
+    ("family", "cache"),
+    [
+        ("deepseek_v2", "dynamic"),
+        ("deepseek_v3", "dynamic"),
+        ("deepseek_v3", "static"),
+        ("deepseek_v32", "dynamic"),
+        ("glm_moe_dsa", "dynamic"),
+    ],
 )
 def test_every_tap_of_attention_of_latents_but_its_caches(family: str, cache: str, tmp_path: Path) -> None:
     """Of the product of all cached latents the rows of the new tokens, wherever a cache puts them."""
@@ -168,7 +175,8 @@ def test_every_tap_of_attention_of_latents_but_its_caches(family: str, cache: st
         tape.close()
         with tapped(model, lambda tap, x: seen.update({tap: x.detach().clone().numpy()})):
             model(ids)
-    cached = re.compile(rf"{UNSEEN.pattern}|.*\.(latent_cache|rope_cache|keys|values)")
+    inside = "latent_cache|rope_cache|keys|values|index_(q_rope|k_rope|k_cache|scores)"
+    cached = re.compile(rf"{UNSEEN.pattern}|.*\.({inside})")
     wanted = {tap for tap in seen if ".attn." in tap and not cached.fullmatch(tap)}
     prefill, decode = taps(tmp_path / "dump"), taps(tmp_path / "dump", 1)
     assert {tap for tap in prefill if ".attn." in tap} == wanted

@@ -40,7 +40,10 @@ def caches(site: Site) -> Iterator[Variant]:
         yield from cached_rows(site)
 
 
-_WORDS = {"attn.k_cache": "keys", "attn.latent_cache": "latents", "attn.rope_cache": "rotated parts of keys"}
+_WORDS = {
+    "attn.k_cache": "keys", "attn.latent_cache": "latents", "attn.rope_cache": "rotated parts of keys",
+    "attn.index_k_cache": "index keys",
+}  # fmt: skip
 
 
 def written_at(site: Site) -> str:
