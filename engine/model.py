@@ -25,6 +25,7 @@ from lockstep.engine.layers.latent_attention import LatentAttention
 from lockstep.engine.layers.layer_inputs import AllLayerInputs, LayerInputGate
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.linear_attention import GatedDeltaNet
+from lockstep.engine.layers.mamba import Mamba2
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
@@ -192,8 +193,12 @@ class Decoder:
         tp, rank, store = self.comm.size, self.comm.rank, self._store
         if not m.stateful:
             return None
-        rows = shards.span_of("linear_values" if m.linear is not None else "conv_channels", m, tp, rank)
-        out_proj = RowParallelLinear(modules["attn.out_proj"], rows, m.hidden_size, False, self.comm, store)
+        read = next(one.inputs["x"] for one in operations_of(m) if one.tap == "attn.out_proj.partial")
+        width = next(one.width for one in operations_of(m) if one.tap == read)
+        rows, hidden = shards.span_of(width, m, tp, rank), m.hidden_size
+        out_proj = RowParallelLinear(modules["attn.out_proj"], rows, hidden, m.ssm_bias, self.comm, store)
+        if m.mamba is not None:
+            return Mamba2(i, m, m.mamba, modules, out_proj, store)
         if m.linear is not None:
             return GatedDeltaNet(i, m, m.linear, modules, out_proj, store)
         assert m.short_conv is not None, "a layer with a state has one of these"

@@ -63,6 +63,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     HeliumConfig,
     HeliumForCausalLM,
     HunYuanDenseV1Config,
@@ -179,6 +181,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "phimoe": (PhimoeConfig, PhimoeForCausalLM),
     "apertus": (ApertusConfig, ApertusForCausalLM),
     "phi": (PhiConfig, PhiForCausalLM),
+    "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
     "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
     "olmo": (OlmoConfig, OlmoForCausalLM),
@@ -364,6 +367,11 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,
                  "num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
                  "routed_scaling_factor": 1.5, "tie_word_embeddings": True},
+    "granitemoehybrid": {
+        "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "shared_intermediate_size": 48,
+        "attention_multiplier": 0.3, "embedding_multiplier": 6.0, "residual_multiplier": 0.22, "logits_scaling": 4.0,
+        "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 12, "mamba_chunk_size": 4},
     "phi": {"num_hidden_layers": 2, "num_key_value_heads": 4, "layer_norm_eps": 1e-4},
     "mistral4": {**LATENT, "num_hidden_layers": 2, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
                  "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "rope_parameters": {
@@ -492,6 +500,11 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": ("mistral4", {}),
     "apertus": ("apertus", {}),
     "phi": ("phi", {}),
+    "granite4-moe": ("granitemoehybrid", {}),
+    "granite4": (
+        "granitemoehybrid",
+        {"num_local_experts": 0, "mamba_n_groups": 2, "mamba_proj_bias": True, "tie_word_embeddings": True},
+    ),
     "lfm2": ("lfm2", {}),
     "lfm2-moe": ("lfm2_moe", {}),
     "olmo": ("olmo", {}),
@@ -534,6 +547,8 @@ def fill_randomly(model: Any, family: str, seed: int) -> None:
             if name.endswith("norm.weight"):
                 around = 0.0 if family in _ADDED_TO_ONE and ".linear_attn." not in name else 1.0
                 parameter.copy_(around + 0.3 * noise)
+            elif name.endswith((".A_log", ".D")):
+                parameter.copy_(0.5 + 0.5 * noise)
             elif name.endswith((".bias", "_bias", ".sinks")):
                 parameter.copy_(0.5 * noise)
             else:

@@ -407,7 +407,9 @@ class FamilyRules:
     the last does not rotate; `unrotated_full`: beside windows, layers that see everything do not rotate; `ntk_alpha`:
     `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
     `eps_key`: "" where no key states the epsilon; `linear`, `short_conv`: layers may have either; `intermediate`: the
-    MLP's width, None where it must be stated; `shaped`: layers differ in size by type, the last one sees everything."""
+    MLP's width, None where it must be stated; `shaped`: layers differ in size by type, the last one sees everything;
+    `layer_types`: of each layer its kind, where a configuration has other words for it; `rotates`: whether attention
+    does, where it may not in any layer."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -434,6 +436,8 @@ class FamilyRules:
     intermediate: int | None = None
     intermediate_key: str = "intermediate_size"
     shaped: bool = False
+    layer_types: Callable[[Fields], list[str]] | None = None
+    rotates: Callable[[Fields], bool] | None = None
 
 
 _PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}

@@ -9,6 +9,7 @@ from lockstep.engine.config import families
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Family, FamilyRules, Own
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.granite_hybrid import GRANITE_HYBRID
 from lockstep.engine.config.latent import latent_of
 from lockstep.engine.config.lfm2 import LFM2, LFM2_MOE
 from lockstep.engine.config.llama4 import LLAMA4
@@ -346,6 +347,7 @@ RULES: Mapping[Family, FamilyRules] = {
     "olmo": FamilyRules(_olmo, 2048, eps=1e-5, eps_key=""),
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "granitemoehybrid": GRANITE_HYBRID,
     "phi": FamilyRules(
         _phi, 2048, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "gelu_new"), partial_rotary=0.5
     ),

@@ -203,6 +203,11 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "paired": recurrence.paired,
     "last_state": recurrence.last_state,
     "read_out": recurrence.read_out,
+    "scanned": recurrence.scanned,
+    "scan_read": recurrence.scan_read,
+    "mean_of_groups": recurrence.mean_of_groups,
+    "clamped": np.clip,
+    "each_head": lambda x: x[:, None],
 }
 
 
@@ -269,6 +274,35 @@ _VALUES_NORMALISED, _OF_LAYERS_NORMALISED = (
 #: What a query is multiplied by where it stands: 1 + beta ln(1 + floor((position + offset) / length)).
 _STEPS = _of("floor", _of("divide", _of("add", Node("position"), Node("query_offset")), Node("query_length")))
 _QUERY_FACTOR = _of("add", Node("1"), _of("multiply", Node("query_beta"), _of("log1p", _STEPS)))
+#: Mamba-2: what a state was before, x and B by heads, step sizes, and the shares that are kept from token to token.
+_SSM_HEADS = _of("by_heads", _X, Node("ssm_dim"))
+_SCANNED = (
+    Node("before"),
+    _SSM_HEADS,
+    _of("paired", _of("by_heads", Node("b"), Node("state_dim")), Node("step")),
+    Node("step"),
+    _of("exp", _of("multiply", _of("negative", _of("exp", Node("A_log"))), Node("step"))),
+)
+_GATED, _WHOLE_GATED = (
+    _of("multiply", Node(x), _of("silu", Node(gate))) for x, gate in (("x", "gate"), ("whole", "whole_gate"))
+)
+#: RMSNorm of groups of channels, of what has gone through its gate. `whole`: of all ranks that share a group.
+GATE_FIRST_NORM = _of(
+    "multiply",
+    _of(
+        "divide",
+        _GATED,
+        _of(
+            "root",
+            _of(
+                "add",
+                _of("mean_of_groups", _of("square", _WHOLE_GATED), _X, Node("norm_width")),
+                Node("eps"),
+            ),
+        ),
+    ),
+    _WEIGHT,
+)
 #: Kind -> what its operations compute.
 FORMULAS: Mapping[Kind, Node] = {
     "embedding": _of("row", _WEIGHT, Node("token")),
@@ -319,6 +353,20 @@ FORMULAS: Mapping[Kind, Node] = {
         _of("silu", Node("gate")),
     ),
     "unit_norm": NORMALISED,
+    "step_size": _of("softplus", _of("add", _X, Node("dt_bias"))),
+    "ssm_state": _of("scanned", *_SCANNED),
+    "ssm_read": _of(
+        "side_by_side",
+        _of(
+            "add",
+            _of(
+                "scan_read",
+                _of("paired", _of("by_heads", Node("c"), Node("state_dim")), Node("step")),
+                *_SCANNED,
+            ),
+            _of("multiply", _SSM_HEADS, _of("each_head", Node("D"))),
+        ),
+    ),
     "layer_inputs": _of(
         "multiply",
         _of("add", _of("side_by_side", _of("multiply", _OF_LAYERS_NORMALISED, _WEIGHT)), Node("embedded")),
@@ -387,6 +435,12 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
             return _capped(divided, "logit_cap", model.logit_cap)
         case "conv" if model.short_conv is not None:
             return _of("convolved", Node("before"), _X, _WEIGHT)
+        case "conv" if model.conv_bias:
+            return _of("silu", _of("add", _of("convolved", Node("before"), _X, _WEIGHT), _BIAS))
+        case "step_size" if model.mamba is not None and model.mamba.limited:
+            return _of("clamped", usual, Node("least_step"), Node("largest_step"))
+        case "gated_norm" if model.mamba is not None:
+            return GATE_FIRST_NORM
         case "choice" | "choice_weights":
             return _routing(operation.kind, model.experts) if model.experts is not None else usual
         case "combine":
@@ -463,6 +517,9 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
     if (linear := model.linear) is not None:
         more |= {"key_dim": linear.key_dim, "value_dim": linear.value_dim, "l2_eps": L2_EPS}
         more["key_scale"] = linear.key_dim**-0.5
+    if (mamba := model.mamba) is not None:
+        more |= {"ssm_dim": mamba.head_dim, "state_dim": mamba.state, "norm_width": mamba.norm_width}
+        more |= dict(zip(("least_step", "largest_step"), mamba.limits, strict=True))
     if (inputs := model.layer_inputs) is not None:
         more |= {"input_width": inputs.width, "input_first": inputs.width * (inputs.layer or 0)}
         more |= {"input_multiplier": inputs.width**0.5, "projection_scale": model.hidden_size**-0.5}

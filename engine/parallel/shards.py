@@ -126,13 +126,29 @@ def key_heads(model: ModelConfig, tp: int, rank: int) -> Span:
 
 
 def key_replicas(model: ModelConfig, tp: int) -> int:
-    """How many (neighbouring) ranks hold each of those key heads."""
+    """How many (neighbouring) ranks hold each of those key heads, or, of Mamba-2, each group of B and C."""
+    if model.mamba is not None:
+        return max(1, tp // model.mamba.groups)
     return 1 if model.linear is None else max(1, tp // model.linear.key_heads)
+
+
+def ssm_groups(model: ModelConfig, tp: int, rank: int) -> Span:
+    """The groups of B and C of a rank in a Mamba-2 layer: those that its heads read."""
+    if (mamba := model.mamba) is None:
+        return Span(0, 0)
+    own, group = even(mamba.heads, tp, rank, "the number of Mamba-2 heads"), mamba.heads // mamba.groups
+    return Span(own.start // group, -(-own.stop // group))
+
+
+def norm_sharers(model: ModelConfig, tp: int) -> int:
+    """How many (neighbouring) ranks hold the channels that the gated norm of Mamba-2 normalises together."""
+    return 1 if model.mamba is None else max(1, tp // model.mamba.norm_groups)
 
 
 def replicas(width: Width, model: ModelConfig, tp: int) -> int:
     """How many (neighbouring) ranks hold the same part of what has that width."""
-    return {"kv_heads": kv_replicas, "linear_keys": key_replicas}.get(width, _once)(model, tp)
+    of = {"kv_heads": kv_replicas, "linear_keys": key_replicas, "ssm_groups": key_replicas}
+    return of.get(width, _once)(model, tp)
 
 
 def _once(model: ModelConfig, tp: int) -> int:
@@ -182,6 +198,10 @@ def expert_features(model: ModelConfig, tp: int, rank: int, ep: int, expert: int
 
 #: What the decay of a recurrent state is made from, by role.
 DECAY = {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
+#: What Mamba-2 has for each head, by role.
+_OF_SSM_HEADS: Mapping[str, tuple[str, ...]] = {
+    "step_size": ("dt_bias",), "ssm_state": ("A_log",), "ssm_read": ("A_log", "D"),
+}  # fmt: skip
 #: The bias of a router by which experts are chosen, and no more.
 CORRECTION = "e_score_correction_bias"
 #: The same where it has another name.
@@ -204,6 +224,14 @@ def correction_name(model: ModelConfig) -> str:
     found = (operation_of(model, tap) for tap in ("mlp.topk_ids", "mlp.router"))
     module = next(one.module for one in found if one is not None and one.module)
     return f"{module}.{CORRECTIONS.get(model.family, CORRECTION)}"
+
+
+def ssm_vectors(model: ModelConfig, kind: str) -> dict[str, str]:
+    """What an operation of Mamba-2 has for each head: role -> name within the layer."""
+    if (roles := _OF_SSM_HEADS.get(kind)) is None or (one := operation_of(model, "attn.ssm_x")) is None:
+        return {}
+    mixer = one.module.partition(".")[0]
+    return {role: f"{mixer}.{role}" for role in roles}
 
 
 def layer_of_parameter(name: str) -> int | None:
@@ -246,6 +274,15 @@ def size_of(width: Width, model: ModelConfig) -> int:
                 "linear_heads": linear.value_heads,
             }
         ),
+        **(
+            {}
+            if (mamba := model.mamba) is None
+            else {
+                "ssm_channels": mamba.channels,
+                "ssm_groups": mamba.groups * mamba.state,
+                "ssm_heads": mamba.heads,
+            }
+        ),
     }[width]
 
 
@@ -276,6 +313,11 @@ def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
             return key_heads(model, tp, rank).scaled(0 if model.linear is None else model.linear.key_dim)
         case "linear_values" | "linear_heads":
             return even(size_of(width, model), tp, rank, "the number of linear value heads")
+        case "ssm_groups":
+            return ssm_groups(model, tp, rank).scaled(0 if model.mamba is None else model.mamba.state)
+        case "ssm_channels" | "ssm_heads":
+            heads_of = 0 if model.mamba is None else size_of(width, model) // model.mamba.heads
+            return even(size_of("ssm_heads", model), tp, rank, "the number of Mamba-2 heads").scaled(heads_of)
         case "conv_channels":
             return even(model.hidden_size, tp, rank, "the number of channels")
         case "vocab":
@@ -343,6 +385,12 @@ def _of_heads(operation: Operation, model: ModelConfig) -> dict[str, _Parameter]
     if operation.kind == "conv":
         shape = size_of(operation.width, model), model.conv
         return {f"{operation.module}.weight": _Parameter(shape, 0, operation.width)}
+    if (mamba := model.mamba) is not None:
+        vectors = ssm_vectors(model, operation.kind).values()
+        found = dict.fromkeys(vectors, _Parameter((mamba.heads,), 0, "ssm_heads"))
+        norm = f"{operation.module}.weight"
+        own = {norm: _Parameter((mamba.channels,), 0, operation.width)}
+        return found | (own if operation.kind == "gated_norm" else {})
     if (linear := model.linear) is None:
         return {}
     match operation.kind:

@@ -98,6 +98,14 @@ def state_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
     if model.short_conv is not None:
         channels = shards.span_of("conv_channels", model, config.tp, rank).size
         return _states(model, config, (model.conv - 1) * channels * DTYPE_BITS[config.dtype] // 8)
+    if (mamba := model.mamba) is not None:
+        width = {
+            width: shards.span_of(width, model, config.tp, rank).size
+            for width in ("ssm_channels", "ssm_groups")
+        }
+        newest = (mamba.conv - 1) * (width["ssm_channels"] + 2 * width["ssm_groups"])
+        one = 4 * width["ssm_channels"] * mamba.state + newest * DTYPE_BITS[config.dtype] // 8
+        return _states(model, config, one)
     if (linear := model.linear) is None:
         return 0
     sizes = {

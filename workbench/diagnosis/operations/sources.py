@@ -15,6 +15,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import BLOCKS, LAYER, MULTIPLIED, Operation, instead_of, operation_of
 from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
 from lockstep.engine.graph.operation import OF_POSITIONS, Kind
+from lockstep.engine.parallel.shards import norm_sharers
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.operations.expected import (
@@ -137,6 +138,10 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
     found = _inputs(tap, operation, wanted, taps, facts)
     if operation == "norm" and declared.sharded and facts.model.qk_norm_whole and "x" in found[0]:
         found[0]["whole"] = OperationInput(found[0]["x"].taps, gathered=len(taps.ranks) > 1)
+    if operation == "gated_norm" and facts.model.mamba is not None and not found[1]:
+        gathered = norm_sharers(facts.model, len(taps.ranks)) > 1
+        for role, whole in (("x", "whole"), ("gate", "whole_gate")):
+            found[0][whole] = OperationInput(found[0][role].taps, gathered=gathered)
     if operation in _FUSED and not all(
         role in found[0] and taps.captured(found[0][role].tap) for role in wanted
     ):
