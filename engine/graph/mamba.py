@@ -1,8 +1,8 @@
 """The operations of a Mamba-2 layer in place of attention (arXiv:2405.21060).
 
 One product gives the gate z, what is convolved (x, and B and C of each group of heads) and each head's step size. The
-state of each head after a pass is `attn.ssm_state` [1, heads, head_dim, state], what is read from it at each token, with
-the skip D x, `attn.ssm_read`.
+state of each head after a pass is `attn.ssm_state` [1, heads, head_dim, state]; what is read from it at each token,
+with the skip D x, is `attn.ssm_read`.
 """
 
 from __future__ import annotations

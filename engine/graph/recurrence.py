@@ -1,5 +1,6 @@
-"""What layers with a state compute, in float64 (torch-free). T tokens of one sequence, H heads of values, fewer of keys.
+"""What layers with a state compute, in float64 (torch-free).
 
+T tokens of one sequence, H heads of values, fewer of keys.
 Heads lie side by side in rows: keys [T, key_heads * D], values [T, H * V]; `beta` and `decay` are [T, H].
 """
 

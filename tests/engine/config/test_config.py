@@ -229,7 +229,28 @@ def _lfm2(config: Any) -> dict[str, Any]:
     return {"short_conv": own, "intermediate_size": layer.w1.out_features}
 
 
-_OWN |= {"lfm2": _lfm2, "lfm2_moe": _lfm2}
+def _granite_hybrid(config: Any) -> dict[str, Any]:
+    dense = {} if config.num_local_experts else {"intermediate_size": config.shared_intermediate_size}
+    return _granite(config) | dense | {"mamba": _mamba(config, config.mamba_n_groups)}
+
+
+def _mamba(config: Any, norm_groups: int) -> dict[str, Any]:
+    width = config.mamba_expand * config.hidden_size
+    return {
+        "heads": config.mamba_n_heads,
+        "head_dim": config.mamba_d_head,
+        "groups": config.mamba_n_groups,
+        "state": config.mamba_d_state,
+        "conv": config.mamba_d_conv,
+        "layers": tuple(kind == "linear_attention" for kind in config.layer_types),
+        "norm_width": width // norm_groups,
+        "conv_bias": config.mamba_conv_bias,
+        "proj_bias": config.mamba_proj_bias,
+        "limits": tuple(config.time_step_limit),
+    }
+
+
+_OWN |= {"lfm2": _lfm2, "lfm2_moe": _lfm2, "granitemoehybrid": _granite_hybrid}
 _OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 
@@ -259,6 +280,10 @@ def _experts(config: Any) -> dict[str, Any] | None:
         * next((getattr(config, key) for key in _SHARED if hasattr(config, key)), kind == "hunyuan_v1_moe"),
     )
     layers = range(config.num_hidden_layers)
+    if kind == "granitemoehybrid":
+        if not config.num_local_experts:
+            return None
+        shared = config.shared_intermediate_size
     if kind == "llama4_text":
         one = {
             "layers": tuple(i in config.moe_layers for i in layers),

@@ -85,7 +85,8 @@ class Told:
             "layer_scalar": self.weights.get(f"model.layers.{layer}.{LAYER_SCALAR}"),
             "sinks": self.weights.get(f"model.layers.{layer}.{SINKS}"),
             "bias": self.weight(module, model, "bias") if operation.bias else 0.0,
-            **reads, "whole": reads.get("x"), "whole_gate": reads.get("gate"), **self.recurrent(operation, model, layer),
+            **reads, "whole": reads.get("x"), "whole_gate": reads.get("gate"),
+            **self.recurrent(operation, model, layer),
         }  # fmt: skip
 
 

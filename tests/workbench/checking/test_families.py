@@ -35,7 +35,8 @@ FAMILIES = (
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
-    "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe", "llama4", "phimoe", "lfm2-moe", "granite4-moe",
+    "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe", "llama4", "phimoe", "lfm2-moe",
+    "granite4-moe",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 from torch.nn.functional import softplus
 
-#: Module -> what to take of it -> tap. "ssm z", a part of the product; "scan x", what the scan of a layer meets or gives.
+#: Module -> what to take of it -> tap. "ssm z", a part of the product; "scan x", what the scan meets or gives.
 MAMBA: dict[str, dict[str, str]] = {
     ".mamba.in_proj": {f"ssm {one}": f".attn.ssm_{one}" for one in ("z", "x", "b", "c", "dt")},
     ".mamba": {
@@ -88,7 +88,8 @@ MAMBA_TAKE: dict[str, Callable[[Any, Any], Any]] = {
 
 
 def scans_of(part: Any) -> Iterator[tuple[Any, str]]:
-    """The functions that scan, which a module's code calls by their names: the mapping in which they stand, the name."""
+    """The functions that scan, which a module's code calls by their names: the mapping in which they stand, the
+    name."""
     home = vars(sys.modules[type(part).__module__])
     yield from (
         (home, name) for name in ("mamba2_chunk_scan", "mamba2_selective_state_update") if name in home

@@ -11,8 +11,8 @@ from .lockstep_mamba import MAMBA
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
 #: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
 #: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
-#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_mamba, lockstep_gemma4,
-#: lockstep_llama4, lockstep_latent.
+#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_mamba,
+#: lockstep_gemma4, lockstep_llama4, lockstep_latent.
 Names = dict[str, dict[str, str]]
 BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},

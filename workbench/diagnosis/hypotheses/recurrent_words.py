@@ -20,6 +20,7 @@ _GROUPED = (
 )
 #: What the gated norm of Mamba-2 gives where it is taken before the gate.
 NORM_FIRST = "norm before the gate"
+_STEP = "the step size is rounded to {0} before the state is changed by it"
 _UNFORGOTTEN = "decay is not applied: the state keeps all that it has"
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> what ran.
 RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
@@ -87,7 +88,7 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     **{
         (operation, place, "applied", dtype): text.format(dtype)
         for operation in ("ssm_state", "ssm_read")
-        for place, text in (("exp", _SHARE), ("step", "the step size is rounded to {0} before the state is changed by it"))
+        for place, text in (("exp", _SHARE), ("step", _STEP))
         for dtype in ("bfloat16", "float16")
     },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
