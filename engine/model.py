@@ -41,19 +41,20 @@ from lockstep.engine.rules import Rules
 
 
 class DecoderLayer:
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), or the MLP of what attention reads, and, of some
-    models, x + norm(gate(x, inputs)); times `scalar`. `norms` by tap: those that the model has."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), or the MLP of what attention reads, or one of both
+    alone; and, of some models, x + norm(gate(x, inputs)); times `scalar`. `norms` by tap: those that the model has."""
 
     def __init__(
         self,
-        attention: Attention | StatefulLayer,
-        mlp: MLP | MixtureOfExperts,
+        model: ModelConfig,
+        attention: Attention | StatefulLayer | None,
+        mlp: MLP | MixtureOfExperts | None,
         norms: Mapping[str, Norm],
         comm: Comm,
         gate: LayerInputGate | None = None,
         scalar: tuple[str, Tensor] | None = None,
     ) -> None:
-        self.attention, self.mlp, self.norms, self.comm = attention, mlp, norms, comm
+        self.model, self.attention, self.mlp, self.norms, self.comm = model, attention, mlp, norms, comm
         self.gate, self.scalar = gate, scalar
         self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm, self.post_gate_norm = (
             norms.get(tap, unnormed)
@@ -62,22 +63,23 @@ class DecoderLayer:
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
-        parts = (self.attention, self.mlp, *self.norms.values(), *([] if self.gate is None else [self.gate]))
-        params = {name: x for part in parts for name, x in part.parameters().items()}
+        parts = (self.attention, self.mlp, *self.norms.values(), self.gate)
+        params = {name: x for part in parts if part is not None for name, x in part.parameters().items()}
         return params if self.scalar is None else params | dict([self.scalar])
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
-        factor = wiring.rules.residual_factor(self.attention.model)
+        factor = wiring.rules.residual_factor(self.model)
         add = wiring.rules.residual
         self.residual = add if factor == 1 else lambda x, y: add(x, y * factor)
-        self.place = wiring.place(operations_of(self.attention.model)[0].tap)
+        self.place = wiring.place(operations_of(self.model)[0].tap)
         self.tap_attn_residual = wiring.tap("attn_residual")
         self.tap_mlp_residual = wiring.tap("mlp_residual")
         for tap, norm in self.norms.items():
             norm.bind(wiring, tap)
-        self.attention.bind(wiring)
-        self.mlp.bind(wiring)
+        for block in (self.attention, self.mlp):
+            if block is not None:
+                block.bind(wiring)
         self.scale = wiring.rules.layer_scalar
         if self.gate is not None:
             self.gate.bind(wiring)
@@ -92,13 +94,16 @@ class DecoderLayer:
         of_layers: Tensor | None = None,
     ) -> Tensor:
         self.comm.enter(self.place)
-        normed = self.attn_norm(x)
-        y = self.attention(normed, batch, angles, inputs, pool)  # [T, H]
-        x = self.residual(x, self.post_attn_norm(y))
-        if self.tap_attn_residual:
-            self.tap_attn_residual(x)
-        read = normed if self.attention.model.parallel else self.mlp_norm(x)
-        x = self.residual(x, self.post_mlp_norm(self.mlp(read)))
+        normed = x
+        if self.attention is not None:
+            normed = self.attn_norm(x)
+            y = self.attention(normed, batch, angles, inputs, pool)  # [T, H]
+            x = self.residual(x, self.post_attn_norm(y))
+            if self.tap_attn_residual:
+                self.tap_attn_residual(x)
+        if self.mlp is not None:
+            read = normed if self.model.parallel else self.mlp_norm(x)
+            x = self.residual(x, self.post_mlp_norm(self.mlp(read)))
         if self.gate is not None and of_layers is not None:
             x = self.residual(x, self.post_gate_norm(self.gate(x, of_layers)))
         if self.scalar is not None:
@@ -177,8 +182,14 @@ class Decoder:
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
         m, name, store = self.model.of_layer(i), f"model.layers.{i}", self._store
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
-        attention = self._stateful(i, m, modules) or self._attention(i, m, modules, rules)
-        mlp = self._mlp(name, m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
+        attention: Attention | StatefulLayer | None = None
+        mlp: MLP | MixtureOfExperts | None = None
+        if "mlp" not in m.blocks:
+            attention = self._stateful(i, m, modules) or self._attention(i, m, modules, rules)
+        if "attention" not in m.blocks:
+            mlp = (
+                self._mlp(name, m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
+            )
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
             for one in operations_of(m)
@@ -186,7 +197,7 @@ class Decoder:
         }
         gate = None if m.layer_inputs is None else LayerInputGate(m, m.layer_inputs, modules, store)
         scalar = (f"{name}.{shards.LAYER_SCALAR}", store.vector(1)) if m.layer_scalar else None
-        return DecoderLayer(attention, mlp, norms, self.comm, gate, scalar)
+        return DecoderLayer(m, attention, mlp, norms, self.comm, gate, scalar)
 
     def _stateful(self, i: int, m: ModelConfig, modules: Mapping[str, str]) -> StatefulLayer | None:
         """What a layer has in place of attention; None where it has that."""
@@ -212,7 +223,9 @@ class Decoder:
         whole, page = self.model, self.config.block_size
         if m.latent is not None:
             return LatentAttention(i, whole, m.latent, modules, o_proj, store)
-        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
+        qkv = QKVParallelLinear(
+            modules["attn.q_proj"].rpartition(".")[0], m, tp, rules.qkv_shard_dim(m, tp, rank), store
+        )
         gate = None
         if m.output_gate:
             gate = MergedColumnParallelLinear([modules["attn.gate"]], [rows], m.hidden_size, False, store)
@@ -241,7 +254,8 @@ class Decoder:
         self, layer: int, m: ModelConfig, config: ExpertsConfig, modules: Mapping[str, str]
     ) -> MixtureOfExperts:
         where, store = (self.comm.size, self.comm.rank, self.config.ep), self._store
-        names = [modules[f"mlp.experts.{one}"] for one in ("gate", "up", "down")]
+        matrices = ("gate", "up", "down") if m.gated else ("up", "down")
+        names = [modules[f"mlp.experts.{one}"] for one in matrices]
         held = shards.held_experts(m, *where)
         experts = [
             Expert(
@@ -263,7 +277,8 @@ class Decoder:
     ) -> SharedExpert | None:
         if not config.shared_width:
             return None
-        names = [modules[f"mlp.shared.{one}"] for one in ("gate", "up", "down")]
+        matrices = ("gate", "up", "down") if m.gated else ("up", "down")
+        names = [modules[f"mlp.shared.{one}"] for one in matrices]
         features = shards.span_of("shared_expert", m, self.comm.size, self.comm.rank)
         gate = None
         if config.shared_gated:

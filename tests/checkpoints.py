@@ -99,6 +99,8 @@ from transformers import (
     MixtralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -181,6 +183,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "phimoe": (PhimoeConfig, PhimoeForCausalLM),
     "apertus": (ApertusConfig, ApertusForCausalLM),
     "phi": (PhiConfig, PhiForCausalLM),
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
     "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
@@ -367,6 +370,12 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,
                  "num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
                  "routed_scaling_factor": 1.5, "tie_word_embeddings": True},
+    "nemotron_h": {
+        "num_key_value_heads": 4, "head_dim": 16, "layer_norm_epsilon": 1e-4, "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 12, "chunk_size": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2},
     "granitemoehybrid": {
         "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "shared_intermediate_size": 48,
@@ -500,6 +509,15 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": ("mistral4", {}),
     "apertus": ("apertus", {}),
     "phi": ("phi", {}),
+    "nemotron-h-moe": ("nemotron_h", {}),
+    "nemotron-h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+            "use_bias": True,
+            "mlp_bias": True,
+        },
+    ),
     "granite4-moe": ("granitemoehybrid", {}),
     "granite4": (
         "granitemoehybrid",
@@ -544,7 +562,7 @@ def fill_randomly(model: Any, family: str, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", ".norm_f.weight")):
                 around = 0.0 if family in _ADDED_TO_ONE and ".linear_attn." not in name else 1.0
                 parameter.copy_(around + 0.3 * noise)
             elif name.endswith((".A_log", ".D")):

@@ -159,6 +159,8 @@ def _experts_of(model: ModelConfig, packed: bool) -> Iterator[tuple[str, Place]]
     """Of a layer's experts as transformers has them, and of a router that it calls otherwise than the checkpoint."""
     if (has := model.experts) is None:
         return
+    if not model.gated:  # transformers splits their stacks when it saves
+        return
     gate, up, down, router = (
         "" if (one := operation_of(model, f"mlp.{tap}")) is None else one.module
         for tap in ("experts.gate", "experts.up", "experts.down", "router")

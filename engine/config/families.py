@@ -64,6 +64,8 @@ class ClampedSwiGLU:
 
 #: What is made of gate and up: an activation of the gate times up, or that.
 Gating = Activation | ClampedSwiGLU
+#: What a layer has where it has not both.
+Block = Literal["attention", "mlp"]
 #: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those from
 #: one on, those of that type; chunks in those that rotate.
 Windows = Literal["none", "all", "all_switched", "switched", "late", "typed", "chunked"]

@@ -14,6 +14,7 @@ from lockstep.engine.config.latent import latent_of
 from lockstep.engine.config.lfm2 import LFM2, LFM2_MOE
 from lockstep.engine.config.llama4 import LLAMA4
 from lockstep.engine.config.mistral4 import MISTRAL4
+from lockstep.engine.config.nemotron_h import NEMOTRON_H
 from lockstep.engine.config.phimoe import PHIMOE
 
 
@@ -348,6 +349,7 @@ RULES: Mapping[Family, FamilyRules] = {
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
+    "nemotron_h": NEMOTRON_H,
     "phi": FamilyRules(
         _phi, 2048, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "gelu_new"), partial_rotary=0.5
     ),

@@ -13,6 +13,7 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import (
     FAMILIES,
     Activation,
+    Block,
     ClampedSwiGLU,
     Family,
     Gating,
@@ -92,6 +93,9 @@ class ModelConfig:
     linear: LinearAttentionConfig | None = None  # in place of attention, of some layers
     short_conv: ShortConvolutionConfig | None = None  # the same
     mamba: MambaConfig | None = None  # the same
+    blocks: tuple[
+        Block, ...
+    ] = ()  # of each layer the one that it has, attention (or a state) or an MLP; empty: both
     shapes: tuple[LayerShape, ...] = ()  # where layers differ in size: of each its own
     keys_as_values: bool = False  # values are made by the product of keys
     kv_from: int | None = None  # of one layer: that whose cached keys and values it reads; None: its own
@@ -230,7 +234,10 @@ class ModelConfig:
         activation = huggingface.activation(fields, rules)
         heads = fields.size("num_attention_heads")
         hidden = fields.size("hidden_size")
-        layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
+        stated = (
+            None if rules.layer_types is None or "num_hidden_layers" in fields else rules.layer_types(fields)
+        )
+        layers = fields.size("num_hidden_layers", most=MOST_LAYERS) if stated is None else len(stated)
         max_position = fields.size("max_position_embeddings", rules.max_position)
         latent = rules.latent(fields) if rules.latent is not None else None
         head_dim = huggingface.head_dim(fields, rules, hidden, heads) if latent is None else latent.head_dim
@@ -294,6 +301,8 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
         there = any(short.layers[layer : layer + 1])
         own_conv = replace(short, layers=(True,) * model.num_layers) if there else None
         model = replace(model, short_conv=own_conv, qk_norm=model.qk_norm and not there)
+    if model.blocks:
+        model = replace(model, blocks=model.blocks[layer : layer + 1] * model.num_layers)
     if model.mamba is not None:
         here = any(model.mamba.layers[layer : layer + 1])
         own_mamba = replace(model.mamba, layers=(True,) * model.num_layers) if here else None

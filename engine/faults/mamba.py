@@ -23,7 +23,7 @@ def without_dt_bias(dt: Tensor, dt_bias: Tensor, limits: tuple[float, float]) ->
 
 def without_softplus(dt: Tensor, dt_bias: Tensor, limits: tuple[float, float]) -> Tensor:
     """Step sizes without their softplus."""
-    return (dt.float() + dt_bias.float()).clamp(*limits)
+    return dt.float() + dt_bias.float()
 
 
 def of_the_logarithm(a_log: Tensor) -> Tensor:

@@ -39,6 +39,20 @@ _GRANITE_HYBRID = {
     },
     "attn.out_proj": "mamba.out_proj",
 }
+_NEMOTRON_H = {
+    "attn_norm": "norm",
+    "mlp_norm": "norm",
+    "final_norm": "model.norm_f",
+    **{f"attn.{one}_proj": f"mixer.{one}_proj" for one in "qkvo"},
+    **{f"attn.ssm_{one}": f"mixer.in_proj_{one}" for one in ("z", "x", "b", "c", "dt")},
+    **{f"attn.ssm_conv_{one}": f"mixer.conv1d_{one}" for one in "xbc"},
+    "attn.ssm_norm": "mixer.norm",
+    "attn.out_proj": "mixer.out_proj",
+    "mlp.router": "mixer.gate",
+    **{f"mlp.{one}": f"mixer.{one}_proj" for one in ("up", "down")},
+    **{f"mlp.experts.{one}": f"mixer.experts.{{}}.{one}_proj" for one in ("up", "down")},
+    **{f"mlp.shared.{one}": f"mixer.shared_experts.{one}_proj" for one in ("up", "down")},
+}
 #: Family -> tap -> module within the layer; outside of the layers its whole name.
 MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo2": _BEHIND,
@@ -61,6 +75,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "vaultgemma": {"mlp_norm": _GEMMA["mlp_norm"]},
     "granitemoe": _GRANITE_EXPERTS,
     "granitemoehybrid": _GRANITE_HYBRID,
+    "nemotron_h": _NEMOTRON_H,
     "ernie4_5_moe": _SHARED_EXPERTS,
     "hunyuan_v1_moe": {
         "mlp.router": "mlp.gate.wg",
@@ -170,4 +185,5 @@ FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "lfm2": _CONVOLVED,
     "lfm2_moe": _CONVOLVED,
     "granitemoehybrid": {**_SSM, **_SHARED_MLP},
+    "nemotron_h": {"mixer.in_proj": tuple(f"mixer.in_proj_{one}" for one in ("z", "x", "b", "c", "dt"))},
 }

@@ -101,7 +101,7 @@ _SOFTMAX_ATTENTION = (
     Operation("attn.gated", "gate", {"x": "attn.context", "gate": "attn.gate"}, "heads", part="output_gate"),
     *_summed("attn.o_proj", "attn.context", "self_attn.o_proj", "attn_output", "o_bias"),
 )
-_ATTENTION = (
+_OF_ATTENTION = (
     _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
     *(replace(one, unless=(*one.unless, "linear_attn")) for one in _SOFTMAX_ATTENTION),
     *LINEAR_ATTENTION,
@@ -111,9 +111,9 @@ _ATTENTION = (
     _norm(
         "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
     ),
-    Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}),
+    Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}, unless=("attention_alone",)),
 )
-_MLP = (
+_OF_MLP = (
     _norm(
         "mlp_norm",
         "attn_residual",
@@ -144,6 +144,12 @@ _MLP = (
     _norm("post_mlp_norm", "mlp.down", "post_mlp_layernorm", "post_ffw_norm", part="post_norm"),
     *OF_A_LAYER,
     Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}),
+)
+# A layer with one of both alone has its sum as its output.
+_ATTENTION = tuple(replace(one, unless=(*one.unless, "mlp_alone")) for one in _OF_ATTENTION)
+_MLP = (
+    *(replace(one, unless=(*one.unless, "attention_alone")) for one in _OF_MLP[:-1]),
+    _OF_MLP[-1],
 )
 #: All operations that a layer may have.
 LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
@@ -223,6 +229,8 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "delta_net": model.linear is not None,
         "short_conv": model.short_conv is not None,
         "mamba": model.mamba is not None,
+        "attention_alone": set(model.blocks) == {"attention"},
+        "mlp_alone": set(model.blocks) == {"mlp"},
         "value_norm": model.value_norm,
         "keys_as_values": model.keys_as_values,
         "shared_kv": model.kv_from is not None,
@@ -255,6 +263,11 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
         there |= {
             tap: replace(there[tap], inputs=inputs) for tap, inputs in WEIGHED_INPUTS.items() if tap in there
         }
+    if "attention_alone" in parts:
+        there[LAYER_OUTPUT] = replace(there[LAYER_OUTPUT], inputs=LAYER["attn_residual"].inputs)
+    if "mlp_alone" in parts:
+        into = {tap: {**there[tap].inputs, "x": STREAM} for tap in ("mlp_norm", LAYER_OUTPUT)}
+        there |= {tap: replace(there[tap], inputs=inputs) for tap, inputs in into.items()}
     through = {**_THROUGH, **(_BESIDE if "parallel" in parts else {})}
     return tuple(
         replace(

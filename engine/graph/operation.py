@@ -70,7 +70,7 @@ Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
     "query_latent", "output_gate", "linear_attn", "rotated_qk_norm", "parallel", "value_norm", "keys_as_values",
     "shared_kv", "layer_inputs", "layer_scalar", "unit_qk_norm", "query_scaling", "weighed_inputs",
-    "clipped_qkv", "delta_net", "short_conv", "mamba",
+    "clipped_qkv", "delta_net", "short_conv", "mamba", "attention_alone", "mlp_alone",
 ]  # fmt: skip
 
 #: Kinds that meet the state that a sequence has: as it is after a pass -> what reads it at each token.

@@ -112,7 +112,9 @@ def cached_layers(model: ModelConfig) -> list[int]:
     return [
         layer
         for layer in range(model.num_layers)
-        if not any(stateful[layer : layer + 1]) and model.of_layer(layer).kv_from is None
+        if not any(stateful[layer : layer + 1])
+        and model.of_layer(layer).kv_from is None
+        and "mlp" not in model.blocks[layer : layer + 1]
     ]
 
 
@@ -449,7 +451,8 @@ def held_in(name: str, model: ModelConfig, dtype: DType) -> DType:
     wide = model.experts is not None and model.experts.wide
     return (
         "float32"
-        if wide and name.endswith((f".{CORRECTION}", ".mlp.gate.weight", ".gate.wg.weight"))
+        if wide
+        and name.endswith((f".{CORRECTION}", ".mlp.gate.weight", ".gate.wg.weight", ".mixer.gate.weight"))
         else dtype
     )
 

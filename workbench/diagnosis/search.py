@@ -24,7 +24,18 @@ from lockstep.workbench.diagnosis.search_time import SearchEnded, SearchTime
 #: The leaves that edits are tried with.
 _AT_HAND = frozenset({"x", "y", "gate", "up", "weight", "eps", "whole", *CLAMP_NUMBERS, *XIELU})
 #: Operations whose banks know every form that models have of them.
-_ANY_FORM = (*ROUTED, MIXTURE, "rope", "softmax", "weights", "scores", "conv", "head")
+_ANY_FORM = (
+    *ROUTED,
+    MIXTURE,
+    "rope",
+    "softmax",
+    "weights",
+    "scores",
+    "conv",
+    "head",
+    "gated_norm",
+    "step_size",
+)
 
 
 @dataclass(slots=True)

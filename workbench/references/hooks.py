@@ -138,7 +138,7 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             if own.parallel:
                 _tap_sum(layer, f"layers.{i}.attn_residual", own, see, stack)
             if own.experts is not None:
-                names = ("mlp", "block_sparse_moe", "feed_forward")
+                names = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
                 mixture = next(getattr(layer, name) for name in names if hasattr(layer, name))
                 if not own.pre_norms:
                     before(mixture, f"layers.{i}.attn_residual")
@@ -157,18 +157,22 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             see("logits", output.logits[0])
 
         stack.callback(model.register_forward_hook(on_logits).remove)
-        attention = [
-            layer.self_attn for layer in decoder.layers if getattr(layer, "self_attn", None) is not None
-        ]
+        attention = _blocks(decoder, "self_attn", "full_attention")
         stack.enter_context(listening(attention, on_attention))
         stack.enter_context(rotating(attention, lambda i, x: see(f"layers.{i}.attn.q_rope", x)))
         linear = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
         stack.enter_context(following(linear, on_attention))
         convolutions = [layer.conv for layer in decoder.layers if hasattr(layer, "conv")]
         stack.enter_context(convolving(convolutions, on_attention))
-        mixers = [layer.mamba for layer in decoder.layers if getattr(layer, "mamba", None) is not None]
-        stack.enter_context(scanning(mixers, on_attention))
+        stack.enter_context(scanning(_blocks(decoder, "mamba", "linear_attention"), on_attention))
         yield
+
+
+def _blocks(decoder: Any, name: str, kind: str) -> list[Any]:
+    """The layers' modules of that name; of layers that have one block alone those of that kind."""
+    found = [getattr(layer, name, None) for layer in decoder.layers]
+    found += [layer.mixer for layer in decoder.layers if hasattr(layer, "mixer") and layer.block_type == kind]
+    return [one for one in found if one is not None]
 
 
 def _see_within(see: See, layer: int, tap: str, x: Tensor) -> None:

@@ -16,7 +16,6 @@ FAMILIES: dict[str, tuple[str, ...]] = {
     "deepseek_v32": ("sparse attention by an indexer", "keys and values from latents (MLA)"),
     "deepseek_v4": (_MOE,),
     "glm_moe_dsa": ("sparse attention by an indexer",),
-    "nemotron_h": ("a recurrent state",),
     "jamba": (_MOE, "a recurrent state"),
     "mamba2": ("a recurrent state",),
     "rwkv": ("a recurrent state",),

@@ -94,7 +94,7 @@ NAMES = (
     "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
     "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
     "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4", "llama4", "phimoe", "apertus",
-    "phi-normed", "olmo", "lfm2", "lfm2-moe", "granite4", "granite4-moe",
+    "phi-normed", "olmo", "lfm2", "lfm2-moe", "granite4", "granite4-moe", "nemotron-h-moe",
 )  # fmt: skip
 
 

@@ -30,13 +30,13 @@ PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 
 STEPS = 3
 FAMILIES = (
     "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
-    "gemma4", "cohere2", "hunyuan", "nemotron", "apertus", "phi-normed", "olmo", "lfm2", "granite4",
+    "gemma4", "cohere2", "hunyuan", "nemotron", "apertus", "phi-normed", "olmo", "lfm2", "granite4", "nemotron-h",
 )  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
     "glm4-moe-lite", "gpt-oss", "minimax-m2", "qwen3-next", "qwen3.5-moe", "llama4", "phimoe", "lfm2-moe",
-    "granite4-moe",
+    "granite4-moe", "nemotron-h-moe",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {

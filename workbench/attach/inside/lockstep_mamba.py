@@ -24,6 +24,33 @@ MAMBA: dict[str, dict[str, str]] = {
     ".mamba.norm": {},
     ".mamba.out_proj": {"in": ".attn.ssm_norm", "out": ".attn.out_proj"},
 }
+#: Of layers with one block alone (Nemotron-H), whose modules are named alike: what they are called by the layer's kind.
+_BY_KIND = {
+    "linear_attention": (".input_layernorm", ".mamba"),
+    "full_attention": (".input_layernorm", ".self_attn"),
+    "mlp": (".norm_of_mlp", ".mlp"),
+    "moe": (".norm_of_mlp", ".mlp"),
+}
+NEMOTRON_H: dict[str, dict[str, str]] = {
+    "embeddings": {"out": "embed"},
+    "norm_f": {"out": "final_norm"},
+    ".norm_of_mlp": {"out": ".mlp_norm"},
+    ".mlp.fc1_latent_proj": {},
+    ".mlp.fc2_latent_proj": {},
+}
+
+
+def named_by_kind(local: str, layer: Any) -> str:
+    """The name of a part of a layer that says what the part is; of other layers the name itself."""
+    kind = getattr(layer, "block_type", None)
+    if not hasattr(layer, "mixer") or kind not in _BY_KIND:
+        return local
+    norm, mixer = _BY_KIND[kind]
+    if local == ".norm":
+        return norm
+    return f"{mixer}{local.removeprefix('.mixer')}" if local.startswith(".mixer") else local
+
+
 #: Granite's MLP, and where experts stand beside it (`mixed`).
 _SHARED = {"input_linear": {"left": "gate", "right": "up"}, "output_linear": {"in": "act", "out": "down"}}
 
@@ -51,7 +78,8 @@ _PARTS = ("z", "x", "b", "c", "dt")
 def _part(name: str, x: Tensor, owner: Any) -> Tensor:
     """Of the product that goes in."""
     channels, groups = owner.intermediate_size, owner.n_groups * owner.ssm_state_size
-    return x.split([channels, channels, groups, groups, owner.num_heads], -1)[_PARTS.index(name)]
+    parts: tuple[Tensor, ...] = x.split([channels, channels, groups, groups, owner.num_heads], -1)
+    return parts[_PARTS.index(name)]
 
 
 def _of_scan(name: str, call: Any, owner: Any) -> Any:

@@ -22,7 +22,7 @@ from .lockstep_latent import LATENT, LATENT_TAKE, OF_CACHED, new_rows
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import CLIPPED, GATED, TAKE, functions_of, shown_call
 from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other
-from .lockstep_mamba import MAMBA_TAKE, granite, scans_of
+from .lockstep_mamba import MAMBA_TAKE, granite, named_by_kind, scans_of
 from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names
 from .lockstep_names import (
     BEHIND,
@@ -102,6 +102,9 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         names = FUSED if any(hasattr(part, "q_size") for part in paths.values()) else TRANSFORMERS
     prefix = _decoder(paths)
     places = {path: _place(path, prefix) for path in paths}
+    for path, (layer, local) in places.items():
+        if layer is not None:
+            places[path] = layer, named_by_kind(local, paths[f"{prefix}layers.{layer}"])
     mixtures = {layer for layer, local in places.values() if local == ".mlp.experts"}
     names = _fitting(names, {local for _, local in places.values()})
     if tape.facts["config"].get("model_type") in HEADS_FIRST and "in" in names[".self_attn.o_proj"]:

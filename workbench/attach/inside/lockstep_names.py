@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .lockstep_linear import CONVOLUTIONS, LINEAR
-from .lockstep_mamba import MAMBA
+from .lockstep_mamba import MAMBA, NEMOTRON_H
 
 #: A map: module -> what to take of it -> the tap that this is. Outside the layers a module goes by its last name.
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
@@ -87,6 +87,7 @@ TRANSFORMERS: Names = BOTH | {
     **LINEAR,
     **CONVOLUTIONS,
     **MAMBA,
+    **NEMOTRON_H,
 }
 FUSED: Names = BOTH | {
     ".input_layernorm": {"sum": "<.mlp_residual", "out": ".attn_norm"},
@@ -124,7 +125,7 @@ HEADS_FIRST = ("exaone4", "exaone_moe", "apertus", "phi")
 #: Those that give the rotation only the part of each head that is rotated.
 IN_PART = ("stablelm", "nemotron", "phi")
 #: Those of whose layers transformers' plans divide the experts alone.
-UNDIVIDED = ("lfm2", "lfm2_moe", "granitemoehybrid")
+UNDIVIDED = ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h")
 TURNED: Names = {
     f".self_attn.{one}_{norm}": {"turned": f".attn.{one}_norm"}
     for one in "qk"

@@ -281,7 +281,13 @@ def _sums(tap: str, model: ModelConfig) -> Iterator[tuple[str, ...]]:
     """What the residual stream at a tap is the plain sum of: an earlier stream, the nearest first, and what came after
     it."""
     layer, kind = layer_of(tap), local_name(tap)
-    if layer is None or kind not in _STREAM or model.residual_multiplier != 1 or model.layer_scalar:
+    if (
+        layer is None
+        or kind not in _STREAM
+        or model.residual_multiplier != 1
+        or model.layer_scalar
+        or model.blocks
+    ):
         return
     added: tuple[str, ...] = ()
     for place in range(2 * layer + _STREAM.index(kind), -1, -1):
