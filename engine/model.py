@@ -46,6 +46,7 @@ class DecoderLayer:
 
     def __init__(
         self,
+        number: int,
         model: ModelConfig,
         attention: Attention | StatefulLayer | None,
         mlp: MLP | MixtureOfExperts | None,
@@ -54,7 +55,8 @@ class DecoderLayer:
         gate: LayerInputGate | None = None,
         scalar: tuple[str, Tensor] | None = None,
     ) -> None:
-        self.model, self.attention, self.mlp, self.norms, self.comm = model, attention, mlp, norms, comm
+        self.number, self.model, self.norms, self.comm = number, model, norms, comm
+        self.attention, self.mlp = attention, mlp
         self.gate, self.scalar = gate, scalar
         self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm, self.post_gate_norm = (
             norms.get(tap, unnormed)
@@ -95,7 +97,9 @@ class DecoderLayer:
     ) -> Tensor:
         self.comm.enter(self.place)
         normed = x
-        if self.attention is not None:
+        if self.attention is None:
+            pool.pass_over(self.number, batch)
+        else:
             normed = self.attn_norm(x)
             y = self.attention(normed, batch, angles, inputs, pool)  # [T, H]
             x = self.residual(x, self.post_attn_norm(y))
@@ -197,7 +201,7 @@ class Decoder:
         }
         gate = None if m.layer_inputs is None else LayerInputGate(m, m.layer_inputs, modules, store)
         scalar = (f"{name}.{shards.LAYER_SCALAR}", store.vector(1)) if m.layer_scalar else None
-        return DecoderLayer(m, attention, mlp, norms, self.comm, gate, scalar)
+        return DecoderLayer(i, m, attention, mlp, norms, self.comm, gate, scalar)
 
     def _stateful(self, i: int, m: ModelConfig, modules: Mapping[str, str]) -> StatefulLayer | None:
         """What a layer has in place of attention; None where it has that."""

@@ -19,6 +19,8 @@ from transformers import (
     ApertusForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
+    BambaConfig,
+    BambaForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     CohereConfig,
@@ -184,6 +186,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "apertus": (ApertusConfig, ApertusForCausalLM),
     "phi": (PhiConfig, PhiForCausalLM),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
+    "bamba": (BambaConfig, BambaForCausalLM),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
     "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
@@ -376,6 +379,9 @@ OWN: dict[str, dict[str, Any]] = {
         "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 12, "chunk_size": 4,
         "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
         "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2},
+    "bamba": {
+        "num_key_value_heads": 4, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2,
+        "mamba_d_state": 12, "mamba_chunk_size": 4},
     "granitemoehybrid": {
         "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "shared_intermediate_size": 48,
@@ -509,6 +515,7 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": ("mistral4", {}),
     "apertus": ("apertus", {}),
     "phi": ("phi", {}),
+    "bamba": ("bamba", {}),
     "nemotron-h-moe": ("nemotron_h", {}),
     "nemotron-h": (
         "nemotron_h",

@@ -11,5 +11,5 @@ FurtherFamily = Literal[
     "flex_olmo", "youtu", "llama4_text", "mistral4", "phimoe",
     "apertus",
     "phi", "olmo", "lfm2", "lfm2_moe",
-    "granitemoehybrid", "nemotron_h",
+    "granitemoehybrid", "nemotron_h", "bamba",
 ]  # fmt: skip

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.engine.config import families
+from lockstep.engine.config.bamba import BAMBA
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Family, FamilyRules, Own
 from lockstep.engine.config.fields import Fields
@@ -350,6 +351,7 @@ RULES: Mapping[Family, FamilyRules] = {
     "lfm2_moe": LFM2_MOE,
     "granitemoehybrid": GRANITE_HYBRID,
     "nemotron_h": NEMOTRON_H,
+    "bamba": BAMBA,
     "phi": FamilyRules(
         _phi, 2048, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "gelu_new"), partial_rotary=0.5
     ),

@@ -59,11 +59,9 @@ def renamed_types(types: list[str]) -> list[str]:
     return [_RENAMED.get(kind, kind) for kind in types]
 
 
-def mamba(
-    fields: Fields, types: list[str], keys: Mapping[str, str], width: int, eps_groups: bool = True
-) -> MambaConfig | None:
-    """As a configuration has it whose keys are called so, of `width` channels; None where no layer has any.
-    `eps_groups`: each group of heads is normalised by itself. ConfigError for what does not fit together."""
+def mamba(fields: Fields, types: list[str], keys: Mapping[str, str], width: int) -> MambaConfig | None:
+    """As a configuration has it whose keys are called so, of `width` channels, of which each group is normalised by
+    itself; None where no layer has any. ConfigError for what does not fit together."""
     if LINEAR not in types:
         return None
     heads = fields.size(keys["heads"], 128)
@@ -78,7 +76,7 @@ def mamba(
         fields.size(keys["state"], 256),
         fields.size(keys["conv"], 4, least=2),
         tuple(kind == LINEAR for kind in types),
-        norm_width=width // groups if eps_groups else width,
+        norm_width=width // groups,
         conv_bias=fields.flag(keys["conv_bias"], True),
         proj_bias=fields.flag(keys["proj_bias"], False),
         limits=limits(fields),

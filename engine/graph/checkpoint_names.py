@@ -76,6 +76,12 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "granitemoe": _GRANITE_EXPERTS,
     "granitemoehybrid": _GRANITE_HYBRID,
     "nemotron_h": _NEMOTRON_H,
+    "bamba": {
+        "mlp_norm": "pre_ff_layernorm",
+        "final_norm": "model.final_layernorm",
+        "attn.out_proj": "mamba.out_proj",
+        **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},
+    },
     "ernie4_5_moe": _SHARED_EXPERTS,
     "hunyuan_v1_moe": {
         "mlp.router": "mlp.gate.wg",
@@ -185,5 +191,6 @@ FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "lfm2": _CONVOLVED,
     "lfm2_moe": _CONVOLVED,
     "granitemoehybrid": {**_SSM, **_SHARED_MLP},
+    "bamba": _SSM,
     "nemotron_h": {"mixer.in_proj": tuple(f"mixer.in_proj_{one}" for one in ("z", "x", "b", "c", "dt"))},
 }

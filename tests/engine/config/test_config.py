@@ -273,6 +273,7 @@ def _nemotron_h(config: Any) -> dict[str, Any]:
 
 
 _OWN |= {"lfm2": _lfm2, "lfm2_moe": _lfm2, "granitemoehybrid": _granite_hybrid, "nemotron_h": _nemotron_h}
+_OWN |= {"bamba": lambda config: {"mamba": _mamba(config, config.mamba_n_groups)}}
 _OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 

@@ -67,6 +67,7 @@ TRANSFORMERS: Names = BOTH | {
     ".mlp.fc2": {"in": ".mlp.act", "out": ".mlp.down"},
     ".self_attn.out_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
     ".operator_norm": {"out": ".attn_norm"},
+    ".pre_ff_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".ffn_norm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".mlp.w1": {"out": ".mlp.gate"},
     ".mlp.w3": {"out": ".mlp.up"},
@@ -125,7 +126,7 @@ HEADS_FIRST = ("exaone4", "exaone_moe", "apertus", "phi")
 #: Those that give the rotation only the part of each head that is rotated.
 IN_PART = ("stablelm", "nemotron", "phi")
 #: Those of whose layers transformers' plans divide the experts alone.
-UNDIVIDED = ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h")
+UNDIVIDED = ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h", "bamba")
 TURNED: Names = {
     f".self_attn.{one}_{norm}": {"turned": f".attn.{one}_norm"}
     for one in "qk"
