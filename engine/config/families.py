@@ -64,8 +64,6 @@ class ClampedSwiGLU:
 
 #: What is made of gate and up: an activation of the gate times up, or that.
 Gating = Activation | ClampedSwiGLU
-#: What a layer has where it has not both.
-Block = Literal["attention", "mlp"]
 #: Which layers have a sliding window: none, all, all where it is switched on, those that are switched on, those from
 #: one on, those of that type; chunks in those that rotate.
 Windows = Literal["none", "all", "all_switched", "switched", "late", "typed", "chunked"]
@@ -165,12 +163,6 @@ def _glm4(fields: Fields) -> Own:
     """Norms on both sides of the blocks; the first half of each head is rotated, neighbours together
     (arXiv:2406.12793)."""
     return {"qkv_bias": fields.flag("attention_bias", True), "post_norms": True, "neighbours": True}
-
-
-def _starcoder2(fields: Fields) -> Own:
-    """LayerNorm, an MLP without a gate, biases everywhere (arXiv:2402.19173)."""
-    bias = fields.flag("use_bias", True)
-    return {"norm": "layer", "gated": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
 
 
 def _qwen3_moe(fields: Fields) -> Own:
@@ -410,8 +402,7 @@ class FamilyRules:
     `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
     `eps_key`: "" where no key states the epsilon; `linear`, `short_conv`: layers may have either; `intermediate`: the
     MLP's width, None where it must be stated; `shaped`: layers differ in size by type, the last one sees everything;
-    `layer_types`: of each layer its kind, where a configuration has other words for it; `rotates`: whether attention
-    does, where it may not in any layer."""
+    `layer_types`: of each layer its kind, where it is stated otherwise; `rotates`: whether any attention does."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -467,10 +458,6 @@ RULES: Mapping[Family, FamilyRules] = {
     "glm4": FamilyRules(_glm4, 131072, own_kv_heads=True, eps=1.5625e-7, head_dim=128, partial_rotary=0.5),
     "olmo3": FamilyRules(
         _olmo2, 2048, eps=1e-5, theta=5e5, local_theta=("", 5e5), windows="typed", window=4096, full_every=4
-    ),
-    "starcoder2": FamilyRules(
-        _starcoder2, 4096, eps=1e-5, eps_key="norm_epsilon", tied=True, own_kv_heads=True, windows="all",
-        activation=("hidden_act", "gelu_pytorch_tanh"),
     ),
     "qwen3_moe": FamilyRules(_qwen3_moe, 32768, own_kv_heads=True, windows="all_switched", window=4096),
     "mixtral": FamilyRules(_mixtral, 131072, eps=1e-5, own_kv_heads=True, theta=1e6, windows="all"),

@@ -31,6 +31,12 @@ def _experts_as(family: Family, fields: Fields) -> ExpertsConfig:
     return experts
 
 
+def _starcoder2(fields: Fields) -> Own:
+    """LayerNorm, an MLP without a gate, biases everywhere (arXiv:2402.19173)."""
+    bias = fields.flag("use_bias", True)
+    return {"norm": "layer", "gated": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
+
+
 def _gemma(fields: Fields) -> Own:
     """Gemma 2 without its norms behind the blocks and its caps (arXiv:2403.08295). The GELU of old files is by a tanh,
     whatever they say."""
@@ -293,6 +299,10 @@ def _olmo(fields: Fields) -> Own:
 
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
+    "starcoder2": FamilyRules(
+        _starcoder2, 4096, eps=1e-5, eps_key="norm_epsilon", tied=True, own_kv_heads=True, windows="all",
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+    ),
     "gemma": FamilyRules(
         _gemma, 8192, tied=True, own_kv_heads=True, head_dim=256, activation=("hidden_act", "gelu_pytorch_tanh")
     ),

@@ -35,7 +35,7 @@ def rotates(fields: Fields) -> bool:
 def _own(fields: Fields) -> Mapping[str, Any]:
     width = fields.size("mamba_expand", 2) * fields.size("hidden_size")
     shared, layers = fields.size("shared_intermediate_size", 1024), fields.size("num_hidden_layers")
-    own: dict[str, Any] = {
+    own: Mapping[str, Any] = {
         **RULES["granite"].own(fields),
         "mlp_bias": False,
         "mamba": mamba(fields, layer_types(fields), MAMBA_KEYS, width),

@@ -53,6 +53,10 @@ class MambaConfig:
         """How many parts of the channels are normalised, each by itself."""
         return self.channels // self.norm_width
 
+    def norm_sharers(self, tp: int) -> int:
+        """How many (neighbouring) ranks of `tp` hold the channels that are normalised together."""
+        return max(1, tp // self.norm_groups)
+
 
 def renamed_types(types: list[str]) -> list[str]:
     """Layer types by the names that transformers 5 has."""

@@ -13,7 +13,6 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import (
     FAMILIES,
     Activation,
-    Block,
     ClampedSwiGLU,
     Family,
     Gating,
@@ -23,7 +22,7 @@ from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.further_families import RULES
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
-from lockstep.engine.config.layer_shapes import LayerInputs, LayerShape, layer_shapes
+from lockstep.engine.config.layer_shapes import Block, LayerInputs, LayerShape, layer_shapes
 from lockstep.engine.config.linear_attention import LinearAttentionConfig
 from lockstep.engine.config.mamba import MambaConfig
 from lockstep.engine.config.query_scaling import QueryScaling

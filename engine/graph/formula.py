@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,29 +19,14 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.linear_attention import L2_EPS
 from lockstep.engine.graph import recurrence, routing
+from lockstep.engine.graph.mamba_formulas import GATE_FIRST_NORM, READ, STATE
+from lockstep.engine.graph.node import Node, substitute
+from lockstep.engine.graph.node import of as _of
 from lockstep.engine.graph.operation import Kind, Operation
 
 Array = NDArray[np.float64]
 #: Rows of a weight that are widened to float64 at a time.
 _CHUNK = 16384
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """`name` of `args`: a function, or, without any, a leaf's role."""
-
-    name: str
-    args: tuple[Node, ...] = ()
-
-    def __str__(self) -> str:
-        sign = _SIGNS.get(self.name)
-        words = [f"({one})" if sign and one.name in _SIGNS else str(one) for one in self.args]
-        if sign:
-            return f" {sign} ".join(words)
-        return f"{self.name}({', '.join(words)})" if self.args else self.name
-
-
-_SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 
 
 def silu(x: Array) -> Array:
@@ -211,17 +195,6 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _of(name: str, *args: Node) -> Node:
-    return Node(name, args)
-
-
-def substitute(tree: Node, others: Mapping[str, Node]) -> Node:
-    """The tree with other nodes in place of leaves, wherever these stand."""
-    if not tree.args:
-        return others.get(tree.name, tree)
-    return replace(tree, args=tuple(substitute(one, others) for one in tree.args))
-
-
 _X, _WEIGHT, _BIAS = Node("x"), Node("weight"), Node("bias")
 #: x over its root mean square (RMSNorm, arXiv:1910.07467).
 NORMALISED = _of("divide", _X, _of("root", _of("add", _of("mean", _of("square", _X)), Node("eps"))))
@@ -274,35 +247,6 @@ _VALUES_NORMALISED, _OF_LAYERS_NORMALISED = (
 #: What a query is multiplied by where it stands: 1 + beta ln(1 + floor((position + offset) / length)).
 _STEPS = _of("floor", _of("divide", _of("add", Node("position"), Node("query_offset")), Node("query_length")))
 _QUERY_FACTOR = _of("add", Node("1"), _of("multiply", Node("query_beta"), _of("log1p", _STEPS)))
-#: Mamba-2: what a state was before, x and B by heads, step sizes, and the shares that are kept from token to token.
-_SSM_HEADS = _of("by_heads", _X, Node("ssm_dim"))
-_SCANNED = (
-    Node("before"),
-    _SSM_HEADS,
-    _of("paired", _of("by_heads", Node("b"), Node("state_dim")), Node("step")),
-    Node("step"),
-    _of("exp", _of("multiply", _of("negative", _of("exp", Node("A_log"))), Node("step"))),
-)
-_GATED, _WHOLE_GATED = (
-    _of("multiply", Node(x), _of("silu", Node(gate))) for x, gate in (("x", "gate"), ("whole", "whole_gate"))
-)
-#: RMSNorm of groups of channels, of what has gone through its gate. `whole`: of all ranks that share a group.
-GATE_FIRST_NORM = _of(
-    "multiply",
-    _of(
-        "divide",
-        _GATED,
-        _of(
-            "root",
-            _of(
-                "add",
-                _of("mean_of_groups", _of("square", _WHOLE_GATED), _X, Node("norm_width")),
-                Node("eps"),
-            ),
-        ),
-    ),
-    _WEIGHT,
-)
 #: Kind -> what its operations compute.
 FORMULAS: Mapping[Kind, Node] = {
     "embedding": _of("row", _WEIGHT, Node("token")),
@@ -354,19 +298,8 @@ FORMULAS: Mapping[Kind, Node] = {
     ),
     "unit_norm": NORMALISED,
     "step_size": _of("softplus", _of("add", _X, Node("dt_bias"))),
-    "ssm_state": _of("scanned", *_SCANNED),
-    "ssm_read": _of(
-        "side_by_side",
-        _of(
-            "add",
-            _of(
-                "scan_read",
-                _of("paired", _of("by_heads", Node("c"), Node("state_dim")), Node("step")),
-                *_SCANNED,
-            ),
-            _of("multiply", _SSM_HEADS, _of("each_head", Node("D"))),
-        ),
-    ),
+    "ssm_state": STATE,
+    "ssm_read": READ,
     "layer_inputs": _of(
         "multiply",
         _of("add", _of("side_by_side", _of("multiply", _OF_LAYERS_NORMALISED, _WEIGHT)), Node("embedded")),

@@ -15,6 +15,7 @@ from lockstep.engine.batch import Batch
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.mamba import MambaConfig
 from lockstep.engine.graph.mamba import CONVOLVED, PROJECTED
+from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
@@ -51,7 +52,7 @@ class Mamba2(StatefulLayer):
         self.conv_bias = store.bias(sum(self.sizes)) if config.conv_bias else None
         self.conv_names = [modules[tap] for tap in CONVOLVED]
         kinds = ("step_size", "ssm_state", "ssm_read")
-        names = {role: name for kind in kinds for role, name in shards.ssm_vectors(model, kind).items()}
+        names = {role: name for kind in kinds for role, name in ssm_vectors(model, kind).items()}
         self.of_heads = {role: store.vector(heads.size) for role in names}
         self.head_names = {role: f"model.layers.{layer}.{name}" for role, name in names.items()}
         self.norm = GroupNorm(f"{modules['attn.ssm_norm']}.weight", model, config, out_proj.comm, store)
@@ -125,7 +126,7 @@ class GroupNorm:
         self.name, self.weight = name, store.vector(span.size)
         self.comm, self.config, self.eps = comm, config, model.rms_eps
         self.width = min(config.norm_width, span.size)
-        self.shared = shards.norm_sharers(model, comm.size) > 1
+        self.shared = config.norm_sharers(comm.size) > 1
         self.group = span.start // config.norm_width  # the first of those that the rank has
 
     def bind(self, wiring: Wiring) -> None:

@@ -27,6 +27,7 @@ from lockstep.engine.config import DType, Family, ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import STREAM, Operation, Width, final_norm_of, operation_of, operations_of
 from lockstep.engine.graph.layer_inputs import NORM, OF_ALL_LAYERS
+from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.graph.operation import WHOLE
 
 
@@ -142,11 +143,6 @@ def ssm_groups(model: ModelConfig, tp: int, rank: int) -> Span:
     return Span(own.start // group, -(-own.stop // group))
 
 
-def norm_sharers(model: ModelConfig, tp: int) -> int:
-    """How many (neighbouring) ranks hold the channels that the gated norm of Mamba-2 normalises together."""
-    return 1 if model.mamba is None else max(1, tp // model.mamba.norm_groups)
-
-
 def replicas(width: Width, model: ModelConfig, tp: int) -> int:
     """How many (neighbouring) ranks hold the same part of what has that width."""
     of = {"kv_heads": kv_replicas, "linear_keys": key_replicas, "ssm_groups": key_replicas}
@@ -200,10 +196,6 @@ def expert_features(model: ModelConfig, tp: int, rank: int, ep: int, expert: int
 
 #: What the decay of a recurrent state is made from, by role.
 DECAY = {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
-#: What Mamba-2 has for each head, by role.
-_OF_SSM_HEADS: Mapping[str, tuple[str, ...]] = {
-    "step_size": ("dt_bias",), "ssm_state": ("A_log",), "ssm_read": ("A_log", "D"),
-}  # fmt: skip
 #: The bias of a router by which experts are chosen, and no more.
 CORRECTION = "e_score_correction_bias"
 #: The same where it has another name.
@@ -226,14 +218,6 @@ def correction_name(model: ModelConfig) -> str:
     found = (operation_of(model, tap) for tap in ("mlp.topk_ids", "mlp.router"))
     module = next(one.module for one in found if one is not None and one.module)
     return f"{module}.{CORRECTIONS.get(model.family, CORRECTION)}"
-
-
-def ssm_vectors(model: ModelConfig, kind: str) -> dict[str, str]:
-    """What an operation of Mamba-2 has for each head: role -> name within the layer."""
-    if (roles := _OF_SSM_HEADS.get(kind)) is None or (one := operation_of(model, "attn.ssm_x")) is None:
-        return {}
-    mixer = one.module.partition(".")[0]
-    return {role: f"{mixer}.{role}" for role in roles}
 
 
 def layer_of_parameter(name: str) -> int | None:
@@ -318,8 +302,7 @@ def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
         case "ssm_groups":
             return ssm_groups(model, tp, rank).scaled(0 if model.mamba is None else model.mamba.state)
         case "ssm_channels" | "ssm_heads":
-            heads_of = 0 if model.mamba is None else size_of(width, model) // model.mamba.heads
-            return even(size_of("ssm_heads", model), tp, rank, "the number of Mamba-2 heads").scaled(heads_of)
+            return even(size_of(width, model), tp, rank, "the number of Mamba-2 heads")
         case "conv_channels":
             return even(model.hidden_size, tp, rank, "the number of channels")
         case "vocab":
@@ -388,11 +371,10 @@ def _of_heads(operation: Operation, model: ModelConfig) -> dict[str, _Parameter]
         shape = size_of(operation.width, model), model.conv
         return {f"{operation.module}.weight": _Parameter(shape, 0, operation.width)}
     if (mamba := model.mamba) is not None:
-        vectors = ssm_vectors(model, operation.kind).values()
-        found = dict.fromkeys(vectors, _Parameter((mamba.heads,), 0, "ssm_heads"))
-        norm = f"{operation.module}.weight"
-        own = {norm: _Parameter((mamba.channels,), 0, operation.width)}
-        return found | (own if operation.kind == "gated_norm" else {})
+        if operation.kind == "gated_norm":
+            return {f"{operation.module}.weight": _Parameter((mamba.channels,), 0, operation.width)}
+        one = _Parameter((mamba.heads,), 0, "ssm_heads")
+        return dict.fromkeys(ssm_vectors(model, operation.kind).values(), one)
     if (linear := model.linear) is None:
         return {}
     match operation.kind:

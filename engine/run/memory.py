@@ -132,6 +132,8 @@ def report_bytes(model: ModelConfig) -> int:
         width = max(width, model.num_heads * model.latent.expanded_dim)
     if model.experts is not None:  # rows of each token at all of its experts
         width = max(width, model.experts.top_k * max(model.hidden_size, model.experts.width))
+    if model.mamba is not None:
+        width = max(width, model.mamba.channels)
     of_a_tap = context * max(width, 2 * model.num_kv_heads * model.head_dim, model.num_heads * context)
     of_a_weight = width * max(model.hidden_size, model.vocab_size)
     return _BESIDE_TENSORS + _WIDEST * max(of_a_tap, of_a_weight)

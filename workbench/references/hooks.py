@@ -106,8 +106,8 @@ def tapped(model: Any, see: See) -> Iterator[None]:
     with ExitStack() as stack:
 
         def after(module: nn.Module, tap: str, shaped: Shaped = _same) -> None:
-            def hook(_module: nn.Module, _args: Any, output: Tensor) -> None:
-                see(tap, shaped(_unbatched(output)))
+            def hook(_module: nn.Module, _args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
+                see(tap, shaped(_unbatched(output if isinstance(output, Tensor) else output[0])))
 
             stack.callback(module.register_forward_hook(hook).remove)
 

@@ -402,7 +402,8 @@ _NO_O_BIAS = ("qwen2", "qwen2_moe", "glm4", "glm4_moe", "glm", "helium", "stable
 
 def _rope(config: Any) -> dict[str, Any]:
     """Of layers that see everything, where layers differ."""
-    rope = config.rope_parameters
+    unrotated = {"rope_type": "default", "rope_theta": 1e4}
+    rope = getattr(config, "rope_parameters", unrotated)
     return rope.get("full_attention", rope)
 
 

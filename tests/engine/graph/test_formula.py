@@ -15,7 +15,8 @@ from lockstep.engine.config.rope_frequencies import frequencies
 from lockstep.engine.graph import OUTSIDE, Operation, operation_of, operations_of, outside_of, parts_of
 from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of, numbers_of
 from lockstep.engine.graph.layer_inputs import NORM
-from lockstep.engine.parallel.shards import DECAY, LAYER_SCALAR, SINKS, XIELU, correction_name, ssm_vectors
+from lockstep.engine.graph.mamba_vectors import ssm_vectors
+from lockstep.engine.parallel.shards import DECAY, LAYER_SCALAR, SINKS, XIELU, correction_name
 from lockstep.engine.taps.flow import near
 from tests.engine.harness import Engine, Pass
 

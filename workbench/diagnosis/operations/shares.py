@@ -6,6 +6,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import LAYER, OUTSIDE, operation_of
 from lockstep.engine.graph.layer_inputs import NORM
+from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.parallel import shards
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
@@ -48,7 +49,7 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     if operation in ("conv", "gated_norm"):
         bias = operation == "conv" and facts.model.conv_bias
         return {"weight": f"{module}.weight"} | ({"bias": f"{module}.bias"} if bias else {})
-    if vectors := shards.ssm_vectors(facts.model, operation):
+    if vectors := ssm_vectors(facts.model, operation):
         return {role: f"model.layers.{layer_of(tap)}.{name}" for role, name in vectors.items()}
     if operation == MIXTURE:
         return {

@@ -15,7 +15,6 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import BLOCKS, LAYER, MULTIPLIED, Operation, instead_of, operation_of
 from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
 from lockstep.engine.graph.operation import OF_POSITIONS, Kind
-from lockstep.engine.parallel.shards import norm_sharers
 from lockstep.engine.taps.flow import UnknownTap, near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.operations.expected import (
@@ -139,7 +138,7 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
     if operation == "norm" and declared.sharded and facts.model.qk_norm_whole and "x" in found[0]:
         found[0]["whole"] = OperationInput(found[0]["x"].taps, gathered=len(taps.ranks) > 1)
     if operation == "gated_norm" and facts.model.mamba is not None and not found[1]:
-        gathered = norm_sharers(facts.model, len(taps.ranks)) > 1
+        gathered = facts.model.mamba.norm_sharers(len(taps.ranks)) > 1
         for role, whole in (("x", "whole"), ("gate", "whole_gate")):
             found[0][whole] = OperationInput(found[0][role].taps, gathered=gathered)
     if operation in _FUSED and not all(
