@@ -20,8 +20,9 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.linear_attention import L2_EPS
 from lockstep.engine.graph import recurrence, routing
 from lockstep.engine.graph.mamba_formulas import GATE_FIRST_NORM, READ, STATE
-from lockstep.engine.graph.node import Node, substitute
+from lockstep.engine.graph.node import Node as Node
 from lockstep.engine.graph.node import of as _of
+from lockstep.engine.graph.node import substitute as substitute
 from lockstep.engine.graph.operation import Kind, Operation
 
 Array = NDArray[np.float64]

@@ -21,7 +21,7 @@ from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.weight import KeptTensor, Store
-from lockstep.engine.layers.wiring import Wiring
+from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 
@@ -78,7 +78,7 @@ class Mamba2(StatefulLayer):
         self.rules = wiring.rules
         names = (*PROJECTED, *CONVOLVED, *(f"attn.ssm_{one}" for one in ("step", "read", "norm")))
         self.taps = {name: tap for name in names if (tap := wiring.tap(name))}
-        self.tap_state = wiring.tap("attn.ssm_state")
+        self.tap_state: TapCallback | None = wiring.tap("attn.ssm_state")
         self.rate = self.rules.ssm_rate(self.of_heads["A_log"])
         self.norm.bind(wiring)
         self.out_proj.bind(wiring, "attn.out_proj")
@@ -98,9 +98,9 @@ class Mamba2(StatefulLayer):
         into = into.unflatten(-1, (self.heads, -1))
         parts = []
         for index, span in enumerate(batch.spans):
-            own = [one[span.start : span.stop] for one in (into, b, c, step)]
             met = self._before(span.seq, span.stop - span.start, pool)
-            read, heads = self.rules.ssm_scan(met.heads, *own, self.rate)
+            values, keys, queries, sizes = (one[span.start : span.stop] for one in (into, b, c, step))
+            read, heads = self.rules.ssm_scan(met.heads, values, keys, queries, sizes, self.rate)
             heads = self.rules.state_kept(heads)
             if self.tap_state:
                 self.tap_state(heads.unsqueeze(0), index)
@@ -143,9 +143,10 @@ class GroupNorm:
             squares_of_all[:, self.group] = squares[:, 0]
             self.comm.enter(self.place)
             squares = self.sum(squares_of_all, self.comm)[:, self.group : self.group + 1]
-        scale = torch.rsqrt(squares / self.config.norm_width + self.eps)
+        scale: Tensor = torch.rsqrt(squares / self.config.norm_width + self.eps)
         return (groups * scale.unsqueeze(-1)).flatten(1)
 
     def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
         """[T, C] twice -> the same."""
-        return self.rule(x, gate, self.weight, self.normalised)
+        out: Tensor = self.rule(x, gate, self.weight, self.normalised)
+        return out
