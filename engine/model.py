@@ -25,6 +25,7 @@ from lockstep.engine.layers.latent_attention import LatentAttention
 from lockstep.engine.layers.layer_inputs import AllLayerInputs, LayerInputGate
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
 from lockstep.engine.layers.linear_attention import GatedDeltaNet
+from lockstep.engine.layers.mamba import Mamba2
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
@@ -41,19 +42,22 @@ from lockstep.engine.rules import Rules
 
 
 class DecoderLayer:
-    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), or the MLP of what attention reads, and, of some
-    models, x + norm(gate(x, inputs)); times `scalar`. `norms` by tap: those that the model has."""
+    """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), or the MLP of what attention reads, or one of both
+    alone; and, of some models, x + norm(gate(x, inputs)); times `scalar`. `norms` by tap: those that the model has."""
 
     def __init__(
         self,
-        attention: Attention | StatefulLayer,
-        mlp: MLP | MixtureOfExperts,
+        number: int,
+        model: ModelConfig,
+        attention: Attention | StatefulLayer | None,
+        mlp: MLP | MixtureOfExperts | None,
         norms: Mapping[str, Norm],
         comm: Comm,
         gate: LayerInputGate | None = None,
         scalar: tuple[str, Tensor] | None = None,
     ) -> None:
-        self.attention, self.mlp, self.norms, self.comm = attention, mlp, norms, comm
+        self.number, self.model, self.norms, self.comm = number, model, norms, comm
+        self.attention, self.mlp = attention, mlp
         self.gate, self.scalar = gate, scalar
         self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm, self.post_gate_norm = (
             norms.get(tap, unnormed)
@@ -62,22 +66,23 @@ class DecoderLayer:
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
-        parts = (self.attention, self.mlp, *self.norms.values(), *([] if self.gate is None else [self.gate]))
-        params = {name: x for part in parts for name, x in part.parameters().items()}
+        parts = (self.attention, self.mlp, *self.norms.values(), self.gate)
+        params = {name: x for part in parts if part is not None for name, x in part.parameters().items()}
         return params if self.scalar is None else params | dict([self.scalar])
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
-        factor = wiring.rules.residual_factor(self.attention.model)
+        factor = wiring.rules.residual_factor(self.model)
         add = wiring.rules.residual
         self.residual = add if factor == 1 else lambda x, y: add(x, y * factor)
-        self.place = wiring.place(operations_of(self.attention.model)[0].tap)
+        self.place = wiring.place(operations_of(self.model)[0].tap)
         self.tap_attn_residual = wiring.tap("attn_residual")
         self.tap_mlp_residual = wiring.tap("mlp_residual")
         for tap, norm in self.norms.items():
             norm.bind(wiring, tap)
-        self.attention.bind(wiring)
-        self.mlp.bind(wiring)
+        for block in (self.attention, self.mlp):
+            if block is not None:
+                block.bind(wiring)
         self.scale = wiring.rules.layer_scalar
         if self.gate is not None:
             self.gate.bind(wiring)
@@ -92,13 +97,18 @@ class DecoderLayer:
         of_layers: Tensor | None = None,
     ) -> Tensor:
         self.comm.enter(self.place)
-        normed = self.attn_norm(x)
-        y = self.attention(normed, batch, angles, inputs, pool)  # [T, H]
-        x = self.residual(x, self.post_attn_norm(y))
-        if self.tap_attn_residual:
-            self.tap_attn_residual(x)
-        read = normed if self.attention.model.parallel else self.mlp_norm(x)
-        x = self.residual(x, self.post_mlp_norm(self.mlp(read)))
+        normed = x
+        if self.attention is None:
+            pool.pass_over(self.number, batch)
+        else:
+            normed = self.attn_norm(x)
+            y = self.attention(normed, batch, angles, inputs, pool)  # [T, H]
+            x = self.residual(x, self.post_attn_norm(y))
+            if self.tap_attn_residual:
+                self.tap_attn_residual(x)
+        if self.mlp is not None:
+            read = normed if self.model.parallel else self.mlp_norm(x)
+            x = self.residual(x, self.post_mlp_norm(self.mlp(read)))
         if self.gate is not None and of_layers is not None:
             x = self.residual(x, self.post_gate_norm(self.gate(x, of_layers)))
         if self.scalar is not None:
@@ -177,8 +187,14 @@ class Decoder:
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
         m, name, store = self.model.of_layer(i), f"model.layers.{i}", self._store
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
-        attention = self._stateful(i, m, modules) or self._attention(i, m, modules, rules)
-        mlp = self._mlp(name, m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
+        attention: Attention | StatefulLayer | None = None
+        mlp: MLP | MixtureOfExperts | None = None
+        if "mlp" not in m.blocks:
+            attention = self._stateful(i, m, modules) or self._attention(i, m, modules, rules)
+        if "attention" not in m.blocks:
+            mlp = (
+                self._mlp(name, m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
+            )
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
             for one in operations_of(m)
@@ -186,15 +202,19 @@ class Decoder:
         }
         gate = None if m.layer_inputs is None else LayerInputGate(m, m.layer_inputs, modules, store)
         scalar = (f"{name}.{shards.LAYER_SCALAR}", store.vector(1)) if m.layer_scalar else None
-        return DecoderLayer(attention, mlp, norms, self.comm, gate, scalar)
+        return DecoderLayer(i, m, attention, mlp, norms, self.comm, gate, scalar)
 
     def _stateful(self, i: int, m: ModelConfig, modules: Mapping[str, str]) -> StatefulLayer | None:
         """What a layer has in place of attention; None where it has that."""
         tp, rank, store = self.comm.size, self.comm.rank, self._store
         if not m.stateful:
             return None
-        rows = shards.span_of("linear_values" if m.linear is not None else "conv_channels", m, tp, rank)
-        out_proj = RowParallelLinear(modules["attn.out_proj"], rows, m.hidden_size, False, self.comm, store)
+        read = next(one.inputs["x"] for one in operations_of(m) if one.tap == "attn.out_proj.partial")
+        width = next(one.width for one in operations_of(m) if one.tap == read)
+        rows, hidden = shards.span_of(width, m, tp, rank), m.hidden_size
+        out_proj = RowParallelLinear(modules["attn.out_proj"], rows, hidden, m.ssm_bias, self.comm, store)
+        if m.mamba is not None:
+            return Mamba2(i, m, m.mamba, modules, out_proj, store)
         if m.linear is not None:
             return GatedDeltaNet(i, m, m.linear, modules, out_proj, store)
         assert m.short_conv is not None, "a layer with a state has one of these"
@@ -209,7 +229,9 @@ class Decoder:
         if m.latent is not None:
             kind = LatentAttention if m.indexer is None else SparseAttention
             return kind(i, whole, m.latent, modules, o_proj, store)
-        qkv = QKVParallelLinear(f"{name}.self_attn", m, tp, rules.qkv_shard_dim(m, tp, rank), store)
+        qkv = QKVParallelLinear(
+            modules["attn.q_proj"].rpartition(".")[0], m, tp, rules.qkv_shard_dim(m, tp, rank), store
+        )
         gate = None
         if m.output_gate:
             gate = MergedColumnParallelLinear([modules["attn.gate"]], [rows], m.hidden_size, False, store)
@@ -238,7 +260,8 @@ class Decoder:
         self, layer: int, m: ModelConfig, config: ExpertsConfig, modules: Mapping[str, str]
     ) -> MixtureOfExperts:
         where, store = (self.comm.size, self.comm.rank, self.config.ep), self._store
-        names = [modules[f"mlp.experts.{one}"] for one in ("gate", "up", "down")]
+        matrices = ("gate", "up", "down") if m.gated else ("up", "down")
+        names = [modules[f"mlp.experts.{one}"] for one in matrices]
         held = shards.held_experts(m, *where)
         experts = [
             Expert(
@@ -260,7 +283,8 @@ class Decoder:
     ) -> SharedExpert | None:
         if not config.shared_width:
             return None
-        names = [modules[f"mlp.shared.{one}"] for one in ("gate", "up", "down")]
+        matrices = ("gate", "up", "down") if m.gated else ("up", "down")
+        names = [modules[f"mlp.shared.{one}"] for one in matrices]
         features = shards.span_of("shared_expert", m, self.comm.size, self.comm.rank)
         gate = None
         if config.shared_gated:

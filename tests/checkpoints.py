@@ -19,6 +19,8 @@ from transformers import (
     ApertusForCausalLM,
     ArceeConfig,
     ArceeForCausalLM,
+    BambaConfig,
+    BambaForCausalLM,
     Cohere2Config,
     Cohere2ForCausalLM,
     CohereConfig,
@@ -67,6 +69,8 @@ from transformers import (
     GraniteForCausalLM,
     GraniteMoeConfig,
     GraniteMoeForCausalLM,
+    GraniteMoeHybridConfig,
+    GraniteMoeHybridForCausalLM,
     HeliumConfig,
     HeliumForCausalLM,
     HunYuanDenseV1Config,
@@ -101,6 +105,8 @@ from transformers import (
     MixtralForCausalLM,
     NemotronConfig,
     NemotronForCausalLM,
+    NemotronHConfig,
+    NemotronHForCausalLM,
     Olmo2Config,
     Olmo2ForCausalLM,
     Olmo3Config,
@@ -185,6 +191,9 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "phimoe": (PhimoeConfig, PhimoeForCausalLM),
     "apertus": (ApertusConfig, ApertusForCausalLM),
     "phi": (PhiConfig, PhiForCausalLM),
+    "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
+    "bamba": (BambaConfig, BambaForCausalLM),
+    "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
     "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
     "olmo": (OlmoConfig, OlmoForCausalLM),
@@ -376,6 +385,20 @@ OWN: dict[str, dict[str, Any]] = {
     "lfm2_moe": {"num_key_value_heads": 4, "layer_types": ["conv", "full_attention", "conv"], "norm_eps": 1e-4,
                  "num_dense_layers": 1, "num_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
                  "routed_scaling_factor": 1.5, "tie_word_embeddings": True},
+    "nemotron_h": {
+        "num_key_value_heads": 4, "head_dim": 16, "layer_norm_epsilon": 1e-4, "num_hidden_layers": 4,
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"],
+        "mamba_num_heads": 8, "mamba_head_dim": 12, "n_groups": 2, "ssm_state_size": 12, "chunk_size": 4,
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 32,
+        "moe_shared_expert_intermediate_size": 48, "routed_scaling_factor": 1.5, "n_group": 4, "topk_group": 2},
+    "bamba": {
+        "num_key_value_heads": 4, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2,
+        "mamba_d_state": 12, "mamba_chunk_size": 4},
+    "granitemoehybrid": {
+        "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+        "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "shared_intermediate_size": 48,
+        "attention_multiplier": 0.3, "embedding_multiplier": 6.0, "residual_multiplier": 0.22, "logits_scaling": 4.0,
+        "mamba_n_heads": 8, "mamba_n_groups": 1, "mamba_d_state": 12, "mamba_chunk_size": 4},
     "phi": {"num_hidden_layers": 2, "num_key_value_heads": 4, "layer_norm_eps": 1e-4},
     "mistral4": {**LATENT, "num_hidden_layers": 2, "num_experts_per_tok": 3, "n_group": 4, "topk_group": 2,
                  "routed_scaling_factor": 1.5, "first_k_dense_replace": 1, "rope_parameters": {
@@ -506,6 +529,21 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "mistral4": ("mistral4", {}),
     "apertus": ("apertus", {}),
     "phi": ("phi", {}),
+    "bamba": ("bamba", {}),
+    "nemotron-h-moe": ("nemotron_h", {}),
+    "nemotron-h": (
+        "nemotron_h",
+        {
+            "layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+            "use_bias": True,
+            "mlp_bias": True,
+        },
+    ),
+    "granite4-moe": ("granitemoehybrid", {}),
+    "granite4": (
+        "granitemoehybrid",
+        {"num_local_experts": 0, "mamba_n_groups": 2, "mamba_proj_bias": True, "tie_word_embeddings": True},
+    ),
     "lfm2": ("lfm2", {}),
     "lfm2-moe": ("lfm2_moe", {}),
     "olmo": ("olmo", {}),
@@ -545,9 +583,11 @@ def fill_randomly(model: Any, family: str, seed: int) -> None:
     with torch.no_grad():
         for name, parameter in model.named_parameters():
             noise = torch.randn(parameter.shape, generator=generator)
-            if name.endswith("norm.weight"):
+            if name.endswith(("norm.weight", ".norm_f.weight")):
                 around = 0.0 if family in _ADDED_TO_ONE and ".linear_attn." not in name else 1.0
                 parameter.copy_(around + 0.3 * noise)
+            elif name.endswith((".A_log", ".D")):
+                parameter.copy_(0.5 + 0.5 * noise)
             elif name.endswith((".bias", "_bias", ".sinks")):
                 parameter.copy_(0.5 * noise)
             else:

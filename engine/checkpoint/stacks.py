@@ -10,6 +10,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import operation_of
 from lockstep.engine.graph.checkpoint_names import EXPERT_STACKS, FUSED, USUAL_EXPERT_STACKS
+from lockstep.engine.graph.mamba import CONVOLVED
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
 
@@ -87,10 +88,13 @@ def _rows_of(model: ModelConfig, shapes: Mapping[str, tuple[int, ...]]) -> Itera
         if f"{modules[0]}.weight" not in shapes:  # a layer of another kind
             continue
         parts = [shapes[f"{one}.weight"] for one in modules]
-        start, shape = 0, (sum(part[0] for part in parts), *parts[0][1:])
+        start, rows = 0, sum(part[0] for part in parts)
         for module, part in zip(modules, parts, strict=True):
-            yield f"{module}.weight", Place(f"{whole}.weight", Span(start, start + part[0]), shape)
-            start += part[0]
+            span = Span(start, start + part[0])
+            yield f"{module}.weight", Place(f"{whole}.weight", span, (rows, *part[1:]))
+            if f"{module}.bias" in shapes:
+                yield f"{module}.bias", Place(f"{whole}.bias", span, (rows,))
+            start = span.stop
 
 
 def _heads_of(model: ModelConfig, apart: bool) -> dict[str, Place]:
@@ -102,6 +106,8 @@ def _heads_of(model: ModelConfig, apart: bool) -> dict[str, Place]:
             "self_attn.q_proj", {"self_attn.q_proj": model.head_dim, "self_attn.gate_proj": model.head_dim},
             model.num_heads, hidden,
         )  # fmt: skip
+    if model.mamba is not None:
+        return _kernels_of_mamba(model)
     if model.short_conv is not None:
         shape = (hidden, 1, model.conv)
         return {"conv.conv.weight": Place("conv.conv.weight", Span(0, hidden), shape)}
@@ -126,6 +132,20 @@ def _heads_of(model: ModelConfig, apart: bool) -> dict[str, Place]:
     return found
 
 
+def _kernels_of_mamba(model: ModelConfig) -> dict[str, Place]:
+    """Those of its convolution, which lie one below the other, each [1, width], and their biases."""
+    found, start = dict[str, Place](), 0
+    convolved = [one for tap in CONVOLVED if (one := operation_of(model, tap)) is not None]
+    sizes = [shards.size_of(one.width, model) for one in convolved]
+    for one, size in zip(convolved, sizes, strict=True):
+        whole, span = one.module.rpartition("_")[0], Span(start, start + size)
+        found[f"{one.module}.weight"] = Place(f"{whole}.weight", span, (sum(sizes), 1, model.conv))
+        if model.conv_bias:
+            found[f"{one.module}.bias"] = Place(f"{whole}.bias", span, (sum(sizes),))
+        start = span.stop
+    return found
+
+
 def _by_heads(whole: str, parts: Mapping[str, int], heads: int, hidden: int) -> dict[str, Place]:
     """Modules of which the tensor has, head by head, so many rows each."""
     found, start, shape = dict[str, Place](), 0, (heads * sum(parts.values()), hidden)
@@ -138,6 +158,8 @@ def _by_heads(whole: str, parts: Mapping[str, int], heads: int, hidden: int) -> 
 def _experts_of(model: ModelConfig, packed: bool) -> Iterator[tuple[str, Place]]:
     """Of a layer's experts as transformers has them, and of a router that it calls otherwise than the checkpoint."""
     if (has := model.experts) is None:
+        return
+    if not model.gated:  # transformers splits their stacks when it saves
         return
     gate, up, down, router = (
         "" if (one := operation_of(model, f"mlp.{tap}")) is None else one.module

@@ -67,8 +67,8 @@ PREDICTING: tuple[Family, ...] = (
 
 def predicts_further(name: str, model: ModelConfig) -> bool:
     """Whether the tensor is of the layers behind the others that predict further tokens (arXiv:2404.19737), which
-    GLM-4.5's, DeepSeek-V3's, Qwen3.5's and K-EXAONE's checkpoints hold and transformers leaves unread."""
-    if name.startswith("mtp.") and (model.linear is not None or model.family == "exaone_moe"):
+    GLM-4.5's, DeepSeek-V3's, Qwen3.5's, K-EXAONE's and Nemotron-3's checkpoints hold and transformers leaves unread."""
+    if name.startswith("mtp.") and (model.linear is not None or model.family in ("exaone_moe", "nemotron_h")):
         return True
     layer = layer_of_parameter(name)
     return model.family in PREDICTING and layer is not None and layer >= model.num_layers

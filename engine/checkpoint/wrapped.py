@@ -31,7 +31,15 @@ def text_name(name: str) -> str:
 
 def naming(model: ModelConfig) -> Callable[[str], str]:
     """From the names in the files to those of the model's parameters."""
+    if model.family == "nemotron_h":
+        return _without_backbone
     return text_name if model.wrapper else own_name
+
+
+def _without_backbone(name: str) -> str:
+    """The name of a tensor of Nemotron-H, as that of other families' is."""
+    name = f"model.{name.removeprefix('backbone.')}" if name.startswith("backbone.") else name
+    return "model.embed_tokens.weight" if name == "model.embeddings.weight" else name
 
 
 def other_part(name: str) -> str:

@@ -91,6 +91,11 @@ def _misfit(model: ModelConfig, tp: int) -> str | None:
             return f"neither divides nor is a multiple of {count} key/value heads"
     if model.short_conv is not None and model.hidden_size % tp:
         return f"does not divide the {model.hidden_size} channels of short convolutions"
+    if (mamba := model.mamba) is not None:
+        if mamba.heads % tp:
+            return f"does not divide {mamba.heads} heads of Mamba-2"
+        if mamba.groups % tp and tp % mamba.groups:
+            return f"neither divides nor is a multiple of {mamba.groups} groups of B and C of Mamba-2"
     if (linear := model.linear) is not None:
         if linear.value_heads % tp:
             return f"does not divide {linear.value_heads} linear value heads"

@@ -165,12 +165,6 @@ def _glm4(fields: Fields) -> Own:
     return {"qkv_bias": fields.flag("attention_bias", True), "post_norms": True, "neighbours": True}
 
 
-def _starcoder2(fields: Fields) -> Own:
-    """LayerNorm, an MLP without a gate, biases everywhere (arXiv:2402.19173)."""
-    bias = fields.flag("use_bias", True)
-    return {"norm": "layer", "gated": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
-
-
 def _qwen3_moe(fields: Fields) -> Own:
     """Qwen3 with experts in place of most MLPs (arXiv:2505.09388)."""
     experts = ExpertsConfig(
@@ -408,7 +402,8 @@ class FamilyRules:
     `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
     `eps_key`: "" where no key states the epsilon; `linear`, `short_conv`: layers may have either; `intermediate`: the
     MLP's width, None where it must be stated; `shaped`: layers differ in size by type, the last one sees everything;
-    `indexed`: attention is to keys that an indexer chooses."""
+    `indexed`: attention is to keys that an indexer chooses;
+    `layer_types`: of each layer its kind, where it is stated otherwise; `rotates`: whether any attention does."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -436,6 +431,8 @@ class FamilyRules:
     intermediate_key: str = "intermediate_size"
     shaped: bool = False
     indexed: bool = False
+    layer_types: Callable[[Fields], list[str]] | None = None
+    rotates: Callable[[Fields], bool] | None = None
 
 
 _PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
@@ -463,10 +460,6 @@ RULES: Mapping[Family, FamilyRules] = {
     "glm4": FamilyRules(_glm4, 131072, own_kv_heads=True, eps=1.5625e-7, head_dim=128, partial_rotary=0.5),
     "olmo3": FamilyRules(
         _olmo2, 2048, eps=1e-5, theta=5e5, local_theta=("", 5e5), windows="typed", window=4096, full_every=4
-    ),
-    "starcoder2": FamilyRules(
-        _starcoder2, 4096, eps=1e-5, eps_key="norm_epsilon", tied=True, own_kv_heads=True, windows="all",
-        activation=("hidden_act", "gelu_pytorch_tanh"),
     ),
     "qwen3_moe": FamilyRules(_qwen3_moe, 32768, own_kv_heads=True, windows="all_switched", window=4096),
     "mixtral": FamilyRules(_mixtral, 131072, eps=1e-5, own_kv_heads=True, theta=1e6, windows="all"),

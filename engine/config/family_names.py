@@ -12,4 +12,5 @@ FurtherFamily = Literal[
     "apertus",
     "deepseek_v32", "glm_moe_dsa",
     "phi", "olmo", "lfm2", "lfm2_moe",
+    "granitemoehybrid", "nemotron_h", "bamba",
 ]  # fmt: skip

@@ -6,13 +6,16 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 from lockstep.engine.config import families
+from lockstep.engine.config.bamba import BAMBA
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.families import Family, FamilyRules, Own
 from lockstep.engine.config.fields import Fields
+from lockstep.engine.config.granite_hybrid import GRANITE_HYBRID
 from lockstep.engine.config.latent import latent_of
 from lockstep.engine.config.lfm2 import LFM2, LFM2_MOE
 from lockstep.engine.config.llama4 import LLAMA4
 from lockstep.engine.config.mistral4 import MISTRAL4
+from lockstep.engine.config.nemotron_h import NEMOTRON_H
 from lockstep.engine.config.phimoe import PHIMOE
 from lockstep.engine.config.sparse_families import DEEPSEEK_V32, GLM_MOE_DSA
 
@@ -27,6 +30,12 @@ def _experts_as(family: Family, fields: Fields) -> ExpertsConfig:
     experts = _as(family, fields)["experts"]
     assert isinstance(experts, ExpertsConfig)
     return experts
+
+
+def _starcoder2(fields: Fields) -> Own:
+    """LayerNorm, an MLP without a gate, biases everywhere (arXiv:2402.19173)."""
+    bias = fields.flag("use_bias", True)
+    return {"norm": "layer", "gated": False, "qkv_bias": bias, "o_bias": bias, "mlp_bias": bias}
 
 
 def _gemma(fields: Fields) -> Own:
@@ -291,6 +300,10 @@ def _olmo(fields: Fields) -> Own:
 
 RULES: Mapping[Family, FamilyRules] = {
     **families.RULES,
+    "starcoder2": FamilyRules(
+        _starcoder2, 4096, eps=1e-5, eps_key="norm_epsilon", tied=True, own_kv_heads=True, windows="all",
+        activation=("hidden_act", "gelu_pytorch_tanh"),
+    ),
     "gemma": FamilyRules(
         _gemma, 8192, tied=True, own_kv_heads=True, head_dim=256, activation=("hidden_act", "gelu_pytorch_tanh")
     ),
@@ -349,6 +362,9 @@ RULES: Mapping[Family, FamilyRules] = {
     "olmo": FamilyRules(_olmo, 2048, eps=1e-5, eps_key=""),
     "lfm2": LFM2,
     "lfm2_moe": LFM2_MOE,
+    "granitemoehybrid": GRANITE_HYBRID,
+    "nemotron_h": NEMOTRON_H,
+    "bamba": BAMBA,
     "phi": FamilyRules(
         _phi, 2048, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "gelu_new"), partial_rotary=0.5
     ),

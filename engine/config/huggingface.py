@@ -140,7 +140,7 @@ def rotated_layers(fields: Fields, rules: FamilyRules, layers: int) -> list[bool
 
 
 def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] | None:
-    types = fields.words("layer_types")
+    types = fields.words("layer_types") if rules.layer_types is None else rules.layer_types(fields)
     if types is None:
         return None
     if rules.indexed:
@@ -149,7 +149,11 @@ def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] 
         raise ConfigError(
             f"{fields.where}: layer_types has {len(types)} entries, num_hidden_layers is {layers}"
         )
-    others = {LINEAR: rules.linear, CONVOLUTION: rules.short_conv, CHUNKED: rules.windows == "chunked"}
+    others = {
+        LINEAR: rules.linear or rules.layer_types is not None,
+        CONVOLUTION: rules.short_conv,
+        CHUNKED: rules.windows == "chunked",
+    }
     supported = (FULL, next((kind for kind, there in others.items() if there), SLIDING))
     if other := sorted(set(types) - set(supported)):
         raise ConfigError(

@@ -5,10 +5,13 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from lockstep.engine.config.fields import Fields
 
 _FULL = "full_attention"
+#: What a layer has where it has not both.
+Block = Literal["attention", "mlp"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,8 +23,9 @@ from lockstep.engine.config.further_families import RULES
 from lockstep.engine.config.indexer import INDEX_EPS, IndexerConfig
 from lockstep.engine.config.lacking import lacking
 from lockstep.engine.config.latent import LatentConfig
-from lockstep.engine.config.layer_shapes import LayerInputs, LayerShape, layer_shapes
+from lockstep.engine.config.layer_shapes import Block, LayerInputs, LayerShape, layer_shapes
 from lockstep.engine.config.linear_attention import LinearAttentionConfig
+from lockstep.engine.config.mamba import MambaConfig
 from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.config.rope_scaling import (
     Rope,
@@ -92,6 +93,10 @@ class ModelConfig:
     experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
     linear: LinearAttentionConfig | None = None  # in place of attention, of some layers
     short_conv: ShortConvolutionConfig | None = None  # the same
+    mamba: MambaConfig | None = None  # the same
+    blocks: tuple[
+        Block, ...
+    ] = ()  # of each layer the one that it has, attention (or a state) or an MLP; empty: both
     shapes: tuple[LayerShape, ...] = ()  # where layers differ in size: of each its own
     keys_as_values: bool = False  # values are made by the product of keys
     kv_from: int | None = None  # of one layer: that whose cached keys and values it reads; None: its own
@@ -175,14 +180,24 @@ class ModelConfig:
     @property
     def stateful(self) -> tuple[bool, ...]:
         """Of each layer whether it keeps a state of fixed size instead of keys and values; empty: none does."""
-        found = self.linear or self.short_conv
+        found = self.linear or self.short_conv or self.mamba
         return () if found is None else found.layers
 
     @property
     def conv(self) -> int:
         """How many tokens the convolution of a stateful layer sees; 1 where there is none."""
-        found = self.linear or self.short_conv
+        found = self.linear or self.short_conv or self.mamba
         return 1 if found is None else found.conv
+
+    @property
+    def conv_bias(self) -> bool:
+        """Whether that convolution has a bias."""
+        return self.mamba is not None and self.mamba.conv_bias
+
+    @property
+    def ssm_bias(self) -> bool:
+        """Whether the products of Mamba-2 have biases."""
+        return self.mamba is not None and self.mamba.proj_bias
 
     @property
     def rotary_dim(self) -> int:
@@ -229,7 +244,10 @@ class ModelConfig:
         activation = huggingface.activation(fields, rules)
         heads = fields.size("num_attention_heads")
         hidden = fields.size("hidden_size")
-        layers = fields.size("num_hidden_layers", most=MOST_LAYERS)
+        stated = (
+            None if rules.layer_types is None or "num_hidden_layers" in fields else rules.layer_types(fields)
+        )
+        layers = fields.size("num_hidden_layers", most=MOST_LAYERS) if stated is None else len(stated)
         max_position = fields.size("max_position_embeddings", rules.max_position)
         latent = rules.latent(fields) if rules.latent is not None else None
         head_dim = huggingface.head_dim(fields, rules, hidden, heads) if latent is None else latent.head_dim
@@ -311,6 +329,12 @@ def _of_layer(model: ModelConfig, layer: int) -> ModelConfig:
     if (indexer := model.indexer) is not None:
         source = indexer.sources[layer]
         model = replace(model, indexer=replace(indexer, source=None if source == layer else source))
+    if model.blocks:
+        model = replace(model, blocks=model.blocks[layer : layer + 1] * model.num_layers)
+    if model.mamba is not None:
+        here = any(model.mamba.layers[layer : layer + 1])
+        own_mamba = replace(model.mamba, layers=(True,) * model.num_layers) if here else None
+        model = replace(model, mamba=own_mamba)
     if layer < len(model.shapes):
         shape, inputs = model.shapes[layer], model.layer_inputs
         model = replace(

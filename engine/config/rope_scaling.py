@@ -74,6 +74,9 @@ def ropes_from_hf(
         rope = _rope(config, _parameters(config), rules.theta, max_position, dim)
         rotated = _rotated(config, rules, types)
         return (rope,) if all(rotated) else (rope, *(rope if one else None for one in rotated))
+    if rules.rotates is not None:
+        rope = _rope(config, _parameters(config), rules.theta, max_position, dim)
+        return (rope,) if rules.rotates(config) else (rope, *(None for _ in types))
     if rules.local_theta is None:
         assumed = Fields(rules.rope or {}, config.where)
         parameters = _parameters(config, assumed)

@@ -108,6 +108,12 @@ def has_convolutions(model: ModelConfig, tp: int) -> str | None:
     return None if model.stateful else "no layer has a short convolution"
 
 
+def has_recurrence(model: ModelConfig, tp: int) -> str | None:
+    """Some layers have heads with a state."""
+    there = model.linear is not None or model.mamba is not None
+    return None if there else "no layer has a recurrent state"
+
+
 def shared_keys(model: ModelConfig, tp: int) -> str | None:
     """A rank has several key heads, of which each is read by several value heads."""
     if (linear := model.linear) is None:
@@ -133,22 +139,22 @@ def _fault(
 
 FAULTS = (
     _fault(
-        "state_before", "left", "carried", left_behind, "state", "state not reset between requests",
+        "state_before", "left", "carried", left_behind, "*state", "state not reset between requests",
         "the second request is another than the first one with the same tokens", "modular/modular#6681",
-        level="build",
+        has_recurrence, level="build",
     ),
     _fault(
-        "state_before", "restarted", "carried", restarted, "state", "state restarts at each pass",
+        "state_before", "restarted", "carried", restarted, "*state", "state restarts at each pass",
         "of a prompt read in chunks the last one alone counts, and a decode step knows nothing before its token",
-        "gittensor-ai-lab/sparkinfer#1071", step=1,
+        "gittensor-ai-lab/sparkinfer#1071", has_recurrence, step=1,
     ),
     _fault(
-        "conv_kept", "one_short", "newest", one_short, "conv*", "convolution state one token short",
+        "conv_kept", "one_short", "newest", one_short, "*conv*", "convolution state one token short",
         "the first tokens of each later pass lack the oldest one of their window", step=1, level="build",
         needs=has_convolutions,
     ),
     _fault(
-        "conv_kept", "frozen", "newest", frozen, "conv*", "convolution state not updated by decode steps",
+        "conv_kept", "frozen", "newest", frozen, "*conv*", "convolution state not updated by decode steps",
         "each later token sees those at the end of the prompt before it", step=2, level="build", needs=has_convolutions,
     ),
     _fault(
@@ -176,8 +182,8 @@ FAULTS = (
         "value heads read other key heads than their own", "sgl-project/sglang#38363", shared_keys,
     ),
     _fault(
-        "state_kept", "bfloat16", "float32", in_bfloat16, "state", "state stored in bfloat16",
-        "errors add up with every token", "huggingface/transformers#46190",
+        "state_kept", "bfloat16", "float32", in_bfloat16, "*state", "state stored in bfloat16",
+        "errors add up with every token", "huggingface/transformers#46190", has_recurrence,
     ),
     _fault(
         "gated_norm", "ungated", "silu", ungated_norm, "gated_norm", "gate of the gated norm left out",

@@ -29,6 +29,30 @@ _LFM2 = {
         for ours, theirs in (("gate", "w1"), ("up", "w3"), ("down", "w2"))
     },
 }
+_GRANITE_EXPERTS = {"mlp.router": "block_sparse_moe.router.layer"}
+_GRANITE_HYBRID = {
+    **_GRANITE_EXPERTS,
+    **{
+        f"{mlp}.{ours}": f"shared_mlp.{theirs}"
+        for mlp in ("mlp", "mlp.shared")
+        for ours, theirs in (("gate", "gate"), ("up", "up"), ("down", "output_linear"))
+    },
+    "attn.out_proj": "mamba.out_proj",
+}
+_NEMOTRON_H = {
+    "attn_norm": "norm",
+    "mlp_norm": "norm",
+    "final_norm": "model.norm_f",
+    **{f"attn.{one}_proj": f"mixer.{one}_proj" for one in "qkvo"},
+    **{f"attn.ssm_{one}": f"mixer.in_proj_{one}" for one in ("z", "x", "b", "c", "dt")},
+    **{f"attn.ssm_conv_{one}": f"mixer.conv1d_{one}" for one in "xbc"},
+    "attn.ssm_norm": "mixer.norm",
+    "attn.out_proj": "mixer.out_proj",
+    "mlp.router": "mixer.gate",
+    **{f"mlp.{one}": f"mixer.{one}_proj" for one in ("up", "down")},
+    **{f"mlp.experts.{one}": f"mixer.experts.{{}}.{one}_proj" for one in ("up", "down")},
+    **{f"mlp.shared.{one}": f"mixer.shared_experts.{one}_proj" for one in ("up", "down")},
+}
 #: Family -> tap -> module within the layer; outside of the layers its whole name.
 MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo2": _BEHIND,
@@ -51,7 +75,15 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "solar_open": _SHARED_EXPERTS,
     "hyperclovax": {"post_attn_norm": "post_norm1", "post_mlp_norm": "post_norm2"},
     "vaultgemma": {"mlp_norm": _GEMMA["mlp_norm"]},
-    "granitemoe": {"mlp.router": "block_sparse_moe.router.layer"},
+    "granitemoe": _GRANITE_EXPERTS,
+    "granitemoehybrid": _GRANITE_HYBRID,
+    "nemotron_h": _NEMOTRON_H,
+    "bamba": {
+        "mlp_norm": "pre_ff_layernorm",
+        "final_norm": "model.final_layernorm",
+        "attn.out_proj": "mamba.out_proj",
+        **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},
+    },
     "ernie4_5_moe": _SHARED_EXPERTS,
     "hunyuan_v1_moe": {
         "mlp.router": "mlp.gate.wg",
@@ -93,25 +125,40 @@ USUAL_EXPERT_STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
     "llama4_text": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     "lfm2_moe": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
-    "granitemoe": ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    **dict.fromkeys(
+        ("granitemoe", "granitemoehybrid"),
+        ("block_sparse_moe.input_linear.weight", "block_sparse_moe.output_linear.weight"),
+    ),
 }
 _GATE_UP = {"mlp.gate_up_proj": ("mlp.gate_proj", "mlp.up_proj")}
 _QKV = {"self_attn.qkv_proj": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj")}
 _MIXED = {"linear_attn.in_proj_qkv": tuple(f"linear_attn.in_proj_{one}" for one in "qkv")}
 _CONVOLVED = {"conv.in_proj": tuple(f"conv.in_proj_{one}" for one in "bcx")}
+_SSM = {"mamba.in_proj": tuple(f"mamba.in_proj_{one}" for one in ("z", "x", "b", "c", "dt"))}
+_SHARED_MLP = {"shared_mlp.input_linear": ("shared_mlp.gate", "shared_mlp.up")}
 #: As vLLM stacks them further.
 _MIXED_FURTHER = {
     f"linear_attn.in_proj_{name}": tuple(f"linear_attn.in_proj_{one}" for one in name)
     for name in ("qkvz", "ba")
 }
 #: Module that stacks the rows of others -> these, in that order: in some checkpoints, and in most engines.
-STACKS: Mapping[str, tuple[str, ...]] = {**_QKV, **_GATE_UP, **_MIXED, **_MIXED_FURTHER, **_CONVOLVED}
+STACKS: Mapping[str, tuple[str, ...]] = {
+    **_QKV,
+    **_GATE_UP,
+    **_MIXED,
+    **_MIXED_FURTHER,
+    **_CONVOLVED,
+    **_SSM,
+    **_SHARED_MLP,
+}
 #: What GGUF files call the modules that are stacked there.
 GGUF_STACKS: dict[str, str] = {
     "mlp.gate_up_proj": "ffn_up",
     "self_attn.qkv_proj": "attn_qkv",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "conv.in_proj": "shortconv.in_proj",
+    "mamba.in_proj": "ssm_in",
+    "mixer.in_proj": "ssm_in",
 }
 #: The same of what models with linear attention stack otherwise than by whole modules: head by head, and kernels.
 GGUF_MIXED: dict[str, str] = {
@@ -147,4 +194,7 @@ FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "qwen3_5_moe_text": _MIXED,
     "lfm2": _CONVOLVED,
     "lfm2_moe": _CONVOLVED,
+    "granitemoehybrid": {**_SSM, **_SHARED_MLP},
+    "bamba": _SSM,
+    "nemotron_h": {"mixer.in_proj": tuple(f"mixer.in_proj_{one}" for one in ("z", "x", "b", "c", "dt"))},
 }

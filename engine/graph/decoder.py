@@ -18,6 +18,7 @@ from lockstep.engine.graph.experts import EXPERTS, WEIGHED_INPUTS
 from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS, ROPE_KEY
 from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
 from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION, OUTPUT
+from lockstep.engine.graph.mamba import MAMBA
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
 from lockstep.engine.graph.short_convolution import SHORT_CONVOLUTION
 
@@ -111,18 +112,19 @@ _SOFTMAX_ATTENTION = (
     Operation("attn.gated", "gate", {"x": "attn.context", "gate": "attn.gate"}, "heads", part="output_gate"),
     *_summed("attn.o_proj", "attn.context", "self_attn.o_proj", "attn_output", "o_bias"),
 )
-_ATTENTION = (
+_OF_ATTENTION = (
     _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
     *(replace(one, unless=(*one.unless, "linear_attn")) for one in _SOFTMAX_ATTENTION),
     *LINEAR_ATTENTION,
     *SHORT_CONVOLUTION,
+    *MAMBA,
     *OUTPUT,
     _norm(
         "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
     ),
-    Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}),
+    Operation("attn_residual", "residual", {"x": STREAM, "y": "post_attn_norm"}, unless=("attention_alone",)),
 )
-_MLP = (
+_OF_MLP = (
     _norm(
         "mlp_norm",
         "attn_residual",
@@ -154,18 +156,26 @@ _MLP = (
     *OF_A_LAYER,
     Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}),
 )
+# A layer with one of both alone has its sum as its output.
+_ATTENTION = tuple(replace(one, unless=(*one.unless, "mlp_alone")) for one in _OF_ATTENTION)
+_MLP = (
+    *(replace(one, unless=(*one.unless, "attention_alone")) for one in _OF_MLP[:-1]),
+    _OF_MLP[-1],
+)
 #: All operations that a layer may have.
 LAYER: Mapping[str, Operation] = {one.tap: one for one in (*_ATTENTION, *_MLP)}
+#: Taps of states that grow with no token.
+STATE_TAPS = tuple(one.tap for one in LAYER.values() if one.form == "state")
 _ORDER: Mapping[str, int] = {tap: number for number, tap in enumerate(LAYER)}
 #: What takes the place of what layers of another kind lack.
-_INSTEAD: Mapping[str, str] = {
-    "mlp.down": "mlp.combine",
-    "attn.q_proj": "attn.q_b_proj",
-    "attn.k_cache": "attn.keys",
-    "attn.v_cache": "attn.values",
-    "attn.o_proj": "attn.out_proj",
-    "attn.gated_norm": "attn.conv_gated",
-    "attn.index_chosen": "attn.shared_chosen",
+_INSTEAD: Mapping[str, tuple[str, ...]] = {
+    "mlp.down": ("mlp.combine",),
+    "attn.q_proj": ("attn.q_b_proj",),
+    "attn.k_cache": ("attn.keys",),
+    "attn.v_cache": ("attn.values",),
+    "attn.o_proj": ("attn.out_proj",),
+    "attn.gated_norm": ("attn.conv_gated", "attn.ssm_norm"),
+    "attn.index_chosen": ("attn.shared_chosen",),
 }
 #: What reads the first reads the first of these that is there, and comes before it.
 _THROUGH: Mapping[str, tuple[str, ...]] = {
@@ -227,9 +237,12 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "shared_expert": model.experts is not None and model.experts.shared_width > 0,
         "shared_gate": model.experts is not None and model.experts.shared_gated,
         "output_gate": model.output_gate,
-        "linear_attn": model.linear is not None or model.short_conv is not None,
+        "linear_attn": bool(model.stateful),
         "delta_net": model.linear is not None,
         "short_conv": model.short_conv is not None,
+        "mamba": model.mamba is not None,
+        "attention_alone": set(model.blocks) == {"attention"},
+        "mlp_alone": set(model.blocks) == {"mlp"},
         "value_norm": model.value_norm,
         "keys_as_values": model.keys_as_values,
         "shared_kv": model.kv_from is not None,
@@ -264,6 +277,11 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
         there |= {
             tap: replace(there[tap], inputs=inputs) for tap, inputs in WEIGHED_INPUTS.items() if tap in there
         }
+    if "attention_alone" in parts:
+        there[LAYER_OUTPUT] = replace(there[LAYER_OUTPUT], inputs=LAYER["attn_residual"].inputs)
+    if "mlp_alone" in parts:
+        into = {tap: {**there[tap].inputs, "x": STREAM} for tap in ("mlp_norm", LAYER_OUTPUT)}
+        there |= {tap: replace(there[tap], inputs=inputs) for tap, inputs in into.items()}
     through = {**_THROUGH, **(_BESIDE if "parallel" in parts else {})}
     return tuple(
         replace(
@@ -355,7 +373,7 @@ def instead_of(tap: str) -> tuple[str, ...]:
     """The tap, and what takes its place in models and engines that lack it, nearest first."""
     operation = LAYER.get(tap)
     if tap in _INSTEAD:
-        return (tap, _INSTEAD[tap])
+        return (tap, *_INSTEAD[tap])
     if operation is None or (operation.part not in _PASSED and "bare_inputs" not in operation.unless):
         return (tap,)
     return (tap, *instead_of(next(iter(operation.inputs.values()))))

@@ -49,12 +49,13 @@ _SHARED = (
         Operation(
             f"mlp.shared.{one}", "linear", {"x": "mlp_norm"}, "shared_expert",
             module=f"mlp.shared_expert.{one}_proj", gguf=f"ffn_{one}_shexp", part="shared_expert",
+            unless=("ungated",) if one == "gate" else (),
         )
         for one in ("gate", "up")
     ),
     Operation(
         "mlp.shared.act", "activation", {"gate": "mlp.shared.gate", "up": "mlp.shared.up"}, "shared_expert",
-        part="shared_expert",
+        part="shared_expert", optional=("gate",),
     ),
     Operation(
         "mlp.shared.down", "linear", {"x": "mlp.shared.act"}, module="mlp.shared_expert.down_proj",

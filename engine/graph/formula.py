@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -20,29 +19,15 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.linear_attention import L2_EPS
 from lockstep.engine.graph import index_choice, recurrence, routing
+from lockstep.engine.graph.mamba_formulas import GATE_FIRST_NORM, READ, STATE
+from lockstep.engine.graph.node import Node as Node
+from lockstep.engine.graph.node import of as _of
+from lockstep.engine.graph.node import substitute as substitute
 from lockstep.engine.graph.operation import Kind, Operation
 
 Array = NDArray[np.float64]
 #: Rows of a weight that are widened to float64 at a time.
 _CHUNK = 16384
-
-
-@dataclass(frozen=True, slots=True)
-class Node:
-    """`name` of `args`: a function, or, without any, a leaf's role."""
-
-    name: str
-    args: tuple[Node, ...] = ()
-
-    def __str__(self) -> str:
-        sign = _SIGNS.get(self.name)
-        words = [f"({one})" if sign and one.name in _SIGNS else str(one) for one in self.args]
-        if sign:
-            return f" {sign} ".join(words)
-        return f"{self.name}({', '.join(words)})" if self.args else self.name
-
-
-_SIGNS = {"add": "+", "subtract": "-", "multiply": "*", "divide": "/"}
 
 
 def silu(x: Array) -> Array:
@@ -205,18 +190,12 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "paired": recurrence.paired,
     "last_state": recurrence.last_state,
     "read_out": recurrence.read_out,
+    "scanned": recurrence.scanned,
+    "scan_read": recurrence.scan_read,
+    "mean_of_groups": recurrence.mean_of_groups,
+    "clamped": np.clip,
+    "each_head": lambda x: x[:, None],
 }
-
-
-def _of(name: str, *args: Node) -> Node:
-    return Node(name, args)
-
-
-def substitute(tree: Node, others: Mapping[str, Node]) -> Node:
-    """The tree with other nodes in place of leaves, wherever these stand."""
-    if not tree.args:
-        return others.get(tree.name, tree)
-    return replace(tree, args=tuple(substitute(one, others) for one in tree.args))
 
 
 _X, _WEIGHT, _BIAS = Node("x"), Node("weight"), Node("bias")
@@ -321,6 +300,9 @@ FORMULAS: Mapping[Kind, Node] = {
         _of("silu", Node("gate")),
     ),
     "unit_norm": NORMALISED,
+    "step_size": _of("softplus", _of("add", _X, Node("dt_bias"))),
+    "ssm_state": STATE,
+    "ssm_read": READ,
     "layer_inputs": _of(
         "multiply",
         _of("add", _of("side_by_side", _of("multiply", _OF_LAYERS_NORMALISED, _WEIGHT)), Node("embedded")),
@@ -405,6 +387,12 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
             return _capped(divided, "logit_cap", model.logit_cap)
         case "conv" if model.short_conv is not None:
             return _of("convolved", Node("before"), _X, _WEIGHT)
+        case "conv" if model.conv_bias:
+            return _of("silu", _of("add", _of("convolved", Node("before"), _X, _WEIGHT), _BIAS))
+        case "step_size" if model.mamba is not None and model.mamba.limited:
+            return _of("clamped", usual, Node("least_step"), Node("largest_step"))
+        case "gated_norm" if model.mamba is not None:
+            return GATE_FIRST_NORM
         case "choice" | "choice_weights":
             return _routing(operation.kind, model.experts) if model.experts is not None else usual
         case "combine":
@@ -485,6 +473,9 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
     if (linear := model.linear) is not None:
         more |= {"key_dim": linear.key_dim, "value_dim": linear.value_dim, "l2_eps": L2_EPS}
         more["key_scale"] = linear.key_dim**-0.5
+    if (mamba := model.mamba) is not None:
+        more |= {"ssm_dim": mamba.head_dim, "state_dim": mamba.state, "norm_width": mamba.norm_width}
+        more |= dict(zip(("least_step", "largest_step"), mamba.limits, strict=True))
     if (inputs := model.layer_inputs) is not None:
         more |= {"input_width": inputs.width, "input_first": inputs.width * (inputs.layer or 0)}
         more |= {"input_multiplier": inputs.width**0.5, "projection_scale": model.hidden_size**-0.5}

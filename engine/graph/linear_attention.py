@@ -56,6 +56,6 @@ OUTPUT = (
     ),
     Operation(
         "attn.out_proj", "reduce", {"partial": "attn.out_proj.partial"}, module="linear_attn.out_proj",
-        part="linear_attn",
+        bias="ssm_bias", part="linear_attn",
     ),
 )  # fmt: skip

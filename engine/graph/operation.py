@@ -9,7 +9,7 @@ from typing import Literal
 Kind = Literal[
     "embedding", "norm", "linear", "rope", "cache", "scores", "softmax", "context", "reduce", "residual", "activation",
     "head", "choice", "choice_weights", "experts", "combine", "keys", "values", "gate", "conv", "l2_norm", "sigmoid",
-    "decay", "state", "delta", "gated_norm", "unit_norm",
+    "decay", "state", "delta", "gated_norm", "unit_norm", "step_size", "ssm_state", "ssm_read",
     "layer_inputs", "layer_input", "query_scaling", "expert_input",
     "clip", "times", "index_scores", "key_choice", "shared_choice",
 ]  # fmt: skip
@@ -38,6 +38,9 @@ Width = Literal[
     "linear_values",
     "linear_heads",
     "conv_channels",
+    "ssm_channels",
+    "ssm_groups",
+    "ssm_heads",
     "layer_inputs",
     "layer_input",
     "index_heads",
@@ -51,21 +54,32 @@ WHOLE: tuple[Width, ...] = (
     "layer_input", "index_heads", "index_key", "index_weights", "index_slots",
 )  # fmt: skip
 #: T new tokens, K positions attended to, S experts that each token goes to: [T, width] · [T, heads, head_dim] ·
-#: [K, heads, head_dim] · [heads, T, K] · [T, S, width] · [K, width] · [1, heads, key_dim, value_dim] of the last token.
+#: [K, heads, head_dim] · [heads, T, K] · [T, S, width] · [K, width] · [1, heads, …, …] of the last token.
 Form = Literal["rows", "heads", "cache", "cells", "slots", "cached_rows", "state"]
 #: Those that have a row of each position that is attended to.
 OF_POSITIONS: tuple[Form, ...] = ("cache", "cached_rows")
 #: Flags of `ModelConfig` by which products have biases.
 Bias = Literal[
-    "", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias", "head_bias", "index_bias"
+    "", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias", "head_bias", "index_bias",
+    "ssm_bias", "conv_bias",
 ]
 #: What only some models or engines have.
 Part = Literal[
     "qk_norm", "partial", "bare_inputs", "post_norm", "ungated", "experts", "shared_expert", "shared_gate", "latent",
     "query_latent", "output_gate", "linear_attn", "rotated_qk_norm", "parallel", "value_norm", "keys_as_values",
     "shared_kv", "layer_inputs", "layer_scalar", "unit_qk_norm", "query_scaling", "weighed_inputs",
-    "clipped_qkv", "delta_net", "short_conv", "indexer", "shared_choice",
+    "clipped_qkv", "delta_net", "short_conv", "indexer", "shared_choice", "mamba", "attention_alone", "mlp_alone",
 ]  # fmt: skip
+
+#: Kinds that meet the state that a sequence has: as it is after a pass -> what reads it at each token.
+READ_FROM: Mapping[Kind, Kind] = {"state": "delta", "ssm_state": "ssm_read"}
+STATES: tuple[Kind, ...] = (*READ_FROM, *READ_FROM.values())
+
+
+def state_of(kind: str) -> str:
+    """The tap of the state that an operation of a layer with one meets, by the operation's kind."""
+    return "attn.ssm_state" if kind.startswith("ssm") else "attn.state"
+
 
 #: In place of an input's name: the stream that enters the layer, or the last norm.
 STREAM = "<"
@@ -106,7 +120,7 @@ class Operation:
     @property
     def remembers(self) -> bool:
         """Whether it holds what earlier steps have written as well."""
-        return self.kind in ("cache", "conv", "state", "delta")
+        return self.kind in ("cache", "conv", *STATES)
 
     @property
     def sharded(self) -> bool:

@@ -1,5 +1,6 @@
-"""What linear attention computes, in float64 (torch-free). T tokens of one sequence, H heads of values, fewer of keys.
+"""What layers with a state compute, in float64 (torch-free).
 
+T tokens of one sequence, H heads of values, fewer of keys.
 Heads lie side by side in rows: keys [T, key_heads * D], values [T, H * V]; `beta` and `decay` are [T, H].
 """
 
@@ -60,3 +61,30 @@ def read_out(q: Array, before: Array, k: Array, v: Array, beta: Array, kept: Arr
     states = _states(before, k, v, beta, kept)
     read = [np.einsum("hdv,hd->hv", state, one) for state, one in zip(states, q, strict=True)]
     return np.stack(read).reshape(len(q), -1)
+
+
+def _scanned(before: Array, x: Array, b: Array, step: Array, kept: Array) -> Iterator[Array]:
+    """The state [H, P, N] after each token (Mamba-2, arXiv:2405.21060)."""
+    state = before
+    for value, key, size, share in zip(x, b, step, kept, strict=True):
+        state = state * share[:, None, None] + (value * size[:, None])[:, :, None] * key[:, None, :]
+        yield state
+
+
+def scanned(before: Array, x: Array, b: Array, step: Array, kept: Array) -> Array:
+    """The state [H, P, N] after all tokens: `before` it, x [T, H, P], B [T, H, N], step sizes and shares kept
+    [T, H]."""
+    return deque(_scanned(before, x, b, step, kept), maxlen=1)[-1] if len(x) else before
+
+
+def scan_read(c: Array, before: Array, x: Array, b: Array, step: Array, kept: Array) -> Array:
+    """What C [T, H, N] reads from the state after its token, [T, H, P]."""
+    states = _scanned(before, x, b, step, kept)
+    return np.stack([np.einsum("hpn,hn->hp", state, one) for state, one in zip(states, c, strict=True)])
+
+
+def mean_of_groups(x: Array, like: Array, width: float) -> Array:
+    """The mean of each group of `width` columns of x [T, C], in every column of the group; where `like` has a part of
+    one group alone, of which x has the whole, in its columns."""
+    groups = x.reshape(len(x), -1, min(int(width), x.shape[1]))
+    return np.asarray(groups.mean(-1).repeat(groups.shape[-1], axis=1)[:, : like.shape[1]])

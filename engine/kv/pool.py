@@ -94,6 +94,11 @@ class KVPool:
         for span in batch.spans:
             span.held[layer] = span.held[self.shared[layer]]
 
+    def pass_over(self, layer: int, batch: Batch) -> None:
+        """A layer that has nothing to remember has all that was run."""
+        for span in batch.spans:
+            span.held[layer] = max(span.held[layer], span.end)
+
     def read(self, layer: int, slots: Tensor) -> tuple[Tensor, Tensor]:
         """Gather the rows of `slots` [K] into the shared buffers: two views [K, heads, D], which the
         next call overwrites."""

@@ -6,14 +6,14 @@ both together. Rows of a token's experts are in the order of the experts' number
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from lockstep.engine.config.experts import ExpertsConfig
-from lockstep.engine.config.families import Gating
+from lockstep.engine.config.families import Activation, ClampedSwiGLU, Gating
 from lockstep.engine.layers.linear import MergedColumnParallelLinear
 from lockstep.engine.layers.weight import KeptTensor, Store
 from lockstep.engine.layers.wiring import Wiring
@@ -64,10 +64,10 @@ class Expert:
     def __init__(
         self, names: Sequence[str], features: Span, hidden: int, store: Store, biases: Biases = NO_BIASES
     ) -> None:
-        """`names` of gate, up and down."""
-        gate, up, down = names
+        """`names` of gate, up and down, or of up and down alone."""
+        *read, down = names
         self.name = down
-        self.gate_up = MergedColumnParallelLinear([gate, up], [features] * 2, hidden, biases.there, store)
+        self.gate_up = MergedColumnParallelLinear(read, [features] * len(read), hidden, biases.there, store)
         self.down = store.matrix([f"{down}.weight"], [hidden], features.size)
         self.bias = store.bias(hidden if biases.held else 0) if biases.there else None
         self.adds_bias = biases.added
@@ -76,6 +76,20 @@ class Expert:
         """Checkpoint name -> this rank's share."""
         found = {**self.gate_up.parameters(), **self.down.parts()}
         return found if self.bias is None else found | {f"{self.name}.bias": self.bias}
+
+
+def activated(
+    act: Callable[[Tensor, Tensor, Gating], Tensor],
+    alone: Callable[[Tensor, Activation], Tensor],
+    gates: Sequence[Tensor],
+    up: Tensor,
+    activation: Gating,
+) -> Tensor:
+    """What is made of gate and up, or of up where experts have no gate."""
+    if gates:
+        return act(gates[0], up, activation)
+    assert not isinstance(activation, ClampedSwiGLU), "which is of gate and up"
+    return alone(up, activation)
 
 
 class SharedExpert:
@@ -90,7 +104,7 @@ class SharedExpert:
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
-        self.act = wiring.rules.act
+        self.act, self.act_alone = wiring.rules.act, wiring.rules.act_alone
         self.tap_gate, self.tap_up, self.tap_act, self.tap_down = (
             wiring.tap(f"mlp.shared.{one}") for one in ("gate", "up", "act", "down")
         )
@@ -98,12 +112,12 @@ class SharedExpert:
 
     def __call__(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
         """This rank's term of what it gives [T, H], and the logits of its gate [T, 1]."""
-        gate, up = self.expert.gate_up(x)
-        if self.tap_gate:
-            self.tap_gate(gate)
+        *gates, up = self.expert.gate_up(x)
+        if self.tap_gate and gates:
+            self.tap_gate(gates[0])
         if self.tap_up:
             self.tap_up(up)
-        hidden = self.act(gate, up, self.activation)
+        hidden = activated(self.act, self.act_alone, gates, up, self.activation)
         if self.tap_act:
             self.tap_act(hidden)
         out = self.expert.down.product(hidden)
@@ -149,7 +163,7 @@ class MixtureOfExperts:
             rules.combine,
             rules.shared_expert,
         )
-        self.act, self.reduce = rules.act, rules.reduce
+        self.act, self.act_alone, self.reduce = rules.act, rules.act_alone, rules.reduce
         self.gate_up, self.add_bias = rules.expert_gate_up, rules.expert_bias
         self.tap_router, self.tap_ids, self.tap_weights = (
             wiring.tap(f"mlp.{one}") for one in ("router", "topk_ids", "topk_weights")
@@ -188,12 +202,13 @@ class MixtureOfExperts:
         ids, weights = self.route(x)
         rows = self._rows(ids)
         read = self._read(x, weights)
-        gate, up = self.gate_up(*self._products(read, ids, rows))
-        if self.tap_gate:
-            self.tap_gate(gate)
+        products = self._products(read, ids, rows)
+        *gates, up = self.gate_up(*products) if len(products) == 2 else products
+        if self.tap_gate and gates:
+            self.tap_gate(gates[0])
         if self.tap_up:
             self.tap_up(up)
-        hidden = self.act(gate, up, self.activation)  # [T, S, I / tp]
+        hidden = activated(self.act, self.act_alone, gates, up, self.activation)  # [T, S, I / tp]
         if self.held.size < self.config.count:  # zeros are others' rows, though a patch may have filled them
             own = (ids >= self.held.start) & (ids < self.held.stop)
             hidden = hidden.masked_fill(~own.unsqueeze(-1), 0.0)

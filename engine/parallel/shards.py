@@ -27,6 +27,7 @@ from lockstep.engine.config import DType, Family, ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import STREAM, Operation, Width, final_norm_of, operation_of, operations_of
 from lockstep.engine.graph.layer_inputs import NORM, OF_ALL_LAYERS
+from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.graph.operation import WHOLE
 
 
@@ -118,7 +119,9 @@ def cached_layers(model: ModelConfig) -> list[int]:
     return [
         layer
         for layer in range(model.num_layers)
-        if not any(stateful[layer : layer + 1]) and model.of_layer(layer).kv_from is None
+        if not any(stateful[layer : layer + 1])
+        and model.of_layer(layer).kv_from is None
+        and "mlp" not in model.blocks[layer : layer + 1]
     ]
 
 
@@ -132,13 +135,24 @@ def key_heads(model: ModelConfig, tp: int, rank: int) -> Span:
 
 
 def key_replicas(model: ModelConfig, tp: int) -> int:
-    """How many (neighbouring) ranks hold each of those key heads."""
+    """How many (neighbouring) ranks hold each of those key heads, or, of Mamba-2, each group of B and C."""
+    if model.mamba is not None:
+        return max(1, tp // model.mamba.groups)
     return 1 if model.linear is None else max(1, tp // model.linear.key_heads)
+
+
+def ssm_groups(model: ModelConfig, tp: int, rank: int) -> Span:
+    """The groups of B and C of a rank in a Mamba-2 layer: those that its heads read."""
+    if (mamba := model.mamba) is None:
+        return Span(0, 0)
+    own, group = even(mamba.heads, tp, rank, "the number of Mamba-2 heads"), mamba.heads // mamba.groups
+    return Span(own.start // group, -(-own.stop // group))
 
 
 def replicas(width: Width, model: ModelConfig, tp: int) -> int:
     """How many (neighbouring) ranks hold the same part of what has that width."""
-    return {"kv_heads": kv_replicas, "linear_keys": key_replicas}.get(width, _once)(model, tp)
+    of = {"kv_heads": kv_replicas, "linear_keys": key_replicas, "ssm_groups": key_replicas}
+    return of.get(width, _once)(model, tp)
 
 
 def _once(model: ModelConfig, tp: int) -> int:
@@ -253,6 +267,15 @@ def size_of(width: Width, model: ModelConfig) -> int:
                 "linear_heads": linear.value_heads,
             }
         ),
+        **(
+            {}
+            if (mamba := model.mamba) is None
+            else {
+                "ssm_channels": mamba.channels,
+                "ssm_groups": mamba.groups * mamba.state,
+                "ssm_heads": mamba.heads,
+            }
+        ),
     }[width]
 
 
@@ -294,6 +317,10 @@ def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:
             return key_heads(model, tp, rank).scaled(0 if model.linear is None else model.linear.key_dim)
         case "linear_values" | "linear_heads":
             return even(size_of(width, model), tp, rank, "the number of linear value heads")
+        case "ssm_groups":
+            return ssm_groups(model, tp, rank).scaled(0 if model.mamba is None else model.mamba.state)
+        case "ssm_channels" | "ssm_heads":
+            return even(size_of(width, model), tp, rank, "the number of Mamba-2 heads")
         case "conv_channels":
             return even(model.hidden_size, tp, rank, "the number of channels")
         case "vocab":
@@ -361,6 +388,11 @@ def _of_heads(operation: Operation, model: ModelConfig) -> dict[str, _Parameter]
     if operation.kind == "conv":
         shape = size_of(operation.width, model), model.conv
         return {f"{operation.module}.weight": _Parameter(shape, 0, operation.width)}
+    if (mamba := model.mamba) is not None:
+        if operation.kind == "gated_norm":
+            return {f"{operation.module}.weight": _Parameter((mamba.channels,), 0, operation.width)}
+        one = _Parameter((mamba.heads,), 0, "ssm_heads")
+        return dict.fromkeys(ssm_vectors(model, operation.kind).values(), one)
     if (linear := model.linear) is None:
         return {}
     match operation.kind:
@@ -419,7 +451,8 @@ def held_in(name: str, model: ModelConfig, dtype: DType) -> DType:
     wide = model.experts is not None and model.experts.wide
     return (
         "float32"
-        if wide and name.endswith((f".{CORRECTION}", ".mlp.gate.weight", ".gate.wg.weight"))
+        if wide
+        and name.endswith((f".{CORRECTION}", ".mlp.gate.weight", ".gate.wg.weight", ".mixer.gate.weight"))
         else dtype
     )
 

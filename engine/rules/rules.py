@@ -26,7 +26,7 @@ from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import activation, defaults, indexer, latent, per_layer, recurrence, routing
+from lockstep.engine.rules import activation, defaults, indexer, latent, mamba, per_layer, recurrence, routing
 from lockstep.engine.rules.norm import layer_norm, rms_norm
 from lockstep.engine.rules.rope import Rotate, cos_sin, frequencies, rotate_half_split
 
@@ -106,6 +106,12 @@ class Rules:
     state_kept: Callable[[Tensor], Tensor] = recurrence.as_computed
     conv_kept: Callable[[Tensor, int], Tensor] = recurrence.newest_rows
     gated_norm: Callable[[Tensor, Tensor, Tensor, float], Tensor] = recurrence.gated_norm
+    ssm_conv: Callable[[Tensor, Tensor, Tensor], Tensor] = mamba.biased_convolution
+    ssm_step: Callable[[Tensor, Tensor, tuple[float, float]], Tensor] = mamba.step_size
+    ssm_rate: Callable[[Tensor], Tensor] = mamba.negative_rate
+    ssm_scan: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = mamba.scan
+    ssm_skip: Callable[[Tensor, Tensor, Tensor], Tensor] = mamba.skip
+    ssm_norm: Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor] = mamba.gated
     merge: Callable[[Tensor], Tensor] = defaults.merge_heads
     reduce: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     row_bias: Callable[[Tensor, Tensor, Comm], Tensor] = defaults.bias_once

@@ -62,7 +62,9 @@ def tap_elements(model: ModelConfig, tap: str, size: PassSize) -> int:
     if operation.form == "cells":
         return (model.num_heads if operation.sharded else 1) * size.new * size.keys
     if operation.form == "state":
-        return 0 if model.linear is None else model.linear.key_dim * size_of(operation.width, model)
+        depth = model.mamba.state if model.mamba is not None else 0
+        depth = model.linear.key_dim if model.linear is not None else depth
+        return depth * size_of(operation.width, model)
     slots = model.experts.top_k if operation.form == "slots" and model.experts is not None else 1
     rows = size.keys if operation.form in OF_POSITIONS else size.new
     return rows * slots * size_of(operation.width, model)

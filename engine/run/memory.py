@@ -98,6 +98,14 @@ def state_bytes(model: ModelConfig, config: EngineConfig, rank: int) -> int:
     if model.short_conv is not None:
         channels = shards.span_of("conv_channels", model, config.tp, rank).size
         return _states(model, config, (model.conv - 1) * channels * DTYPE_BITS[config.dtype] // 8)
+    if (mamba := model.mamba) is not None:
+        width = {
+            width: shards.span_of(width, model, config.tp, rank).size
+            for width in ("ssm_channels", "ssm_groups")
+        }
+        newest = (mamba.conv - 1) * (width["ssm_channels"] + 2 * width["ssm_groups"])
+        one = 4 * width["ssm_channels"] * mamba.state + newest * DTYPE_BITS[config.dtype] // 8
+        return _states(model, config, one)
     if (linear := model.linear) is None:
         return 0
     sizes = {
@@ -124,6 +132,8 @@ def report_bytes(model: ModelConfig) -> int:
         width = max(width, model.num_heads * model.latent.expanded_dim)
     if model.experts is not None:  # rows of each token at all of its experts
         width = max(width, model.experts.top_k * max(model.hidden_size, model.experts.width))
+    if model.mamba is not None:
+        width = max(width, model.mamba.channels)
     of_a_tap = context * max(width, 2 * model.num_kv_heads * model.head_dim, model.num_heads * context)
     of_a_weight = width * max(model.hidden_size, model.vocab_size)
     return _BESIDE_TENSORS + _WIDEST * max(of_a_tap, of_a_weight)

@@ -10,6 +10,9 @@ from lockstep.engine.graph.layer_inputs import LAST_SUM
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.engine.text import printable
 
+#: The stream between the two blocks of a layer.
+_BETWEEN = "attn_residual"
+
 
 class UnknownTap(EngineError):
     """A name that is none of ours: what it is computed from is not known."""
@@ -51,6 +54,13 @@ def inputs_of(tap: str, num_layers: int = 0, known: Container[str] = ()) -> tupl
     layer = layer_of(tap)
     found = [near(one, layer, 0) for one in LAST_SUM.values()] if local_name(tap) == LAYER_OUTPUT else []
     for one in operation.inputs.values():
+        if one == _BETWEEN and known and near(one, layer, num_layers) not in known:
+            # a layer of one block alone, which reads what entered it
+            found.append(near(STREAM, layer, num_layers))
+            if local_name(tap) == LAYER_OUTPUT:
+                read = LAYER[_BETWEEN].inputs["y"]
+                found += [near(name, layer, num_layers) for name in instead_of(read)]
+            continue
         for name in instead_of(one):
             found.append(near(name, layer, num_layers))
             if name in LAYER and LAYER[name].kind == "norm" and found[-1] in known:

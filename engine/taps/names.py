@@ -17,6 +17,7 @@ Shapes are those of one sequence of T new tokens with K positions attended to (K
     kv_b_proj         [K, heads * (plain + value_dim)]
     keys, values      [K, heads, head_dim or value_dim]
     state             [1, value_heads, key_dim, value_dim]    after the last of the tokens
+    ssm_state         [1, heads, head_dim, state]             the same of Mamba-2
     logits            [1, vocab]            the last token's row, the one that is sampled from
 """
 
@@ -34,6 +35,7 @@ from lockstep.engine.graph import (
     OUTSIDE,
     Operation,
     Part,
+    Width,
     layer_operations,
     outside_of,
     parts_of,
@@ -89,12 +91,15 @@ class TapSpec:
 def layout_of(operation: Operation, kv_replicas: int = 1, ep: int = 1, key_replicas: int = 1) -> TapLayout:
     """How what an operation gives is spread over the ranks. `kv_replicas` = ranks that share each KV head,
     `ep` = groups of ranks among which the experts are divided, `key_replicas` = ranks that share each key head of
-    linear attention."""
+    linear attention, or each group of B and C of Mamba-2."""
     if operation.summed:
         return PARTIAL
     if not operation.sharded:
         return REPLICATE
-    replicas = {"kv_heads": kv_replicas, "linear_keys": key_replicas}.get(operation.width, 1)
+    shared: dict[Width, int] = {
+        "kv_heads": kv_replicas, "linear_keys": key_replicas, "ssm_groups": key_replicas,
+    }  # fmt: skip
+    replicas = shared.get(operation.width, 1)
     dim = {"cells": 0, "slots": 2}.get(operation.form, 1)
     return TapLayout("shard", dim, replicas, ep if operation.form == "slots" else 1)
 

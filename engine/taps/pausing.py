@@ -162,6 +162,6 @@ def _written_at(specs: Sequence[TapSpec]) -> dict[int | None, int]:
     found: dict[int | None, int] = {}
     for place, one in enumerate(specs):
         operation = operation_at(one.name)
-        if operation is not None and operation.kind in ("cache", "state"):
+        if operation is not None and (operation.kind == "cache" or operation.form == "state"):
             found.setdefault(layer_of(one.name), place)
     return found

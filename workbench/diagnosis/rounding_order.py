@@ -53,7 +53,7 @@ Order = frozenset[Path]
 
 #: Operations whose roundings on the way are looked for; and what engines hold in float32 or not.
 _KINDS = ("norm", "rope", "activation", "residual", "embedding", "choice_weights")
-_GRIDS = ("mlp.router", "mlp.topk_weights", "logits", "attn.state")
+_GRIDS = ("mlp.router", "mlp.topk_weights", "logits", "attn.state", "attn.ssm_state")
 #: Rows that are looked at, and the share of elements whose bits an order has to have: what float32 loses inside of an
 #: operation moves a few over the middle of two numbers.
 _ROWS, _SHARE = 8, 0.97

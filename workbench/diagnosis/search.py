@@ -27,7 +27,9 @@ _AT_HAND = frozenset({
     *CLAMP_NUMBERS, *XIELU,
 })  # fmt: skip
 #: Operations whose banks know every form that models have of them.
-_ANY_FORM = (*ROUTED, MIXTURE, "embedding", "rope", "softmax", "weights", "scores", "conv", "head")
+_ANY_FORM = (
+    *ROUTED, MIXTURE, "embedding", "rope", "softmax", "weights", "scores", "conv", "head", "gated_norm", "step_size",
+)  # fmt: skip
 
 
 @dataclass(slots=True)

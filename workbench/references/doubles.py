@@ -13,9 +13,10 @@ import torch
 from torch.overrides import TorchFunctionMode
 
 
-def rotary_of(model: Any) -> str:
-    """What the decoder calls the module that makes rotary angles."""
-    return "rotary_emb" if hasattr(model.model, "rotary_emb") else "pos_emb"
+def rotary_of(model: Any) -> str | None:
+    """What the decoder calls the module that makes rotary angles; None where it rotates nothing."""
+    names = ("rotary_emb", "pos_emb")
+    return next((name for name in names if getattr(model.model, name, None) is not None), None)
 
 
 class DoubleWhereFloat(TorchFunctionMode):
@@ -36,9 +37,10 @@ def _widen(value: Any) -> Any:
 
 def widen_rotary(model: Any) -> None:
     """Make the rotary frequencies, and the scales of the embeddings, again in float64: they were rounded to float32."""
-    with DoubleWhereFloat():
-        rotary = rotary_of(model)
-        setattr(model.model, rotary, type(getattr(model.model, rotary))(config=model.config).to(model.device))
+    if (rotary := rotary_of(model)) is not None:
+        with DoubleWhereFloat():
+            made = type(getattr(model.model, rotary))(config=model.config).to(model.device)
+        setattr(model.model, rotary, made)
     for name in ("embed_tokens", "embed_tokens_per_layer"):
         embedding: Any = getattr(model.model, name, None)
         if hasattr(embedding, "scalar_embed_scale"):

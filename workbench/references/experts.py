@@ -43,11 +43,16 @@ def _eager_with_taps(module: Any, hidden: Tensor, ids: Tensor, weights: Tensor) 
     for expert in ids.unique().tolist():
         slots, tokens = torch.where((ids == expert).T)  # as transformers lists them: slot by slot
         at = (tokens, (ordered[tokens] == expert).nonzero()[:, 1])
-        gate_up = _product(module, "gate_up_proj", expert, hidden[tokens])
-        gate, up = _halves(module, gate_up)
-        act = module._apply_gate(gate_up)
+        if module.has_gate:
+            gate_up = _product(module, "gate_up_proj", expert, hidden[tokens])
+            gate, up = _halves(module, gate_up)
+            note("gate", gate, at)
+            act = module._apply_gate(gate_up)
+        else:
+            up = _product(module, "up_proj", expert, hidden[tokens])
+            act = module.act_fn(up)
         down = _product(module, "down_proj", expert, act)
-        for name, rows in (("gate", gate), ("up", up), ("act", act), ("down", down)):
+        for name, rows in (("up", up), ("act", act), ("down", down)):
             note(name, rows, at)
         total.index_add_(0, tokens, (down * weights[tokens, slots, None]).to(total.dtype))
     if listener is not None:

@@ -392,7 +392,9 @@ def scale_rotary(model: Any, path: Path) -> None:
     them."""
     if model.config.model_type == "gemma4_text":
         return
-    rotary = getattr(model.model, rotary_of(model))
+    if (name := rotary_of(model)) is None:
+        return
+    rotary = getattr(model.model, name)
     for tensor in WholeReader(path).tensors:
         if tensor.name == _ROPE_FREQS:
             rotary.inv_freq /= torch.tensor(tensor.data, dtype=rotary.inv_freq.dtype)

@@ -9,6 +9,7 @@
 | `gate`, `in_proj_*` | the columns of theirs in what a stacked module gives |
 | `gated`, `act` | what goes into `o_proj`, `down_proj` |
 | `conv_*` … `delta` | the functions of linear attention (`recurrence.py`) |
+| `ssm_conv_*` … `ssm_read` | the functions of Mamba-2 (`mamba.py`) |
 | `conv_in`, `conv` | the functions of short convolutions (`short_convolution.py`) |
 | `index_q_rope` … `index_scores` | the indexer (`indexer.py`) |
 | `index_chosen`, `shared_chosen` | the attention interface |
@@ -46,6 +47,7 @@ from lockstep.workbench.references.arrays import Seen
 from lockstep.workbench.references.attention import listening
 from lockstep.workbench.references.experts import hearing, in_order
 from lockstep.workbench.references.indexer import indexing
+from lockstep.workbench.references.mamba import scanning
 from lockstep.workbench.references.recurrence import following
 from lockstep.workbench.references.scaled_queries import rotating
 from lockstep.workbench.references.short_convolution import convolving
@@ -139,14 +141,14 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             if own.parallel:
                 _tap_sum(layer, f"layers.{i}.attn_residual", own, see, stack)
             if own.experts is not None:
-                names = ("mlp", "block_sparse_moe", "feed_forward")
+                names = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
                 mixture = next(getattr(layer, name) for name in names if hasattr(layer, name))
                 if not own.pre_norms:
                     before(mixture, f"layers.{i}.attn_residual")
                 if own.experts.weighed_inputs:
                     llama4.tap_experts(mixture, partial(_see_within, see, i), stack)
                 else:
-                    _tap_experts(mixture, f"layers.{i}.mlp", see, stack)
+                    _tap_experts(mixture, getattr(layer, "shared_mlp", None), f"layers.{i}.mlp", see, stack)
             if own.indexer is not None and own.indexer.source is None:
                 see_own = partial(_see_within, see, i)
                 stack.enter_context(indexing(layer.self_attn.indexer, own.indexer, see_own))
@@ -161,14 +163,22 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             see("logits", output.logits[0])
 
         stack.callback(model.register_forward_hook(on_logits).remove)
-        attention = [layer.self_attn for layer in decoder.layers if hasattr(layer, "self_attn")]
+        attention = _blocks(decoder, "self_attn", "full_attention")
         stack.enter_context(listening(attention, on_attention))
         stack.enter_context(rotating(attention, lambda i, x: see(f"layers.{i}.attn.q_rope", x)))
         linear = [layer.linear_attn for layer in decoder.layers if hasattr(layer, "linear_attn")]
         stack.enter_context(following(linear, on_attention))
         convolutions = [layer.conv for layer in decoder.layers if hasattr(layer, "conv")]
         stack.enter_context(convolving(convolutions, on_attention))
+        stack.enter_context(scanning(_blocks(decoder, "mamba", "linear_attention"), on_attention))
         yield
+
+
+def _blocks(decoder: Any, name: str, kind: str) -> list[Any]:
+    """The layers' modules of that name; of layers that have one block alone those of that kind."""
+    found = [getattr(layer, name, None) for layer in decoder.layers]
+    found += [layer.mixer for layer in decoder.layers if hasattr(layer, "mixer") and layer.block_type == kind]
+    return [one for one in found if one is not None]
 
 
 def _see_within(see: See, layer: int, tap: str, x: Tensor) -> None:
@@ -242,8 +252,10 @@ def _tap_sum(layer: Any, tap: str, model: ModelConfig, see: See, stack: ExitStac
     stack.callback(layer.get_submodule(product.module).register_forward_hook(on_attention).remove)
 
 
-def _tap_experts(mlp: Any, name: str, see: See, stack: ExitStack) -> None:
-    """The module that has experts in place of an MLP."""
+def _tap_experts(mlp: Any, beside: Any, name: str, see: See, stack: ExitStack) -> None:
+    """The module that has experts in place of an MLP, and that of a shared one, which runs after it, where the layer
+    adds both."""
+    sums: list[Tensor] = []
 
     def on_router(_module: nn.Module, _args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
         logits, weights, ids = output
@@ -256,12 +268,21 @@ def _tap_experts(mlp: Any, name: str, see: See, stack: ExitStack) -> None:
             see(f"{name}.experts.{tap}", tensor)
 
     def on_sum(_module: nn.Module, _args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
-        see(f"{name}.combine", _unbatched(output if isinstance(output, Tensor) else output[0]))
+        summed = output if isinstance(output, Tensor) else output[0]
+        if beside is None:
+            see(f"{name}.combine", _unbatched(summed))
+        else:
+            sums[:] = [summed]
+
+    def on_shared(_module: nn.Module, _args: Any, output: Tensor) -> None:
+        see(f"{name}.combine", _unbatched(sums.pop() + output))
 
     router = mlp.router if hasattr(mlp, "router") else mlp.gate
     stack.callback(router.register_forward_hook(on_router).remove)
     stack.enter_context(hearing(mlp.experts, on_experts))
     stack.callback(mlp.register_forward_hook(on_sum).remove)
+    if beside is not None:
+        stack.callback(beside.register_forward_hook(on_shared).remove)
 
 
 def _unbatched(x: Tensor) -> Tensor:

@@ -67,7 +67,8 @@ class _TransformersModel:
         """[last, vocab]; `cached` is what went before, and has the tokens afterwards."""
         wide = DoubleWhereFloat() if self.model.dtype is torch.float64 else nullcontext()
         # Dynamic frequencies would stay those of the longest sequence that the model has seen.
-        getattr(self.model.model, rotary_of(self.model)).max_seq_len_cached = 0
+        if (rotary := rotary_of(self.model)) is not None:
+            getattr(self.model.model, rotary).max_seq_len_cached = 0
         with torch.inference_mode(), wide:
             out = self.model(
                 input_ids=torch.tensor([ids], device=self.model.device),

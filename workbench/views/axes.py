@@ -32,6 +32,9 @@ class Axis:
         return Axis(name, range(first, first + many), ranks), replace(self, numbers=range(width), ranks=None)
 
 
+_OF_LINEAR_ATTENTION = ("value head", "key channel", "value channel")
+
+
 def tap_axes(tap: str, shape: Sequence[int], part: str, positions: Sequence[int]) -> tuple[Axis, ...]:
     """The axes of a tap's tensor of that shape, the `part` of the whole (a slice string) that was captured of it.
     `positions` are those of the sequence's new tokens. Channels that are heads side by side are two axes."""
@@ -46,7 +49,8 @@ def tap_axes(tap: str, shape: Sequence[int], part: str, positions: Sequence[int]
         tokens = keys if form == "cache" else positions
         named = [("token", tokens), (_head_name(local_name(tap)), ()), ("channel", ())]
     elif form == "state" and len(shape) == 4:
-        named = [("token", positions[-1:]), ("value head", ()), ("key channel", ()), ("value channel", ())]
+        state = ("head", "channel", "state channel") if local_name(tap) == "attn.ssm_state" else None
+        named = [("token", positions[-1:]), *((one, ()) for one in state or _OF_LINEAR_ATTENTION)]
     elif len(shape) == 2:
         named = [
             ("token", positions[-shape[0] :]),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, replace
 
+from lockstep.engine.graph import STATE_TAPS
 from lockstep.sessions.records import StepInFlight
 from lockstep.workbench.views.block_map import Pool, pool_of
 from lockstep.workbench.views.cache_history import CacheHistory, cache_history
@@ -117,8 +118,8 @@ def borrowing_layers(source: SessionSource, layers: int) -> tuple[int, ...]:
 
 def written_layers(source: SessionSource, flight: StepInFlight, layers: int) -> int:
     """How many layers, from the first on, have written their rows in the step under way."""
-    kinds = (cached_as(source.session.has_tap, "k_cache"), "state")
-    names = [f"layers.{layer}.attn.{kind}" for layer in range(layers) for kind in kinds]
+    taps = (f"attn.{cached_as(source.session.has_tap, 'k_cache')}", *STATE_TAPS)
+    names = [f"layers.{layer}.{tap}" for layer in range(layers) for tap in taps]
     session = source.session
     return sum(session.has_tap(name) and session.tap(name).index <= flight.place for name in names)
 

@@ -1,4 +1,4 @@
-"""The states of linear attention over steps: their norm, and how much each step has changed them."""
+"""The states of recurrent layers over steps: their norm, and how much each step has changed them."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.engine.graph import STATE_TAPS
 from lockstep.sessions.errors import SessionError
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
@@ -31,8 +32,8 @@ def state_histories(source: SessionSource, where: Where, layers: int) -> tuple[S
     last = source.passed(where).step
     found = []
     for layer in range(layers):
-        tap = f"layers.{layer}.attn.state"
-        if source.session.has_tap(tap):
+        names = [f"layers.{layer}.{one}" for one in STATE_TAPS]
+        for tap in filter(source.session.has_tap, names):
             states = list(_back_from(source, where, tap, last))[::-1]
             if states:
                 found.append(_history(layer, last - len(states) + 1, states))

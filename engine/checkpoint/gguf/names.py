@@ -124,7 +124,8 @@ class _Rules:
 def _rules(family: Family) -> _Rules:
     modules, stacks = MODULES.get(family, {}), FUSED.get(family, {})
     theirs = GGUF_MODULES.get(family, {})
-    stacked = {part: GGUF_STACKS[stack] for stack, parts in stacks.items() for part in parts}
+    there = {stack: parts for stack, parts in stacks.items() if stack in GGUF_STACKS}
+    stacked = {part: GGUF_STACKS[stack] for stack, parts in there.items() for part in parts}
     rotated = {tap for one in LAYER.values() if one.kind == "rope" for tap in instead_of(one.inputs["x"])}
     found: list[NameRule] = []
     for one in LAYER.values():
@@ -137,7 +138,7 @@ def _rules(family: Family) -> _Rules:
             turned = one.kind == "linear" and one.tap in rotated
             found.append(_layer_rule(module, gguf, turned))
     further = GGUF_MIXED if "linear_attn.in_proj_qkv" in stacks else {}
-    whole = [_layer_rule(stack, (GGUF_STACKS | further)[stack]) for stack in (*stacks, *further)]
+    whole = [_layer_rule(stack, (GGUF_STACKS | further)[stack]) for stack in (*there, *further)]
     chooser = modules.get("mlp.topk_ids") or modules.get("mlp.router", "mlp.gate")
     found += [
         _layer_rule(f"{chooser}.{CORRECTIONS.get(family, CORRECTION)}", "exp_probs_b", kind="bias"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -244,7 +245,50 @@ def _indexer(config: Any, neighbours: bool) -> dict[str, Any]:
     }
 
 
-_OWN |= {"lfm2": _lfm2, "lfm2_moe": _lfm2}
+def _granite_hybrid(config: Any) -> dict[str, Any]:
+    dense = {} if config.num_local_experts else {"intermediate_size": config.shared_intermediate_size}
+    return _granite(config) | dense | {"mamba": _mamba(config, config.mamba_n_groups)}
+
+
+def _mamba(config: Any, norm_groups: int) -> dict[str, Any]:
+    width = config.mamba_expand * config.hidden_size
+    return {
+        "heads": config.mamba_n_heads,
+        "head_dim": config.mamba_d_head,
+        "groups": config.mamba_n_groups,
+        "state": config.mamba_d_state,
+        "conv": config.mamba_d_conv,
+        "layers": tuple(kind == "linear_attention" for kind in config.layer_types),
+        "norm_width": width // norm_groups,
+        "conv_bias": config.mamba_conv_bias,
+        "proj_bias": config.mamba_proj_bias,
+        "limits": tuple(config.time_step_limit),
+    }
+
+
+def _nemotron_h(config: Any) -> dict[str, Any]:
+    kinds, width = config.layers_block_type, config.mamba_num_heads * config.mamba_head_dim
+    return {
+        "norm": "wide",
+        "gated": False,
+        "blocks": tuple("mlp" if kind in ("mlp", "moe") else "attention" for kind in kinds),
+        "mamba": {
+            "heads": config.mamba_num_heads,
+            "head_dim": config.mamba_head_dim,
+            "groups": config.n_groups,
+            "state": config.ssm_state_size,
+            "conv": config.conv_kernel,
+            "layers": tuple(kind == "linear_attention" for kind in kinds),
+            "norm_width": width // config.n_groups,
+            "conv_bias": config.use_conv_bias,
+            "proj_bias": config.use_bias,
+            "limits": (config.time_step_min, math.inf),
+        },
+    }
+
+
+_OWN |= {"lfm2": _lfm2, "lfm2_moe": _lfm2, "granitemoehybrid": _granite_hybrid, "nemotron_h": _nemotron_h}
+_OWN |= {"bamba": lambda config: {"mamba": _mamba(config, config.mamba_n_groups)}}
 _OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 
@@ -275,6 +319,21 @@ def _experts(config: Any) -> dict[str, Any] | None:
         * next((getattr(config, key) for key in _SHARED if hasattr(config, key)), kind == "hunyuan_v1_moe"),
     )
     layers = range(config.num_hidden_layers)
+    if kind == "nemotron_h":
+        if "moe" not in config.layers_block_type:
+            return None
+        one = {"scores": "sigmoid", "correction": True, "wide": True, "wide_weights": True, "width": width}
+        one |= {"count": config.n_routed_experts, "top_k": config.num_experts_per_tok}
+        one |= {"groups": config.n_group, "top_groups": config.topk_group}
+        one |= {
+            "factor": config.routed_scaling_factor,
+            "shared_width": config.moe_shared_expert_intermediate_size,
+        }
+        return _USUAL_EXPERTS | one | {"layers": tuple(kind == "moe" for kind in config.layers_block_type)}
+    if kind == "granitemoehybrid":
+        if not config.num_local_experts:
+            return None
+        shared = config.shared_intermediate_size
     if kind == "llama4_text":
         one = {
             "layers": tuple(i in config.moe_layers for i in layers),
@@ -350,14 +409,17 @@ _QK_NORM = (
     "lfm2", "lfm2_moe",
 )  # fmt: skip
 #: In the order in which a family's own key hides the one that the tests write of all.
-_EPS = ("norm_epsilon", "norm_eps", "layer_norm_eps", "rms_norm_eps")
+_EPS = ("norm_epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon", "rms_norm_eps")
+#: In the order in which a key hides another.
+_ACTIVATION = ("mlp_hidden_act", "hidden_activation", "hidden_act")
 #: Whose o has no bias, or by a key of its own.
 _NO_O_BIAS = ("qwen2", "qwen2_moe", "glm4", "glm4_moe", "glm", "helium", "stablelm", "solar_open")
 
 
 def _rope(config: Any) -> dict[str, Any]:
     """Of layers that see everything, where layers differ."""
-    rope = config.rope_parameters
+    unrotated = {"rope_type": "default", "rope_theta": 1e4}
+    rope = getattr(config, "rope_parameters", unrotated)
     return rope.get("full_attention", rope)
 
 
@@ -402,7 +464,10 @@ def _agree(ours: ModelConfig, theirs: Any) -> None:
         "rotary_last": latent is not None,
         "latent": latent,
         "activation": _ACTIVATIONS[
-            getattr(theirs, "hidden_activation", None) or getattr(theirs, "hidden_act", "silu")
+            next(
+                (found for key in _ACTIVATION if (found := getattr(theirs, key, None)) is not None),
+                "silu",
+            )
         ],
         "qkv_bias": ours.family in ("qwen2", "qwen2_moe") or (latent is None and _biased(theirs)),
         "o_bias": ours.family not in _NO_O_BIAS and getattr(theirs, "attention_out_bias", _biased(theirs)),

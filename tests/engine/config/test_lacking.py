@@ -14,7 +14,6 @@ _MOE = "a mixture of experts of its own"
 FAMILIES: dict[str, tuple[str, ...]] = {
     "gemma3n": ("inputs of each layer's own",),
     "deepseek_v4": (_MOE, "sparse attention by an indexer"),
-    "nemotron_h": ("a recurrent state",),
     "jamba": (_MOE, "a recurrent state"),
     "mamba2": ("a recurrent state",),
     "rwkv": ("a recurrent state",),

@@ -59,6 +59,7 @@ MODELS = {
     "trained-activation": ("apertus", {}),
     "clamped": ("olmo", {}),
     "short-convolutions": ("lfm2", {}),
+    "mamba": ("granitemoehybrid", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

@@ -15,6 +15,7 @@ from lockstep.engine.config.rope_frequencies import frequencies
 from lockstep.engine.graph import OUTSIDE, Operation, operation_of, operations_of, outside_of, parts_of
 from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of, numbers_of
 from lockstep.engine.graph.layer_inputs import NORM
+from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.parallel.shards import DECAY, LAYER_SCALAR, SINKS, XIELU, correction_name
 from lockstep.engine.taps.flow import near
 from tests.engine.harness import Engine, Pass
@@ -43,6 +44,13 @@ class Told:
         """What layers with a state have before the first token, and the tensors of linear attention's decay."""
         if operation.kind == "conv":
             return {"before": np.zeros((model.conv - 1, self.tap(operation.tap, layer).shape[1]))}
+        if layer is not None and (mamba := model.mamba) is not None:
+            vectors = ssm_vectors(model, operation.kind).items()
+            before = np.zeros((mamba.heads, mamba.head_dim, mamba.state))
+            return {
+                "before": before,
+                **{role: self.weights[f"model.layers.{layer}.{name}"] for role, name in vectors},
+            }
         if layer is None or (linear := model.linear) is None:
             return {}
         return {
@@ -78,7 +86,8 @@ class Told:
             "layer_scalar": self.weights.get(f"model.layers.{layer}.{LAYER_SCALAR}"),
             "sinks": self.weights.get(f"model.layers.{layer}.{SINKS}"),
             "bias": self.weight(module, model, "bias") if operation.bias else 0.0,
-            **reads, "whole": reads.get("x"), **self.recurrent(operation, model, layer),
+            **reads, "whole": reads.get("x"), "whole_gate": reads.get("gate"),
+            **self.recurrent(operation, model, layer),
         }  # fmt: skip
 
 
@@ -86,7 +95,7 @@ NAMES = (
     "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
     "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
     "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4", "llama4", "phimoe", "apertus",
-    "phi-normed", "olmo", "lfm2", "lfm2-moe",
+    "phi-normed", "olmo", "lfm2", "lfm2-moe", "granite4", "granite4-moe", "nemotron-h-moe",
 )  # fmt: skip
 
 

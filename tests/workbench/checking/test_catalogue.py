@@ -23,6 +23,7 @@ from tests.workbench.checking.test_families import (
     PLANTED,
     PLANTED_IN_EXPERTS,
     PLANTED_IN_GEMMA4,
+    PLANTED_IN_MAMBA,
     PLANTED_IN_STATES,
 )
 
@@ -104,5 +105,5 @@ def test_a_fault_is_named(fault: str, model: str, diagnosed: Callable[[str, str]
 def test_all_of_the_catalogue_is_tried() -> None:
     """Here, or on the family that has the part in which it acts."""
     elsewhere = {fault for _, fault in (*PLANTED, *PLANTED_IN_EXPERTS)}
-    elsewhere |= PLANTED_IN_STATES.keys() | PLANTED_IN_GEMMA4.keys()
+    elsewhere |= PLANTED_IN_STATES.keys() | PLANTED_IN_GEMMA4.keys() | PLANTED_IN_MAMBA.keys()
     assert {fault for fault, _ in cases()} | elsewhere == {f"{one.seam}={one.value}" for one in FAULTS}

@@ -30,13 +30,15 @@ PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 
 STEPS = 3
 FAMILIES = (
     "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
-    "gemma4", "cohere2", "hunyuan", "nemotron", "apertus", "phi-normed", "olmo", "lfm2",
+    "gemma4", "cohere2", "hunyuan", "nemotron", "apertus", "phi-normed", "olmo", "lfm2", "granite4", "nemotron-h",
+    "bamba",
 )  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
     "glm4-moe-lite", "deepseek-v32", "glm-moe-dsa", "gpt-oss", "minimax-m2", "qwen3-next",
     "qwen3.5-moe", "llama4", "phimoe", "lfm2-moe",
+    "granite4-moe", "nemotron-h-moe",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.
 PLANTED = {
@@ -163,6 +165,25 @@ PLANTED_IN_STATES = {
 }
 
 
+#: The same in a model with Mamba-2.
+PLANTED_IN_MAMBA = {
+    "state_before=left": (
+        "layers.0.attn.ssm_state",
+        "state of sequence 0 is read instead of the sequence's own",
+    ),
+    "state_before=restarted": ("layers.0.attn.ssm_state", "the pass begins with zeros"),
+    "conv_kept=one_short": ("layers.0.attn.ssm_conv_x", "state is one token short"),
+    "state_kept=bfloat16": ("layers.0.attn.ssm_state", "rounded to bfloat16"),
+    "ssm_conv=unbiased": ("layers.0.attn.ssm_conv_x", "bias of the convolution is left out"),
+    "ssm_step=unbiased": ("layers.0.attn.ssm_step", "without dt_bias"),
+    "ssm_step=linear": ("layers.0.attn.ssm_step", "without softplus"),
+    "ssm_rate=log": ("layers.0.attn.ssm_state", "A_log itself"),
+    "ssm_skip=missing": ("layers.0.attn.ssm_read", "the skip is left out"),
+    "ssm_norm=gate_after": ("layers.0.attn.ssm_norm", "after the norm, not before"),
+    "sum_squares=own_channels": ("layers.0.attn.ssm_norm", "the rank's own channels"),
+}
+
+
 #: The same in Gemma-4.
 PLANTED_IN_GEMMA4 = {
     "value_norm=missing": ("layers.0.attn.v_norm", "not normalised"),
@@ -278,8 +299,8 @@ def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_p
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "planted"),
-    [("qwen3.5", PLANTED_IN_STATES), ("gemma4", PLANTED_IN_GEMMA4)],
-    ids=["states", "gemma4"],
+    [("qwen3.5", PLANTED_IN_STATES), ("granite4-moe", PLANTED_IN_MAMBA), ("gemma4", PLANTED_IN_GEMMA4)],
+    ids=["states", "mamba", "gemma4"],
 )
 def test_what_is_planted_in_its_own_parts_is_found_and_named(
     name: str, planted: dict[str, tuple[str, str]], tmp_path: Path

@@ -16,13 +16,14 @@ def test_every_fault_named_is_in_the_catalogue(fault: str) -> None:
 #: A fault of families whose cause has the numbers of each model.
 OF_NUMBERS = {"layer_rope=same"}
 
-#: Faults of linear attention and of short convolutions, whose causes are edits of their formulas without a name of the
-#: catalogue.
+#: Faults of linear attention, Mamba-2 and short convolutions, whose causes are edits of their formulas without a
+#: name of the catalogue.
 OF_STATES = {
     "beta=linear", "conv_in_gate=missing", "conv_out_gate=missing", "plain_conv=backwards", "conv_kept=frozen",
     "conv_kept=one_short", "decay=linear", "decay=unbiased", "gated_norm=ungated",
     "key_heads=tiled", "l2_norm=missing", "output_gate=missing", "short_conv=linear", "state_before=left",
-    "state_before=restarted", "state_kept=bfloat16",
+    "state_before=restarted", "state_kept=bfloat16", "ssm_conv=unbiased", "ssm_step=unbiased", "ssm_step=linear",
+    "ssm_rate=log", "ssm_skip=missing", "ssm_norm=gate_after", "sum_squares=own_channels",
 }  # fmt: skip
 #: Also: faults of latents whose cause is that of what is read or written; and of other experts by no rule that engines
 #: have, of which there is no hypothesis.

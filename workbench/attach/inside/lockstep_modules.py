@@ -23,6 +23,7 @@ from .lockstep_latent import LATENT, LATENT_TAKE, OF_CACHED, new_rows
 from .lockstep_limits import refuse_capture
 from .lockstep_linear import CLIPPED, GATED, TAKE, functions_of, shown_call
 from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other
+from .lockstep_mamba import MAMBA_TAKE, granite, named_by_kind, scans_of
 from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names
 from .lockstep_names import (
     BEHIND,
@@ -58,6 +59,7 @@ _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out,
     **INDEXER_TAKE,
     **LATENT_TAKE,
     **LLAMA4_TAKE,
+    **MAMBA_TAKE,
     **MEGATRON_TAKE,
     "in": lambda x, owner: x[0],
     "out": lambda x, owner: _first(x),
@@ -102,6 +104,9 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         names = FUSED if any(hasattr(part, "q_size") for part in paths.values()) else TRANSFORMERS
     prefix = _decoder(paths)
     places = {path: _place(path, prefix) for path in paths}
+    for path, (layer, local) in places.items():
+        if layer is not None:
+            places[path] = layer, named_by_kind(local, paths[f"{prefix}layers.{layer}"])
     mixtures = {layer for layer, local in places.values() if local == ".mlp.experts"}
     names = _fitting(names, {local for _, local in places.values()})
     if tape.facts["config"].get("model_type") in HEADS_FIRST and "in" in names[".self_attn.o_proj"]:
@@ -112,6 +117,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         ".self_attn", {}
     ):
         names = names | LLAMA4
+    if ".shared_mlp.input_linear" in {local for _, local in places.values()}:
+        names = names | granite(bool(mixtures))
     if tape.facts["config"].get("clip_qkv") and "rotary q" in names.get(".self_attn", {}):
         names = names | CLIPPED
     if ".self_attn.rotary_emb" in names and any(
@@ -323,7 +330,7 @@ class _See:
         """A row a token, whatever the shape; an unknown module's output that has not is counted."""
         shape, rows, own = self.tape.shape, None, name.endswith("]")
         n = math.prod(shape)
-        if self.take == "rule state":  # one of each sequence, after its last token
+        if self.take in ("rule state", "scan state"):  # one of each sequence, after its last token
             self.tape.tap(name, x, self.layout, range(n // len(x) - 1, n, n // len(x)))
             return
         if self.take in OF_CACHED:
@@ -362,8 +369,8 @@ def _register(part: nn.Module, see: _See) -> None:
         name = "apply_rotary_emb" if "rows" in take else "apply_rotary_pos_emb"
         if (home := home_of(part, name)) is not None:
             _replace(tape, home, name, see, lambda args: tape.layer == see.layer)
-    elif take.startswith(("attended", "rule", "turned ", "conv ")):
-        for functions, name in functions_of(take, part):
+    elif take.startswith(("attended", "rule", "turned ", "conv ", "scan ")):
+        for functions, name in scans_of(part) if take.startswith("scan ") else functions_of(take, part):
             mine = (
                 (lambda args: args[0] is part)
                 if take.startswith("attended")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from .lockstep_linear import CONVOLUTIONS, LINEAR
+from .lockstep_mamba import MAMBA, NEMOTRON_H
 
 #: A map: module -> what to take of it -> the tap that this is. Outside the layers a module goes by its last name.
 #: Inside, module ".x" is the layer's part x, "" the layer itself; tap ".x" is the layer's own, "<.x" the one before's.
@@ -10,8 +11,8 @@ from .lockstep_linear import CONVOLUTIONS, LINEAR
 #: queries are; "left", "right", halves; "partial", the product before the all-reduce; "rotary q", "rotary k", what
 #: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
 #: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
-#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_gemma4,
-#: lockstep_llama4, lockstep_latent, lockstep_indexer.
+#: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_mamba,
+#: lockstep_gemma4, lockstep_llama4, lockstep_latent, lockstep_indexer.
 Names = dict[str, dict[str, str]]
 BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
@@ -66,6 +67,7 @@ TRANSFORMERS: Names = BOTH | {
     ".mlp.fc2": {"in": ".mlp.act", "out": ".mlp.down"},
     ".self_attn.out_proj": {"in": ".attn.context", "out": ".attn.o_proj"},
     ".operator_norm": {"out": ".attn_norm"},
+    ".pre_ff_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".ffn_norm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".mlp.w1": {"out": ".mlp.gate"},
     ".mlp.w3": {"out": ".mlp.up"},
@@ -85,6 +87,8 @@ TRANSFORMERS: Names = BOTH | {
     "pos_emb": {},
     **LINEAR,
     **CONVOLUTIONS,
+    **MAMBA,
+    **NEMOTRON_H,
 }
 FUSED: Names = BOTH | {
     ".input_layernorm": {"sum": "<.mlp_residual", "out": ".attn_norm"},
@@ -122,7 +126,7 @@ HEADS_FIRST = ("exaone4", "exaone_moe", "apertus", "phi")
 #: Those that give the rotation only the part of each head that is rotated.
 IN_PART = ("stablelm", "nemotron", "phi")
 #: Those of whose layers transformers' plans divide the experts alone.
-UNDIVIDED = ("lfm2", "lfm2_moe")
+UNDIVIDED = ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h", "bamba")
 TURNED: Names = {
     f".self_attn.{one}_{norm}": {"turned": f".attn.{one}_norm"}
     for one in "qk"

@@ -1,4 +1,4 @@
-"""Hypotheses about linear attention and gates: edits of their formulas, on every pass of a sequence.
+"""Hypotheses about linear attention, Mamba-2 and gates: edits of their formulas, on every pass of a sequence.
 
 A formula may have met another `before` than it should: nothing, what another sequence has left, a convolution's rows
 moved by one, what was kept in 16 bits. Or what a sequence has is lost within a pass, where chunks of a prompt meet.
@@ -7,20 +7,22 @@ moved by one, what was kept in 16 bits. Or what a sequence has is lost within a 
 from __future__ import annotations
 
 import itertools
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 import numpy as np
 
-from lockstep.engine.graph.formula import Node, numbers_of
-from lockstep.engine.graph.recurrence import by_heads, side_by_side
+from lockstep.engine.graph.formula import Node, numbers_of, silu
+from lockstep.engine.graph.operation import READ_FROM, STATES, state_of
+from lockstep.engine.graph.recurrence import by_heads, mean_of_groups, side_by_side
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
-from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORMALISED_IN
+from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST, NORMALISED_IN
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
@@ -50,6 +52,7 @@ _ROWS = ("oldest_row_lost", "newest_row_lost")
 #: Leaves that are numbers, and other values that engines have.
 _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "l2_eps": (0.0, 1e-5, 1e-12), "eps": (1e-5, 1e-6), "key_scale": (1.0,), "key_dim": (), "value_dim": (),
+    "ssm_dim": (), "state_dim": (), "norm_width": (), "least_step": (0.0,), "largest_step": (math.inf,),
 }  # fmt: skip
 
 
@@ -93,7 +96,7 @@ def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) 
     found, at = [part.expected for part in site.parts], set[int]()
     for i in _wrong(site):
         value = partial(_restarted, formula, given[i], site.parts[i])
-        if site.operation == "state":
+        if site.operation in READ_FROM:
             best = _last_start(value, site.parts[i])
         else:
             begun = (
@@ -186,7 +189,7 @@ def _starts(value: Callable[[Sequence[int]], Array], part: Part) -> tuple[Array,
 def _last_start(value: Callable[[Array, Sequence[int]], Array], part: Part) -> tuple[Array, list[int]] | None:
     """Of a state, the last token that nothing comes before: the last one whose state is what was seen, else that with
     the nearest."""
-    count, nearest = len(part.inputs["beta"]), np.inf
+    count, nearest = len(_rates(part)), np.inf
     best: tuple[Array, list[int]] | None = None
     for start in range(count - 1, max(1, count - _MOST_STARTS) - 1, -1):
         found = value(part.inputs["before"], [start])
@@ -230,7 +233,7 @@ def _choices(site: Site, formula: Node) -> Choices:
     leaves = {one.name for _, one in nodes(formula) if not one.args}
     return Choices(
         numbers={name: values for name, values in _NUMBERS.items() if name in leaves},
-        vectors=("weight", "A_log", "dt_bias"),
+        vectors=("weight", "A_log", "dt_bias", "D", "bias"),
         applied={
             "result": [(dtype,) for dtype in narrower(site.facts.dtype)],
             "weight": [("backwards",), ("plus_one",)],
@@ -246,8 +249,9 @@ def _key_heads(
     """By value head the key head, or -1 for zeros, that leaves least of the smallest wrong part; None where that is
     each head's own."""
     index = min(_wrong(site), key=lambda i: len(site.parts[i].rows))
-    part, heads = site.parts[index], site.parts[index].inputs["beta"].shape[1]
-    keys = part.inputs["k"].shape[1] // int(given[index]["key_dim"])
+    part, heads = site.parts[index], _rates(site.parts[index]).shape[1]
+    role, dim = ("k", "key_dim") if "k" in part.inputs else ("b", "state_dim")
+    keys = part.inputs[role].shape[1] // int(given[index][dim])
     own = [float(head * keys // heads) for head in range(heads)]
     left = []
     for one in range(-1, keys):
@@ -264,7 +268,7 @@ def _key_heads(
 def _of_heads(site: Site, x: Array, heads: int) -> Array:
     """The norm of each head of what a state is, or of what is read from it."""
     parted = (
-        x.reshape(heads, -1) if site.operation == "state" else x.reshape(len(x), heads, -1).swapaxes(0, 1)
+        x.reshape(heads, -1) if site.operation in READ_FROM else x.reshape(len(x), heads, -1).swapaxes(0, 1)
     )
     return np.asarray(np.linalg.norm(parted.reshape(heads, -1), axis=-1))
 
@@ -279,20 +283,27 @@ def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -
             yield tuple(Edit(path, "function", ("paired_as", *heads)) for path in pairs)
     if site.operation in RECURRENT:
         yield from ((one,) for one in _other_befores(site))
-    if site.operation in ("state", "delta"):
+    if site.operation in STATES:
         yield from _coarse(site, formula)
+        raw = (path for path, node in nodes(formula) if node.name == "exp" and node.args == (Node("A_log"),))
+        yield from ((Edit(path, "left_out", (0.0,)),) for path in raw)
+    if site.operation == "gated_norm" and "whole_gate" in given[0]:
+        yield (Edit((), "operands", ("whole", "x", "whole_gate", "gate")),)
+        yield (Edit((), "operand", (NORM_FIRST,)),)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 
 def _coarse(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
     """What is float32 in engines of any dtype, in 16 bits: the share that is kept, normalised queries and keys."""
-    shares = [path for path, node in nodes(formula) if node.name == "exp"]
+    shares = [path for path, node in nodes(formula) if node.name == "exp" and node.args != (Node("A_log"),)]
+    rate = "step" if any(node == Node("step") for _, node in nodes(formula)) else "decay"
     leaves = [one for one in ("k", "q") if any(node == Node(one) for _, node in nodes(formula))]
     for dtype in _KEPT_IN:
         yield from ((Edit(path, "applied", (dtype,)),) for path in shares)
-        yield (Edit("decay", "applied", (dtype,)),)
+        yield (Edit(rate, "applied", (dtype,)),)
         for how in _UNIT:
-            yield tuple(Edit(leaf, "operand", (f"{leaf} {how.format(dtype)}",)) for leaf in leaves)
+            if leaves:
+                yield tuple(Edit(leaf, "operand", (f"{leaf} {how.format(dtype)}",)) for leaf in leaves)
 
 
 def _in_16_bits(site: Site, part: Part, eps: float, dim: int) -> Iterator[tuple[str, str, Array]]:
@@ -346,10 +357,13 @@ def _given(site: Site, part: Part, left: Mapping[int, Array]) -> dict[str, Any]:
             given[role] = weight if site.span is None else weight[site.span]
     if "before" in part.inputs:
         given[_NOTHING] = np.zeros_like(part.inputs["before"])
-    if site.operation in ("state", "delta"):
+    if site.operation in STATES:
         given |= _of_others(site, part)
+    if site.operation in ("state", "delta"):
         coarse = _in_16_bits(site, part, given["l2_eps"], int(given["key_dim"]))
         given |= {f"{leaf} {name}": x for leaf, name, x in coarse}
+    if "whole_gate" in part.inputs and "weight" in given:
+        given[NORM_FIRST] = _norm_first(given)
     if not left:
         return given
     own = part.rows[-1].seq
@@ -361,7 +375,7 @@ def _of_others(site: Site, part: Part) -> dict[str, Array]:
     """The last state that was written of each sequence up to the pass, its own in the same pass left out."""
     found: dict[str, Array] = {}
     step, seq = part.rows[-1].step, part.rows[-1].seq
-    for one, x in _captured(site, "attn.state"):
+    for one, x in _captured(site, state_of(site.operation)):
         if one.step < step or (one.step == step and one.seq != seq):
             found[_OTHERS.format(one.seq)] = x[0]
     return found
@@ -370,13 +384,24 @@ def _of_others(site: Site, part: Part) -> dict[str, Array]:
 def _left(site: Site) -> dict[int, Array]:
     """What each sequence had at its end: its state, or a convolution's last rows, zeros before the first."""
     if site.operation != "conv":
-        return {one.seq: x[0] for one, x in _captured(site, "attn.state")}
+        return {one.seq: x[0] for one, x in _captured(site, state_of(site.operation))}
     assert site.declared is not None, "what linear attention reads is known"
     before, found = site.parts[0].inputs["before"], dict[int, Array]()
     for one, x in _captured(site, site.declared.inputs["x"]):
         rows = np.concatenate([found.get(one.seq, np.zeros_like(before)), x])
         found[one.seq] = rows[-len(before) :]
     return found
+
+
+def _rates(part: Part) -> Array:
+    """What each head has of each token, [T, H]."""
+    return part.inputs["beta" if "beta" in part.inputs else "step"]
+
+
+def _norm_first(given: Mapping[str, Any]) -> Array:
+    """What a norm gives whose gate is multiplied after it, not before."""
+    mean = mean_of_groups(np.square(given["whole"]), given["x"], given["norm_width"])
+    return np.asarray(given["x"] / np.sqrt(mean + given["eps"]) * given["weight"] * silu(given["gate"]))
 
 
 def _captured(site: Site, tap: str) -> Iterator[tuple[SequencePass, Array]]:

@@ -1,4 +1,4 @@
-"""Plain words for edits of the formulas of linear attention and of gates."""
+"""Plain words for edits of the formulas of linear attention, Mamba-2 and gates."""
 
 from __future__ import annotations
 
@@ -15,6 +15,12 @@ _SHARE = "the share of the state that is kept, the exponential of its decay, is 
 _DECAY = "the decay is rounded to {0} before its exponential is taken"
 #: Begins the name of queries and keys of which each step of the norm is rounded.
 NORMALISED_IN = "normalised in "
+_GROUPED = (
+    "a head is given another group of B and C than its own: groups are tiled, not repeated for neighbours"
+)
+#: What the gated norm of Mamba-2 gives where it is taken before the gate.
+NORM_FIRST = "norm before the gate"
+_STEP = "the step size is rounded to {0} before the state is changed by it"
 _UNFORGOTTEN = "decay is not applied: the state keeps all that it has"
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> what ran.
 RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
@@ -38,7 +44,7 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     ("decay", "softplus", "left_out", 0.0): "the decay is made without softplus",
     ("decay", "add", "left_out", 0.0): "the decay is made without dt_bias",
     ("decay", "negative", "left_out", 0.0): "the decay has the wrong sign: the state grows",
-    ("decay", "exp", "left_out", 0.0): "the decay is made with A_log itself, not with its exponential",
+    ("decay", "exp A_log", "left_out", 0.0): "the decay is made with A_log itself, not with its exponential",
     ("gated_norm", "multiply", "left_out", 0.0): "the gated norm is not multiplied by its gate",
     ("gated_norm", "multiply", "before", "x"): "the gate is multiplied before the norm, not after it",
     ("gated_norm", "silu", "function", "sigmoid"): "the gated norm is multiplied by a sigmoid of the gate, not by SiLU",
@@ -60,14 +66,42 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
         for place, text in (("exp", _SHARE), ("decay", _DECAY))
         for dtype in ("bfloat16", "float16")
     },
+    ("conv", "add", "left_out", 0.0): "the bias of the convolution is left out",
+    ("step_size", "softplus", "left_out", 0.0): "the step size is made without softplus",
+    ("step_size", "add", "left_out", 0.0): "the step size is made without dt_bias",
+    ("step_size", "clamped", "left_out", 0.0): "the step size is not clamped to time_step_limit",
+    ("ssm_read", "add", "left_out", 0.0): "the skip is left out: D x is not added to what is read from the state",
+    ("gated_norm", "multiply", "operand", NORM_FIRST): "the gate is multiplied after the norm, not before it",
+    ("gated_norm", "multiply", "operands", "whole"):
+        "the mean of squares is over the rank's own channels, not over those of all ranks that share a group",
+    **{
+        (operation, *edit): text
+        for operation in ("ssm_state", "ssm_read")
+        for edit, text in {
+            ("before", "operand", "nothing"): _RESTARTED,
+            ("paired", "function", "paired_in_turn"): _GROUPED,
+            ("exp A_log", "left_out", 0.0): "A is made of A_log itself, not of its exponential",
+            ("negative", "left_out", 0.0): "the exponent of the decay has the wrong sign: the state grows",
+            ("exp", "left_out", 0.0): "the state is multiplied by the logarithm of its decay, not by its exponential",
+        }.items()
+    },
+    **{
+        (operation, place, "applied", dtype): text.format(dtype)
+        for operation in ("ssm_state", "ssm_read")
+        for place, text in (("exp", _SHARE), ("step", _STEP))
+        for dtype in ("bfloat16", "float16")
+    },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
 }  # fmt: skip
 
 
 def pairing_words(model: ModelConfig, heads: Sequence[float]) -> str:
     """Which key head each value head is given, -1 for none, where it is another than its own."""
-    assert model.linear is not None, "what pairs heads is linear attention"
-    keys = model.linear.key_heads * len(heads) // model.linear.value_heads
+    if (mamba := model.mamba) is not None:
+        keys = mamba.groups * len(heads) // mamba.heads
+    else:
+        assert model.linear is not None, "what pairs heads is linear attention"
+        keys = model.linear.key_heads * len(heads) // model.linear.value_heads
     read: dict[int, list[int]] = {}
     for head, key in enumerate(map(int, heads)):
         if key != head * keys // len(heads):

@@ -11,6 +11,7 @@ from dataclasses import replace
 
 from lockstep.engine.graph import LAYER_OUTPUT, STREAM
 from lockstep.engine.graph.formula import Node, numbers_of
+from lockstep.engine.graph.operation import STATES
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
@@ -50,7 +51,7 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
         "y": "the {branch}'s output",
         "layer_scalar": "the layer's scalar",
     },
-    **{kind: {"before": "the sequence's own state"} for kind in ("state", "delta")},
+    **{kind: {"before": "the sequence's own state"} for kind in STATES},
     "conv": {"before": "the sequence's own last rows"},
 }
 _RESULTS = {"residual": "the sum", "activation": "the product"}
@@ -245,15 +246,13 @@ def _sentence(at: Setting, edit: Edit) -> str:
         return plain.format(**fields)
     if (routing := _routing_words(at, edit)) is not None:
         return routing[1].format(**fields)
-    if (
-        edit.kind == "operand"
-        and at.operation in ("state", "delta")
-        and (reported := coarse_words(str(first)))
-    ):
+    if edit.kind == "operand" and at.operation in STATES and (reported := coarse_words(str(first))):
         return reported
     if first == "paired_as":
         return pairing_words(at.model, numbers)
-    recurrent = RECURRENT_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
+    node = _node_at(at, edit)
+    inside = f"{node.name} A_log" if node.args == (Node("A_log"),) else node.name
+    recurrent = RECURRENT_WORDS.get((at.operation, inside, edit.kind, first))
     if recurrent is not None:
         return recurrent.format(**fields)
     what = _at(at, edit).format(**fields)
@@ -380,7 +379,7 @@ def _rounds(edit: Edit) -> bool:
 def class_of(at: Setting, edit: Edit) -> str:
     """The class of bug: the operation's own, but for precision, loading and the stream."""
     first = str(edit.detail[0]) if edit.detail else ""
-    if _rounds(edit) or (at.operation in ("state", "delta") and coarse_words(first)):
+    if _rounds(edit) or (at.operation in STATES and coarse_words(first)):
         return "precision"
     if first == "overflowing":
         return "overflow"

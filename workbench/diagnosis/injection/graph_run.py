@@ -94,7 +94,7 @@ class GraphRun:
     def _rounds(self, sites: Sequence[Site]) -> int:
         """How often an operation is computed: one that reads what it gave in the pass before, once for each pass of a
         sequence."""
-        if not any(site.operation == "state" for site in sites):
+        if not any(site.operation in ("state", "ssm_state") for site in sites):
             return 1
         return max(Counter(one.seq for one in self.taps.passes).values())
 

@@ -97,6 +97,7 @@ def _value(
         given = {**given, "partial": given["partial"][None]}
     more = {
         "whole": given.get("x"),
+        "whole_gate": given.get("gate"),
         "bias": 0.0,
         **numbers_of(model, operation),
         "angles": at[:, None, None] * frequencies(model, lengths_of(rows)),
@@ -111,6 +112,8 @@ def _nothing(operation: Operation, model: ModelConfig, given: Mapping[str, Any])
     """What linear attention has before a sequence's first token."""
     if operation.kind == "conv":
         return np.zeros((model.conv - 1, given["x"].shape[1]))
+    if (mamba := model.mamba) is not None:
+        return np.zeros((mamba.heads, mamba.head_dim, mamba.state))
     if (linear := model.linear) is None:
         return np.zeros(0)
     return np.zeros((linear.value_heads, linear.key_dim, linear.value_dim))
@@ -123,6 +126,7 @@ _INSIDE = (
     "attn.o_proj",
     "attn.in_proj_q",
     "attn.conv_x",
+    "attn.ssm_x",
     "attn.out_proj",
     "mlp_norm",
     "mlp.gate",

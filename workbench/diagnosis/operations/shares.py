@@ -6,6 +6,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import LAYER, OUTSIDE, operation_of
 from lockstep.engine.graph.layer_inputs import NORM
+from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.parallel import shards
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
@@ -46,7 +47,10 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
     if operation == "activation" and facts.model.activation == "xielu":
         return {role: f"model.layers.{layer_of(tap)}.{name}" for role, name in shards.XIELU.items()}
     if operation in ("conv", "gated_norm"):
-        return {"weight": f"{module}.weight"}
+        bias = operation == "conv" and facts.model.conv_bias
+        return {"weight": f"{module}.weight"} | ({"bias": f"{module}.bias"} if bias else {})
+    if vectors := ssm_vectors(facts.model, operation):
+        return {role: f"model.layers.{layer_of(tap)}.{name}" for role, name in vectors.items()}
     if operation == MIXTURE:
         return {
             f"{one.tap}.{role}": name
@@ -92,11 +96,16 @@ def rank_spans(
         read = declared.inputs["x"]
         return None, _part(near(read, layer_of(tap), 0), rank, taps, shards.size_of(LAYER[read].width, model))
     whole_norm = operation == "norm" and model.qk_norm_whole
-    cut = operation in ("linear", "head", "experts", "conv", "decay")
+    cut = operation in ("linear", "head", "experts", "conv", "decay", "step_size", "ssm_state", "ssm_read")
+    cut = cut or (operation == "gated_norm" and model.mamba is not None)
     if not (cut or whole_norm) or not declared.sharded:
         return None, None
     if whole_norm:
         tap = near(next(iter(declared.inputs.values())), layer_of(tap), 0)
+    if operation in ("ssm_state", "ssm_read"):  # vectors of heads
+        return _part(
+            near("attn.ssm_step", layer_of(tap), 0), rank, taps, shards.size_of("ssm_heads", model)
+        ), None
     return _part(tap, rank, taps, shards.size_of(declared.width, model)), None
 
 

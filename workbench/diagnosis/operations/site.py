@@ -36,6 +36,7 @@ AXES: Mapping[str, tuple[int, int | None]] = {
     "values": (0, 1),
     "cache": (0, 1),
     "state": (0, 1),
+    "ssm_state": (0, 1),
 }
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from lockstep.engine.graph import LAYER, Operation, operation_of
 from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
-from lockstep.engine.graph.operation import Kind
+from lockstep.engine.graph.operation import Kind, state_of
 from lockstep.engine.parallel.shards import is_first_of_group
 from lockstep.engine.taps.flow import is_known, near
 from lockstep.engine.taps.names import layer_of, local_name
@@ -51,7 +51,7 @@ from lockstep.workbench.diagnosis.operations.mixture import (
     undecided,
 )
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
-from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
+from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT, own_group
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sources import OperationInput, made_ready, slack_of, sources_of
@@ -170,6 +170,7 @@ class _RankOperation:
             inputs[role] = made_ready(source, inputs[role], rows, self.facts)
             if self.declared is not None:
                 inputs[role] = as_read(self.declared, inputs[role], self.facts.model)
+        inputs |= own_group(inputs, self.facts.model, self.span)
         seen = self.taps.rows(self.tap, self.rank, passes)
         if seen is None:
             raise Lacking("its tensors have other shapes from step to step")
@@ -265,7 +266,7 @@ class _RankOperation:
         operands = Operands(self.facts, rows, inputs, self.weights, self.span, self.columns, self.declared)
         expected, noise = RECURRENT[self.operation](operands)
         seen = _there(self.taps.tensors(self.tap, self.rank)[i])
-        if self.operation == "state":  # a row, that of the last token
+        if LAYER[local_name(self.tap)].form == "state":  # a row, that of the last token
             rows, expected, noise = rows[-1:], expected[None], noise[None]
         return Part(rows, inputs, seen, expected, noise, LARGEST[self.facts.dtype])
 
@@ -274,7 +275,7 @@ class _RankOperation:
         earlier = self._until(i)[:-1]
         if self.operation == "conv":
             return self._rows_before(earlier)
-        tensors = self.taps.tensors(near("attn.state", layer_of(self.tap), 0), self.rank)
+        tensors = self.taps.tensors(near(state_of(self.operation), layer_of(self.tap), 0), self.rank)
         if earlier:
             last = tensors[earlier[-1]]
             return None if last is None else {"before": last[0]}

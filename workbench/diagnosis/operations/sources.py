@@ -145,6 +145,10 @@ def sources_of(tap: str, taps: RecordedTaps, facts: Facts) -> tuple[str, dict[st
         return operation, *_inputs(
             tap, operation, _taken(LAYER[declared.inputs["scores"]], facts), taps, facts
         )
+    if operation == "gated_norm" and facts.model.mamba is not None and not found[1]:
+        gathered = facts.model.mamba.norm_sharers(len(taps.ranks)) > 1
+        for role, whole in (("x", "whole"), ("gate", "whole_gate")):
+            found[0][whole] = OperationInput(found[0][role].taps, gathered=gathered)
     if operation in _FUSED and not all(
         role in found[0] and taps.captured(found[0][role].tap) for role in wanted
     ):
@@ -284,7 +288,13 @@ def _sums(tap: str, model: ModelConfig) -> Iterator[tuple[str, ...]]:
     """What the residual stream at a tap is the plain sum of: an earlier stream, the nearest first, and what came after
     it."""
     layer, kind = layer_of(tap), local_name(tap)
-    if layer is None or kind not in _STREAM or model.residual_multiplier != 1 or model.layer_scalar:
+    if (
+        layer is None
+        or kind not in _STREAM
+        or model.residual_multiplier != 1
+        or model.layer_scalar
+        or model.blocks
+    ):
         return
     added: tuple[str, ...] = ()
     for place in range(2 * layer + _STREAM.index(kind), -1, -1):

@@ -14,6 +14,7 @@ from textual.events import Resize
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from lockstep.engine.graph import STATE_TAPS
 from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.export.colormap import Scale
 from lockstep.workbench.export.table import Table
@@ -152,7 +153,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
     def _linear(self) -> str:
         """Of a layer that keeps a state which layers have scores instead, in words; "" of any other."""
         taps = () if self.overview is None else self.overview.taps
-        if f"layers.{self._layer}.attn.state" not in taps:
+        if not {f"layers.{self._layer}.{one}" for one in STATE_TAPS}.intersection(taps):
             return ""
         others = [at for tap in taps if tap.endswith(".attn.probs") and (at := layer_of(tap)) is not None]
         return f"layer{'s' * (len(others) > 1)} {numbers_in_words(others)} attend{'s' * (len(others) == 1)} to tokens"

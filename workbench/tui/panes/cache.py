@@ -12,6 +12,7 @@ from textual.events import DescendantFocus, Resize
 from textual.reactive import reactive
 from textual.widget import Widget
 
+from lockstep.engine.graph import STATE_TAPS
 from lockstep.workbench.export.table import Table
 from lockstep.workbench.tui.panes.base import Pane
 from lockstep.workbench.tui.panes.cache_blocks import (
@@ -114,7 +115,8 @@ one has changed it, as far as states were captured.
     def lacks(self) -> str:
         """The cached keys or values of every layer, and the states of those that hold one instead."""
         taps = () if self.overview is None else self.overview.taps
-        kinds = [self._cached, *["state"] * any(tap.endswith(".attn.state") for tap in taps)]
+        states = [one for one in STATE_TAPS if any(tap.endswith(f".{one}") for tap in taps)]
+        kinds = [self._cached, *(one.removeprefix("attn.") for one in states)]
         return f"capture {' '.join(f'layers.*.attn.{kind}' for kind in kinds)}"
 
     def answer(self, snapshot: Cache | None) -> None:

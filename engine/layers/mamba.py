@@ -1,0 +1,152 @@
+"""Mamba-2 with a recurrent state in place of attention (arXiv:2405.21060).
+
+What a sequence's earlier passes left is the newest rows of the convolution and each head's state [head_dim, state].
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from lockstep.engine.batch import Batch
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.mamba import MambaConfig
+from lockstep.engine.graph.mamba import CONVOLVED, PROJECTED
+from lockstep.engine.graph.mamba_vectors import ssm_vectors
+from lockstep.engine.kv.pool import KVPool
+from lockstep.engine.kv.states import LayerState
+from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from lockstep.engine.layers.stateful import StatefulLayer
+from lockstep.engine.layers.weight import KeptTensor, Store
+from lockstep.engine.layers.wiring import TapCallback, Wiring
+from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.comm import Comm
+
+
+class Mamba2(StatefulLayer):
+    """One layer's Mamba-2 over this rank's heads. `modules`: the checkpoint's, by tap."""
+
+    def __init__(
+        self,
+        layer: int,
+        model: ModelConfig,
+        config: MambaConfig,
+        modules: Mapping[str, str],
+        out_proj: RowParallelLinear,
+        store: Store,
+    ) -> None:
+        self.layer, self.model, self.config, self.out_proj = layer, model, config, out_proj
+        tp, rank = out_proj.comm.size, out_proj.comm.rank
+        channels, groups, heads = (
+            shards.span_of(width, model, tp, rank) for width in ("ssm_channels", "ssm_groups", "ssm_heads")
+        )
+        spans = [channels, channels, groups, groups, heads]
+        self.in_proj = MergedColumnParallelLinear(
+            [modules[tap] for tap in PROJECTED], spans, model.hidden_size, config.proj_bias, store
+        )
+        self.heads, self.sizes = heads.size, [channels.size, groups.size, groups.size]
+        self.conv = store.vector(sum(self.sizes) * config.conv).view(-1, config.conv)
+        self.conv_bias = store.bias(sum(self.sizes)) if config.conv_bias else None
+        self.conv_names = [modules[tap] for tap in CONVOLVED]
+        kinds = ("step_size", "ssm_state", "ssm_read")
+        names = {role: name for kind in kinds for role, name in ssm_vectors(model, kind).items()}
+        self.of_heads = {role: store.vector(heads.size) for role in names}
+        self.head_names = {role: f"model.layers.{layer}.{name}" for role, name in names.items()}
+        self.norm = GroupNorm(f"{modules['attn.ssm_norm']}.weight", model, config, out_proj.comm, store)
+
+    def parameters(self) -> dict[str, Tensor | KeptTensor]:
+        """Checkpoint name -> this rank's share."""
+        found: dict[str, Tensor | KeptTensor] = {**self.in_proj.parameters(), **self.out_proj.parameters()}
+        for kind, whole in (("weight", self.conv), ("bias", self.conv_bias)):
+            if whole is not None:
+                parts = zip(self.conv_names, whole.split(self.sizes), strict=True)
+                found |= {f"{name}.{kind}": part for name, part in parts}
+        found |= {self.head_names[role]: vector for role, vector in self.of_heads.items()}
+        return found | {self.norm.name: self.norm.weight}
+
+    def fresh(self) -> LayerState:
+        """The state of a sequence that has read nothing."""
+        config = self.config
+        heads = self.conv.new_zeros(self.heads, config.head_dim, config.state, dtype=torch.float32)
+        return LayerState(self.conv.new_zeros(config.conv - 1, len(self.conv)), heads)
+
+    def bind(self, wiring: Wiring) -> None:
+        """Take the seams in force and the taps that are on."""
+        self.rules = wiring.rules
+        names = (*PROJECTED, *CONVOLVED, *(f"attn.ssm_{one}" for one in ("step", "read", "norm")))
+        self.taps = {name: tap for name in names if (tap := wiring.tap(name))}
+        self.tap_state: TapCallback | None = wiring.tap("attn.ssm_state")
+        self.rate = self.rules.ssm_rate(self.of_heads["A_log"])
+        self.norm.bind(wiring)
+        self.out_proj.bind(wiring, "attn.out_proj")
+
+    def __call__(self, x: Tensor, batch: Batch, rope: Any, inputs: Any, pool: KVPool) -> Tensor:
+        """[T, hidden] -> the same. It rotates nothing and has no mask."""
+        z, *mixed, dt = self._seen(PROJECTED, self.in_proj(x))
+        rows = self._with_rows_before(torch.cat(mixed, -1), batch, pool)
+        convolved = torch.cat([self._convolved(one) for one in rows])
+        into, b, c = self._seen(CONVOLVED, convolved.split(self.sizes, -1))
+        (step,) = self._seen(
+            ("attn.ssm_step",), (self.rules.ssm_step(dt, self.of_heads["dt_bias"], self.config.limits),)
+        )
+        b, c = (
+            self.rules.key_heads(one.unflatten(-1, (-1, self.config.state)), self.heads) for one in (b, c)
+        )
+        into = into.unflatten(-1, (self.heads, -1))
+        parts = []
+        for index, span in enumerate(batch.spans):
+            met = self._before(span.seq, span.stop - span.start, pool)
+            values, keys, queries, sizes = (one[span.start : span.stop] for one in (into, b, c, step))
+            read, heads = self.rules.ssm_scan(met.heads, values, keys, queries, sizes, self.rate)
+            heads = self.rules.state_kept(heads)
+            if self.tap_state:
+                self.tap_state(heads.unsqueeze(0), index)
+            kept = self.rules.conv_kept(rows[index], self.config.conv - 1)
+            pool.states.write(self.layer, span, LayerState(kept, heads))
+            parts.append(read)
+        out = self.rules.ssm_skip(torch.cat(parts), into, self.of_heads["D"])
+        (out,) = self._seen(("attn.ssm_read",), (out.flatten(1).to(x.dtype),))
+        (out,) = self._seen(("attn.ssm_norm",), (self.norm(out, z),))
+        return self.out_proj(out)
+
+    def _convolved(self, rows: Tensor) -> Tensor:
+        if self.conv_bias is None:
+            return self.rules.short_conv(rows, self.conv)
+        return self.rules.ssm_conv(rows, self.conv, self.conv_bias)
+
+
+class GroupNorm:
+    """RMSNorm of groups of channels, and a gate. Ranks that share a group sum up its squares."""
+
+    def __init__(self, name: str, model: ModelConfig, config: MambaConfig, comm: Comm, store: Store) -> None:
+        span = shards.span_of("ssm_channels", model, comm.size, comm.rank)
+        self.name, self.weight = name, store.vector(span.size)
+        self.comm, self.config, self.eps = comm, config, model.rms_eps
+        self.width = min(config.norm_width, span.size)
+        self.shared = config.norm_sharers(comm.size) > 1
+        self.group = span.start // config.norm_width  # the first of those that the rank has
+
+    def bind(self, wiring: Wiring) -> None:
+        """Take the seams in force."""
+        self.rule, self.sum = wiring.rules.ssm_norm, wiring.rules.sum_squares
+        self.place = wiring.place("attn.ssm_norm")
+
+    def normalised(self, x: Tensor) -> Tensor:
+        """x [T, C] float32, each group over its root mean square."""
+        groups = x.unflatten(-1, (-1, self.width))
+        squares = groups.square().sum(-1)  # [T, groups]
+        if self.shared:  # of all groups of the model, whose others are zero here
+            squares_of_all = squares.new_zeros(len(x), self.config.norm_groups)
+            squares_of_all[:, self.group] = squares[:, 0]
+            self.comm.enter(self.place)
+            squares = self.sum(squares_of_all, self.comm)[:, self.group : self.group + 1]
+        scale: Tensor = torch.rsqrt(squares / self.config.norm_width + self.eps)
+        return (groups * scale.unsqueeze(-1)).flatten(1)
+
+    def __call__(self, x: Tensor, gate: Tensor) -> Tensor:
+        """[T, C] twice -> the same."""
+        out: Tensor = self.rule(x, gate, self.weight, self.normalised)
+        return out
