@@ -60,8 +60,17 @@ Form = Literal["rows", "heads", "cache", "cells", "slots", "cached_rows", "state
 OF_POSITIONS: tuple[Form, ...] = ("cache", "cached_rows")
 #: Flags of `ModelConfig` by which products have biases.
 Bias = Literal[
-    "", "qkv_bias", "o_bias", "mlp_bias", "norm_bias", "latent_bias", "expert_bias", "head_bias", "index_bias",
-    "ssm_bias", "conv_bias",
+    "",
+    "qkv_bias",
+    "o_bias",
+    "mlp_bias",
+    "norm_bias",
+    "latent_bias",
+    "expert_bias",
+    "head_bias",
+    "index_bias",
+    "ssm_bias",
+    "conv_bias",
 ]
 #: What only some models or engines have.
 Part = Literal[
