@@ -407,8 +407,7 @@ class FamilyRules:
     the last does not rotate; `unrotated_full`: beside windows, layers that see everything do not rotate; `ntk_alpha`:
     `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
     `eps_key`: "" where no key states the epsilon; `linear`, `short_conv`: layers may have either; `intermediate`: the
-    MLP's width, None where it must be stated; `shaped`: layers differ in size by type, the last one sees everything;
-    `indexed`: attention is to keys that an indexer chooses."""
+    MLP's width, None where it must be stated; `shaped`: layers differ in size by type, the last one sees everything."""
 
     own: Callable[[Fields], Own]
     max_position: int
@@ -435,7 +434,6 @@ class FamilyRules:
     intermediate: int | None = None
     intermediate_key: str = "intermediate_size"
     shaped: bool = False
-    indexed: bool = False
 
 
 _PROPORTIONAL = {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6}
