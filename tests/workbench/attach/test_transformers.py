@@ -174,6 +174,8 @@ EXPERTS = [
     "minimax-m2",
     "phimoe",
     "lfm2-moe",
+    "deepseek-v32",
+    "glm-moe-dsa",
 ]
 
 
