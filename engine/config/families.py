@@ -402,7 +402,6 @@ class FamilyRules:
     `dynamic` scaling with an `alpha` stretches the base, once; `latent`: how keys and values are made from latents;
     `eps_key`: "" where no key states the epsilon; `linear`, `short_conv`: layers may have either; `intermediate`: the
     MLP's width, None where it must be stated; `shaped`: layers differ in size by type, the last one sees everything;
-    `indexed`: attention is to keys that an indexer chooses;
     `layer_types`: of each layer its kind, where it is stated otherwise; `rotates`: whether any attention does."""
 
     own: Callable[[Fields], Own]
@@ -430,7 +429,6 @@ class FamilyRules:
     intermediate: int | None = None
     intermediate_key: str = "intermediate_size"
     shaped: bool = False
-    indexed: bool = False
     layer_types: Callable[[Fields], list[str]] | None = None
     rotates: Callable[[Fields], bool] | None = None
 

@@ -143,7 +143,7 @@ def _stated_types(fields: Fields, rules: FamilyRules, layers: int) -> list[str] 
     types = fields.words("layer_types") if rules.layer_types is None else rules.layer_types(fields)
     if types is None:
         return None
-    if rules.indexed:
+    if "index_topk" in fields:
         types = [FULL if one == INDEXED else one for one in types]
     if len(types) != layers:
         raise ConfigError(

@@ -36,5 +36,5 @@ def _glm_moe_dsa(fields: Fields) -> Own:
     return _sparse(fields, _GLM_LATENT(fields), 32, neighbours=True, shared=True)
 
 
-DEEPSEEK_V32 = FamilyRules(_deepseek_v32, 163840, latent=latent_of, indexed=True)
-GLM_MOE_DSA = FamilyRules(_glm_moe_dsa, 202752, eps=1e-5, latent=_GLM_LATENT, indexed=True)
+DEEPSEEK_V32 = FamilyRules(_deepseek_v32, 163840, latent=latent_of)
+GLM_MOE_DSA = FamilyRules(_glm_moe_dsa, 202752, eps=1e-5, latent=_GLM_LATENT)

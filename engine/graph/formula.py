@@ -19,6 +19,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.linear_attention import L2_EPS
 from lockstep.engine.graph import index_choice, recurrence, routing
+from lockstep.engine.graph.index_choice import as_seen
 from lockstep.engine.graph.mamba_formulas import GATE_FIRST_NORM, READ, STATE
 from lockstep.engine.graph.node import Node as Node
 from lockstep.engine.graph.node import of as _of
@@ -250,6 +251,7 @@ _VALUES_NORMALISED, _OF_LAYERS_NORMALISED = (
 #: What a query is multiplied by where it stands: 1 + beta ln(1 + floor((position + offset) / length)).
 _STEPS = _of("floor", _of("divide", _of("add", Node("position"), Node("query_offset")), Node("query_length")))
 _QUERY_FACTOR = _of("add", Node("1"), _of("multiply", Node("query_beta"), _of("log1p", _STEPS)))
+_HEAD_WEIGHTS = _of("multiply", Node("weights"), Node("index_weight"))
 #: Kind -> what its operations compute.
 FORMULAS: Mapping[Kind, Node] = {
     "embedding": _of("row", _WEIGHT, Node("token")),
@@ -314,13 +316,7 @@ FORMULAS: Mapping[Kind, Node] = {
     "times": _of("multiply", _X, Node("gate")),
     "clip": _of("clamped_within", _X, Node("clip")),
     "index_scores": _of(
-        "where",
-        Node("allowed"),
-        _of(
-            "summed_heads",
-            _of("above_zero", SCALED),
-            _of("multiply", Node("weights"), Node("index_weight")),
-        ),
+        "where", Node("allowed"), _of("summed_heads", _of("above_zero", SCALED), _HEAD_WEIGHTS)
     ),
     "key_choice": _of("best_keys", Node("scores"), Node("index_top_k")),
     "shared_choice": Node("ids"),
@@ -333,11 +329,6 @@ def _times(formula: Node, name: str, factor: float) -> Node:
 
 def _capped(formula: Node, name: str, cap: float) -> Node:
     return _of("multiply", Node(name), _of("tanh", _of("divide", formula, Node(name)))) if cap else formula
-
-
-def as_seen(operation: Operation | None, model: ModelConfig) -> ModelConfig:
-    """The model with the heads, norm and rotation that an operation has."""
-    return model.as_indexer() if operation is not None and operation.part == "indexer" else model
 
 
 def formula_of(operation: Operation, model: ModelConfig) -> Node:

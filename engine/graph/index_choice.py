@@ -1,11 +1,19 @@
-"""What an indexer computes, in float64 (torch-free). T queries, K keys."""
+"""What an indexer computes, in float64, and of what model (torch-free). T queries, K keys."""
 
 from __future__ import annotations
 
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph.operation import Operation
+
 Array = NDArray[np.float64]
+
+
+def as_seen(operation: Operation | None, model: ModelConfig) -> ModelConfig:
+    """The model with the heads, norm and rotation that an operation has."""
+    return model.as_indexer() if operation is not None and operation.part == "indexer" else model
 
 
 def summed_heads(of_heads: Array, weights: Array) -> Array:

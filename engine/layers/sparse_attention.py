@@ -78,7 +78,8 @@ class Indexer:
         return x
 
     def _product(self, tap: str, x: Tensor) -> Tensor:
-        return self._seen(tap, *self.products[tap](x))
+        (out,) = self.products[tap](x)
+        return self._seen(tap, out)
 
     def written(self, x: Tensor, query: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
         """The index keys [T, 1, D] of tokens [T, hidden]; what their queries have is kept for `chosen`."""

@@ -30,7 +30,8 @@ def scores(q: Tensor, k: Tensor, weights: Tensor, indexer: IndexerConfig) -> Ten
     products = q.to(wide) @ k.to(wide).T  # [T, heads, K]
     of_heads = products.mul_(indexer.dim**-0.5).relu_()
     weighed = weights.to(wide) * indexer.heads**-0.5
-    return (weighed.unsqueeze(1) @ of_heads).squeeze(1)
+    found: Tensor = (weighed.unsqueeze(1) @ of_heads).squeeze(1)
+    return found
 
 
 def best_keys(scores: Tensor, top_k: int) -> Tensor:

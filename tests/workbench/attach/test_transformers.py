@@ -185,6 +185,8 @@ EXPERTS = [
     "lfm2-moe",
     "granite4-moe",
     "nemotron-h-moe",
+    "deepseek-v32",
+    "glm-moe-dsa",
 ]
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import DTYPES, DType, ModelConfig
-from lockstep.engine.graph.formula import as_seen
+from lockstep.engine.graph.index_choice import as_seen
 from lockstep.engine.parallel.shards import held_in
 from lockstep.engine.taps.names import local_name, operation_at
 from lockstep.sessions.dtypes import rounded as rounded
