@@ -556,6 +556,7 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
 ALIKE = (
     "gemma", "seed-oss", "exaone4", "ernie4-5", "glm", "helium", "cohere", "arcee", "stablelm", "stablelm-parallel",
     "vaultgemma", "ministral", "cwm", "internlm3", "iquestcoder", "jais2", "hyperclovax", "youtu", "phi",
+    "nemotron-h", "bamba",
 )  # fmt: skip
 ALIKE_WITH_EXPERTS = (
     "dots1", "exaone-moe", "granitemoe", "ernie4-5-moe", "hunyuan-moe", "solar-open", "flex-olmo", "mistral4",

@@ -157,8 +157,6 @@ GGUF_STACKS: dict[str, str] = {
     "self_attn.qkv_proj": "attn_qkv",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "conv.in_proj": "shortconv.in_proj",
-    "mamba.in_proj": "ssm_in",
-    "mixer.in_proj": "ssm_in",
 }
 #: The same of what models with linear attention stack otherwise than by whole modules: head by head, and kernels.
 GGUF_MIXED: dict[str, str] = {

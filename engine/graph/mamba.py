@@ -26,26 +26,25 @@ def _one(
     inputs: dict[str, str],
     width: Width,
     module: str = "",
-    gguf: str = "",
     bias: Bias = "",
     form: Form = "rows",
 ) -> Operation:
     module = module and f"mamba.{module}"
-    return Operation(f"attn.ssm_{tap}", kind, inputs, width, form, module, gguf, bias, part="mamba")
+    return Operation(f"attn.ssm_{tap}", kind, inputs, width, form, module, bias=bias, part="mamba")
 
 
 _SCANNED = {"x": "attn.ssm_conv_x", "b": "attn.ssm_conv_b", "step": "attn.ssm_step"}
 MAMBA = (
     *(
-        _one(name, "linear", {"x": "attn_norm"}, width, f"in_proj_{name}", "ssm_in", "ssm_bias")
+        _one(name, "linear", {"x": "attn_norm"}, width, f"in_proj_{name}", "ssm_bias")
         for name, width in _WIDTHS
     ),
     *(
-        _one(f"conv_{name}", "conv", {"x": f"attn.ssm_{name}"}, width, f"conv1d_{name}", "ssm_conv1d", "conv_bias")
+        _one(f"conv_{name}", "conv", {"x": f"attn.ssm_{name}"}, width, f"conv1d_{name}", "conv_bias")
         for name, width in _CONVOLVED
     ),
     _one("step", "step_size", {"x": "attn.ssm_dt"}, "ssm_heads"),
     _one("state", "ssm_state", _SCANNED, "ssm_channels", form="state"),
     _one("read", "ssm_read", {**_SCANNED, "c": "attn.ssm_conv_c"}, "ssm_channels"),
-    _one("norm", "gated_norm", {"x": "attn.ssm_read", "gate": "attn.ssm_z"}, "ssm_channels", "norm", "ssm_norm"),
+    _one("norm", "gated_norm", {"x": "attn.ssm_read", "gate": "attn.ssm_z"}, "ssm_channels", "norm"),
 )  # fmt: skip

@@ -136,7 +136,7 @@ class GroupNorm:
 
     def normalised(self, x: Tensor) -> Tensor:
         """x [T, C] float32, each group over its root mean square."""
-        groups = x.unflatten(-1, (-1, self.width))
+        groups: Tensor = x.unflatten(-1, (-1, self.width))
         squares = groups.square().sum(-1)  # [T, groups]
         if self.shared:  # of all groups of the model, whose others are zero here
             squares_of_all = squares.new_zeros(len(x), self.config.norm_groups)

@@ -17,7 +17,7 @@ from lockstep.engine.rules.recurrence import CHUNK, convolution
 def biased_convolution(rows: Tensor, weight: Tensor, bias: Tensor) -> Tensor:
     """A causal convolution of each channel, its bias, then SiLU: rows [W - 1 + T, C], whose first are those before,
     weights [C, W] and bias [C] -> [T, C]."""
-    return F.silu(convolution(rows, weight) + bias)
+    return F.silu(convolution(rows, weight, bias))
 
 
 def step_size(dt: Tensor, dt_bias: Tensor, limits: tuple[float, float]) -> Tensor:

@@ -16,10 +16,10 @@ from lockstep.engine.kv.states import LayerState
 CHUNK = 64
 
 
-def convolution(rows: Tensor, weight: Tensor) -> Tensor:
-    """A causal convolution of each channel: rows [W - 1 + T, C], whose first are those before, and weights [C, W] ->
-    [T, C]."""
-    out: Tensor = F.conv1d(rows.T.unsqueeze(0), weight.unsqueeze(1), groups=len(weight))
+def convolution(rows: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """A causal convolution of each channel: rows [W - 1 + T, C], whose first are those before, weights [C, W] and a
+    bias [C] -> [T, C]."""
+    out: Tensor = F.conv1d(rows.T.unsqueeze(0), weight.unsqueeze(1), bias, groups=len(weight))
     return out[0].T
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -116,3 +117,12 @@ def test_a_split_of_key_heads_is_refused_with_what_would_work(variant: Callable[
     model = model_config(variant("qwen3.5"))
     with pytest.raises(ConfigError, match="does not divide 8 attention heads: use 1, 2, 4 or 8"):
         check_fit(model, EngineConfig(tp=3))
+
+
+def test_groups_of_b_and_c_that_ranks_cannot_share_are_refused(variant: Callable[[str], Path]) -> None:
+    model = model_config(variant("granite4"))
+    assert model.mamba is not None
+    grouped = replace(model.mamba, heads=12, groups=4)
+    wide = replace(model, num_heads=12, num_kv_heads=12, mamba=grouped)
+    with pytest.raises(ConfigError, match="multiple of 4 groups of B and C of Mamba-2: use 1, 2, 4 or 12"):
+        check_fit(wide, EngineConfig(tp=6))

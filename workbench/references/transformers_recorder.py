@@ -75,9 +75,17 @@ class _TransformersModel:
                 use_cache=True,
                 logits_to_keep=last,
                 **{CACHE: cached},
+                **self._positions(len(ids), cached),
             )
         logits: Tensor = out.logits[0]
         return logits
+
+    def _positions(self, new: int, cached: DynamicCache) -> dict[str, Tensor]:
+        """Where the new tokens stand, of a model that without a word has them begin at 0 in each pass."""
+        if self.model.config.model_type != "bamba":
+            return {}
+        start = cached.get_seq_length()
+        return {"position_ids": torch.arange(start, start + new, device=self.model.device)[None]}
 
     def cached(self, seq: int) -> list[int]:
         cache = self.caches[seq]

@@ -30,8 +30,7 @@ PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56], [3, 130, 17, 99, 
 STEPS = 3
 FAMILIES = (
     "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
-    "gemma4", "cohere2", "hunyuan", "nemotron", "apertus", "phi-normed", "olmo", "lfm2", "granite4", "nemotron-h",
-    "bamba",
+    "gemma4", "cohere2", "hunyuan", "nemotron", "apertus", "phi-normed", "olmo", "lfm2", "granite4",
 )  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (

@@ -34,7 +34,7 @@ SMALLEST = {"float64": 2.3e-308, "float32": 1.2e-38, "bfloat16": 1.2e-38, "float
 #: Dtypes in which engines round what they compute in float32.
 SIXTEEN_BITS = ("bfloat16", "float16")
 #: What is float32 whatever the model's dtype.
-_WIDE = ("attn.q_l2", "attn.k_l2", "attn.state", "attn.ssm_step", "attn.ssm_state", "attn.index_scores")
+_WIDE = ("attn.q_l2", "attn.k_l2", "attn.state", "attn.index_scores")
 #: Operations that need nothing of the model: they can be judged without its checkpoint.
 MODEL_FREE = ("softmax", "context", "residual", "activation")
 _NO_MODEL = ModelConfig(

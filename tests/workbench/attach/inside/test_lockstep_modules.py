@@ -134,6 +134,9 @@ def test_every_tap_of_experts_but_their_rows(family: str, tmp_path: Path) -> Non
         ("nemotron", r".*\.attn\.[qk]_rope"),  # rotates a part of each head by itself
         ("granitemoe", r".*\.mlp\.experts\..*"),
         ("ernie4_5_moe", r".*\.mlp\.experts\..*"),
+        ("granitemoehybrid", r".*\.attn\.[qk]_rope|.*\.mlp\.experts\..*"),  # which does not rotate
+        ("nemotron_h", r".*\.attn\.[qk]_rope|.*\.mlp\.experts\..*"),
+        ("bamba", ""),
         ("llama4_text", r"layers\.[13]\.attn\.[qk]_rope|.*\.attn\.q_scaled|.*\.mlp\.experts\..*"),
     ],
 )
