@@ -65,7 +65,9 @@ def test_a_terminal_has_it_in_two_columns(capsys: Any, monkeypatch: pytest.Monke
     shown = sys.stdout.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, shown.splitlines())) <= 80
     assert shown.split() == whole.split()
-    text = "tokens attend to later ones: the prefill is wrong, a decode step only where a window is lost as well"
+    text = (
+        "tokens attend to later ones: the prefill is wrong, a decode step only where a window is lost as well"
+    )
     at = next(i for i, line in enumerate(shown.splitlines()) if "tokens attend to later ones: the" in line)
     assert all(line.startswith(" " * 28) for line in shown.splitlines()[at : at + 3])
     assert text in whole

@@ -162,6 +162,8 @@ def test_taps_before_any_step_are_told(tmp_path: Path, capsys: Any) -> None:
     tape = Tape(tmp_path / "dump")
     tape.tap("layers.0.attn.q_proj", torch.ones(2, 4))
     tape.close()
-    assert "layers.0.attn.q_proj was tapped, but no pass was begun by tape.step(ids" in capsys.readouterr().err
+    assert (
+        "layers.0.attn.q_proj was tapped, but no pass was begun by tape.step(ids" in capsys.readouterr().err
+    )
     _, err = imported(capsys, "lockstep", tmp_path / "dump", code=3)
     assert "begins with tape.step(ids, positions)" in err

@@ -10,8 +10,8 @@ from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.catalogue import FAULTS
 from lockstep.sessions import Session
-from lockstep.workbench.paths import find_session
 from lockstep.workbench.demo import MODEL_DIR
+from lockstep.workbench.paths import find_session
 from lockstep.workbench.tui.screens.toggles import TogglesScreen, filtered_rows, toggle_rows
 from lockstep.workbench.tui.widgets.grid import Grid
 from lockstep.workbench.views.model_config import model_config

@@ -243,8 +243,8 @@ class Tape:
             self.end("" if error is None else f"{type(error).__name__}: {error}")
             if self._early and not self.index and "stopped" not in self.facts:
                 print(
-                    f"lockstep_tap: {self.folder}: nothing was recorded: {self._early} was tapped, but no pass was begun "
-                    "by tape.step(ids, positions)",
+                    f"lockstep_tap: {self.folder}: nothing was recorded: {self._early} was tapped, but no pass "
+                    "was begun by tape.step(ids, positions)",
                     file=sys.stderr,
                 )
             undo, self.undo = self.undo, []

@@ -116,7 +116,11 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
         longest = max((len(name) + 2 for name in names), default=0)
         return [
             GridColumn("", 2),
-            GridColumn((self.snapshot and of_all(self.snapshot.sequences)) or "operation", min(max(18, longest), 26), flex=2),
+            GridColumn(
+                (self.snapshot and of_all(self.snapshot.sequences)) or "operation",
+                min(max(18, longest), 26),
+                flex=2,
+            ),
             *(_rank_column(rank, place, self.statistic) for place, rank in enumerate(shown)),
             GridColumn("", 1, drop=3 if ranks == 1 else 0),
             GridColumn("layout", 12, drop=8),
