@@ -39,6 +39,6 @@ def judged_recording(
             raise UsageError(str(error)) from error
         return diagnose_recording(
             session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
-            record=reference, device=device, seconds=seconds, reproducing=reproducing, warn=listener.warn, say=listener.say,
-            progress=lambda done, of: listener.count("reference", done, of),
+            record=reference, device=device, seconds=seconds, reproducing=reproducing, warn=listener.warn,
+            say=listener.say, progress=lambda done, of: listener.count("reference", done, of),
         )  # fmt: skip

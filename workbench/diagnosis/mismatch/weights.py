@@ -39,8 +39,8 @@ def compare_weights(
         for name, found in explained.items()
         if (few := {one.tap for one in found.wrong} & _weighted(sides[name]))
     ]:
-        text = f"{' and '.join(suspected)} give something else on their own inputs: the weights of these, or the operation"
-        return Level("weights", "unknown", f"{text} (`lockstep weights` compares them bit by bit)")
+        text = f"{' and '.join(suspected)} give something else on their own inputs, by their weights or by themselves"
+        return Level("weights", "unknown", f"{text} (`lockstep weights` compares weights bit by bit)")
     if len(explained) == len(sides):
         return Level(
             "weights", "equal", "no operation of either side is at odds with the checkpoint's weights"

@@ -114,13 +114,10 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
         shown = range(ranks) if self.where.rank is None else [self.where.rank]
         names = map(local_name, self.overview.taps) if self.overview and self.size.width >= _ROOMY else ()
         longest = max((len(name) + 2 for name in names), default=0)
+        title = (self.snapshot and of_all(self.snapshot.sequences)) or "operation"
         return [
             GridColumn("", 2),
-            GridColumn(
-                (self.snapshot and of_all(self.snapshot.sequences)) or "operation",
-                min(max(18, longest), 26),
-                flex=2,
-            ),
+            GridColumn(title, min(max(18, longest), 26), flex=2),
             *(_rank_column(rank, place, self.statistic) for place, rank in enumerate(shown)),
             GridColumn("", 1, drop=3 if ranks == 1 else 0),
             GridColumn("layout", 12, drop=8),
