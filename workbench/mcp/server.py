@@ -33,7 +33,7 @@ _INSTRUCTIONS = (
 class StrictTool(Tool):
     """A tool that refuses arguments it does not have: the SDK drops them, and `step` would go elsewhere than asked."""
 
-    async def run(self, arguments: dict[str, Any], context: Any, convert_result: bool = False) -> Any:
+    async def run(self, arguments: dict[str, object], context: Any, convert_result: bool = False) -> Any:
         """As the SDK's, once every argument is known."""
         known = self.parameters["properties"]
         if unknown := [name for name in arguments if name not in known]:
