@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sqlite3
 import stat
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -101,6 +102,12 @@ class RecordingFile:
             database.empty_log(self.connection)  # so that on a full disk there is room for the mark
             mark.clear(self.connection)
             folded = database.fold(self.connection)
+        except sqlite3.Error:
+            # With the last connection SQLite moves the log into the file and takes it away: then there is room.
+            self.connection.close()
+            if files.exists(files.wal_of(self.path)):
+                raise
+            folded = database.mark_closed(self.path)
         finally:
             self.connection.close()
             if not folded:

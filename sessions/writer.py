@@ -266,10 +266,15 @@ class SessionWriter:
             try:
                 self._file.close()
             except sqlite3.Error as error:
+                log = files.wal_of(self.path)
+                if not files.exists(log):
+                    raise SessionWriteError(
+                        f"{self.path} has all that was recorded, but could not be marked as complete ({error}): "
+                        "`lockstep sessions copy --salvage` makes a whole one where there is room."
+                    ) from error
                 raise SessionWriteError(
-                    f"{self.path} is complete, but its newest steps are still in "
-                    f"{files.wal_of(self.path).name} ({error}). Keep both files together; with room on the "
-                    "disk, opening it for writing joins them."
+                    f"{self.path} is complete, but its newest steps are still in {log.name} ({error}). Keep both "
+                    "files together; with room on the disk, opening it for writing joins them."
                 ) from error
 
     def __enter__(self) -> SessionWriter:

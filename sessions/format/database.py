@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.sessions.errors import SessionDamaged, SessionError, SessionWriteError
-from lockstep.sessions.format import files, log_owner, rows
+from lockstep.sessions.format import files, log_owner, mark, rows
 from lockstep.sessions.format.connection import connect
 from lockstep.sessions.format.schema import APPLICATION_ID, PAGE_SIZE, SCHEMA_VERSION, TABLES, objects
 from lockstep.sessions.limits import ReadMeter, expired
@@ -173,6 +173,14 @@ def fold(connection: sqlite3.Connection) -> bool:
             raise
         return False  # A reader is attached. It folds the (empty) log away when it closes; see `tidy`.
     return True
+
+
+def mark_closed(path: Path) -> bool:
+    """Take the mark of a writer back in a file whose log is gone; as `fold`."""
+    with closing(connect(path, "mode=rw", BUSY_SECONDS)) as connection:
+        connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()  # then the log has no index on the disk
+        mark.clear(connection)
+        return fold(connection)
 
 
 def tidy(path: Path) -> None:

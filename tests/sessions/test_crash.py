@@ -259,3 +259,30 @@ def test_nothing_of_a_step_is_in_the_log_before_its_commit(tmp_path: Path) -> No
         connection.execute("INSERT INTO large VALUES (randomblob(16000000))")
         assert files.log_bytes(path) == before
         connection.execute("ROLLBACK")
+
+
+@pytest.mark.parametrize("failures", [1, 2])
+def test_a_file_that_has_all_is_marked_so_once_its_log_has_made_room(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failures: int
+) -> None:
+    clear, left = mark.clear, [failures]
+
+    def full(connection: sqlite3.Connection) -> None:
+        left[0] -= 1
+        if left[0] >= 0:
+            raise sqlite3.OperationalError("database or disk is full")
+        clear(connection)
+
+    path = tmp_path / "run.session"
+    writer = create(path)
+    writer.event(0, 0, "note", "seen")
+    monkeypatch.setattr(mark, "clear", full)
+    if failures == 1:
+        writer.close()
+    else:
+        with pytest.raises(SessionWriteError, match=r"has all that was recorded, but .*copy --salvage"):
+            writer.close()
+    assert [one.name for one in tmp_path.iterdir()] == ["run.session"], "the log is gone"
+    with Session.open(path) as session:
+        assert [event.text for event in session.events()] == ["seen"]
+        assert state_of(session) == ("closed" if failures == 1 else "incomplete")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import shutil
+import sys
+import textwrap
 from typing import Annotated
 
 import typer
@@ -14,6 +17,8 @@ from lockstep.workbench.models.opening import OpenedModel, open_model
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
+#: Where what a fault does begins.
+_INDENT = 28
 _LEVELS = {"step": "acts from the next step", "build": "empties the cache", "load": "reads weights again"}
 
 
@@ -64,9 +69,19 @@ def _as_json(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, obje
 
 def _print(fault: Fault, reason: str | None) -> None:
     phase = "prefill" if fault.step == 0 else f"step {fault.step}"
-    print(f"  {fault.seam}={fault.value:<{max(1, 24 - len(fault.seam))}} {fault.title}")
+    _fold(f"  {fault.seam}={fault.value:<{max(1, 24 - len(fault.seam))}} ", fault.title)
     if reason is not None:
-        print(f"{'':28}cannot act here: {reason}")
+        _fold("", f"cannot act here: {reason}")
         return
-    print(f"{'':28}{fault.symptom}")
-    print(f"{'':28}first at {fault.first_tap.removeprefix('layers.*.')}, {phase}; {_LEVELS[fault.level]}")
+    _fold("", fault.symptom)
+    _fold("", f"first at {fault.first_tap.removeprefix('layers.*.')}, {phase}; {_LEVELS[fault.level]}")
+
+
+def _fold(head: str, text: str) -> None:
+    """A line with its text in the second column, folded to the terminal; whole where none reads it."""
+    width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
+    first, later = head.ljust(_INDENT), " " * _INDENT
+    print(
+        textwrap.fill(text, max(width, 2 * _INDENT), initial_indent=first, subsequent_indent=later,
+                      break_long_words=False, break_on_hyphens=False)
+    )  # fmt: skip

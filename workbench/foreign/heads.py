@@ -96,7 +96,10 @@ def merged_passes(run: ForeignRun, look: Callable[[RankPasses], None]) -> Merged
             if not heads[-1].blank:
                 look(found)
     if not heads:
-        raise ForeignDumpError(f"{run.folder}: no rank wrote a pass that was finished; record at least one")
+        raise ForeignDumpError(
+            f"{run.folder}: no rank wrote a pass that was finished; record at least one (with lockstep_tap it begins "
+            "with tape.step(ids, positions))"
+        )
     cut = {rank: more for rank in ranks if (more := written[rank] - len(heads))}
     return MergedPasses(tuple(heads), ranks, expected, cut)
 

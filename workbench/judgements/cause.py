@@ -69,8 +69,10 @@ def _left(residual: float) -> str:
 def cause_lines(cause: Cause) -> Iterator[tuple[str, str]]:
     """All that is known of a cause, as (label, words)."""
     yield "or" if cause.alternative else "cause", cause.in_words()
-    if isinstance(cause.transform, dict) and cause.transform:
-        yield "fitted", ", ".join(f"{key} {_value(value)}" for key, value in cause.transform.items())
+    if isinstance(cause.transform, dict):
+        fitted = [f"{key} {_value(value)}" for key, value in cause.transform.items() if value not in ([], {})]
+        if fitted:
+            yield "fitted", ", ".join(fitted)
     if cause.confidence is not None and math.isfinite(cause.confidence):
         yield "confidence", f"{cause.confidence:.2f}"
     if cause.reproduction is not None:

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph import outside_of, parts_in
+from lockstep.engine.taps.flow import is_known
 from lockstep.engine.taps.names import layer_of, layer_taps, local_name
 from lockstep.sessions import Session
 from lockstep.sessions.dtypes import rounded
@@ -36,7 +37,8 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     same embedding; None: not proved, `alignment` says why, or what else there is to know. Of the `of_taps` taps that a
     layer has `taps` were recorded, in `layers` layers, of which `by_statistics` left statistics of some alone.
     `shared` rows of a prefix cache are
-    among them. `misplaced` is why no verdict can be given at all, `lacking` why nothing can be called right."""
+    among them. `misplaced` is why no verdict can be given at all, `lacking` why nothing can be called right. `unknown`
+    taps have names of no operation."""
 
     rows: int = 0
     aligned: int | None = None
@@ -55,6 +57,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     misplaced: str = ""
     lacking: str = ""
     shared: int = 0
+    unknown: tuple[str, ...] = ()
 
     def in_words(self) -> str:
         """The line that begins every verdict."""
@@ -85,6 +88,12 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
         lines = []
         if self.absent:
             lines.append(f"absent: {', '.join(self.absent)}")
+        if self.unknown:
+            more = f" and {len(self.unknown) - _SHOWN} more" if len(self.unknown) > _SHOWN else ""
+            lines.append(
+                f"names of no known operation, which are kept and not judged: {', '.join(self.unknown[:_SHOWN])}{more} "
+                "(docs/tap-format.md lists the known ones)"
+            )
         if self.inferred:
             reported = [f"{tap} {layout}" for tap, layout in self.inferred.items()]
             more = f" and {len(reported) - _SHOWN} more" if len(reported) > _SHOWN else ""
@@ -96,7 +105,7 @@ class Coverage(msgspec.Struct, frozen=True, kw_only=True):
 
 #: Endings of taps that hold statistics of the tap without them.
 _STATISTICS = (ROW_STATISTICS, PASS_STATISTICS)
-#: Of inferred layouts so many are listed.
+#: Of inferred layouts and of unknown names so many are listed.
 _SHOWN = 6
 
 
@@ -169,6 +178,9 @@ def coverage(
         misplaced="" if reference is None else _misplaced(rows, aligned, alignment),
         lacking="; ".join(side.lacking for side in sides if side.lacking),
         shared=mine.foreign.shared - mine.foreign.unknown,
+        unknown=tuple(
+            clean(tap, limit=80) for tap in sorted(seen) if not (is_companion(tap) or is_known(tap))
+        ),
     )
 
 

@@ -24,6 +24,7 @@ from lockstep.workbench.library.checked_model import ModelToCheck, reference_of
 from lockstep.workbench.library.listening import Listener, Warned
 from lockstep.workbench.library.recordings import judged_recording
 from lockstep.workbench.library.verdict import Verdict
+from lockstep.workbench.models.opening import refuse_dump
 from lockstep.workbench.paths import new_session_path, session_of, sessions_directory
 from lockstep.workbench.references.cache import prune
 
@@ -99,7 +100,8 @@ def check(
         if saved is not None:
             store_judged(recording, branch, result, saved)
         return Verdict(result, warnings=tuple(heard.warnings))
-    _refuse_recording(model, golden)
+    _refuse_recording(target, model, golden)
+    heard.say("opening the model")
     if floor not in ("auto", "fixed"):
         raise UsageError(f"floor is auto or fixed, not {floor!r}")
     library = reference_of(reference, "reference")
@@ -179,7 +181,8 @@ def diagnose(
             reproduce,
         )
         return Verdict(result, warnings=tuple(heard.warnings))
-    _refuse_recording(model, golden)
+    _refuse_recording(target, model, golden)
+    heard.say("opening the model")
     asked = ModelToCheck.of(
         str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, prompt_tokens=prompt_tokens, steps=steps,
         faults=words_of(faults), tp=tp, ep=ep,
@@ -250,7 +253,9 @@ def _refuse(given: Mapping[str, object]) -> None:
         raise UsageError(f"{', '.join(given)} are for a model: a recording is read as it is")
 
 
-def _refuse_recording(model: object, golden: object) -> None:
+def _refuse_recording(target: str | Path, model: object, golden: object) -> None:
+    """UsageError where a model is asked for what only a recording has."""
+    refuse_dump(str(target))
     if model is not None or golden is not None:
         raise UsageError("model and golden are for a recording: give RUN.session, or a model alone")
 

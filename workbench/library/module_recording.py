@@ -99,10 +99,17 @@ def record(
 def _tape(
     module: nn.Module, dump: Path, opened: OpenedModel | None, only: str | Sequence[str], capture: str
 ) -> Tape:
+    from torch.nn import Module
+
     from lockstep.workbench.attach.inside.lockstep_megatron import config_of, is_megatron, parallel_words
     from lockstep.workbench.attach.inside.lockstep_tap import Tape  # it imports torch, which only this needs
     from lockstep.workbench.attach.inside.lockstep_wrappers import unwrapped
 
+    if not isinstance(module, Module):
+        raise UsageError(
+            f"record takes a torch.nn.Module, not {clean(type(module).__name__)}: code that is none records itself by "
+            "the taps of lockstep_tap.py (`lockstep tap --write .`)"
+        )
     module = unwrapped(module)
     config: Any = getattr(module, "config", None)
     if reported := parallel_words(config):

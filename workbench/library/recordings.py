@@ -6,6 +6,7 @@ from pathlib import Path
 
 from lockstep.sessions import Session
 from lockstep.sessions.keeping import reading
+from lockstep.sessions.text import clean
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.checking.recorded_run import checkpoint_of, diagnose_recording
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
@@ -30,6 +31,7 @@ def judged_recording(
 ) -> CheckResult:
     """A branch of the session at `path`, judged and explained with its checkpoint: `model`, or what it says that it is
     of. `golden`, `reference`, `seconds` and `reproducing` as in `diagnose_recording`."""
+    listener.say(f"reading {clean(path.name, limit=80)}")
     with Session.open(path, session_limits()) as session, reading(session):
         try:
             checkpoint = open_model(model).path if model is not None else checkpoint_of(session)
@@ -38,5 +40,5 @@ def judged_recording(
         return diagnose_recording(
             session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
             record=reference, device=device, seconds=seconds, reproducing=reproducing, warn=listener.warn,
-            progress=lambda done, of: listener.count("reference", done, of),
+            say=listener.say, progress=lambda done, of: listener.count("reference", done, of),
         )  # fmt: skip

@@ -6,10 +6,13 @@ import functools
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
+from mcp.server.mcpserver.tools import Tool
 
+from lockstep.sessions.text import clean
 from lockstep.version import __version__
 from lockstep.workbench.debugger.failures import explain
 from lockstep.workbench.library.reading import open_session
@@ -27,6 +30,19 @@ _INSTRUCTIONS = (
 )
 
 
+class StrictTool(Tool):
+    """A tool that refuses arguments it does not have: the SDK drops them, and `step` would go elsewhere than asked."""
+
+    async def run(self, arguments: dict[str, object], context: Any, convert_result: bool = False) -> Any:
+        """As the SDK's, once every argument is known."""
+        known = self.parameters["properties"]
+        if unknown := [name for name in arguments if name not in known]:
+            raise ToolError(
+                f"{self.name} has no argument {clean(', '.join(unknown), limit=80)}: it takes {', '.join(known)}"
+            )
+        return await super().run(arguments, context, convert_result)
+
+
 class AgentServer:
     """The server of one client. Whatever it does runs in one thread, one call after the other: a debugger has one
     place where it stands."""
@@ -35,14 +51,16 @@ class AgentServer:
         self._roots = Roots(roots)
         self._tools = AgentTools(self._roots)
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="debugger")
-        self.mcp: MCPServer[None] = MCPServer(
-            "lockstep", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING"
-        )
         tools = self._tools
-        for tool in (
+        acts = (
             tools.open, tools.where, tools.step, tools.show, tools.compare, tools.diagnose, tools.branch, tools.export,
-        ):  # fmt: skip
-            self.mcp.add_tool(self._refusing(tool, ToolError), structured_output=False)
+        )  # fmt: skip
+        self.mcp: MCPServer[None] = MCPServer(
+            "lockstep", version=__version__, instructions=_INSTRUCTIONS, log_level="WARNING",
+            tools=[
+                StrictTool.from_function(self._refusing(act, ToolError), structured_output=False) for act in acts
+            ],
+        )  # fmt: skip
         guide = functools.partial(GUIDE.read_text, encoding="utf-8")
         self.mcp.resource("lockstep://guide", name="guide", mime_type="text/markdown")(lambda: guide())
         self.mcp.resource("lockstep://sessions", name="sessions", mime_type="application/json")(

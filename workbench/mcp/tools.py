@@ -48,20 +48,23 @@ class AgentTools:
         tp: int = 1,
         dtype: str = "auto",
         faults: Sequence[str] = (),
+        ids: Sequence[int] = (),
     ) -> str:
         """Open a recording (FILE.session or gallery/NAME) for replay, or start a model (`demo`, a Hugging Face
-        directory, a .gguf file) on `tp` ranks before its first step. `faults` switches known bugs on ("mask=none").
+        directory, a .gguf file) on `tp` ranks before its first step, with `prompt` or, without a tokenizer, with token
+        `ids`. `faults` switches known bugs on ("mask=none").
         Returns the run's name, which other tools take as `run` (default: the one opened last)."""
         warnings: list[str] = []
         if target.startswith("gallery/") or target.endswith(".session"):
-            if prompt or chat or tp != 1 or dtype != "auto" or faults:
+            if prompt or chat or tp != 1 or dtype != "auto" or faults or ids:
                 raise UsageError(
-                    "prompt, chat, tp, dtype and faults are for a model: a recording is read as it is"
+                    "prompt, ids, chat, tp, dtype and faults are for a model: a recording is read as it is"
                 )
             name = self._runs.replay(self._roots.recording(target))
         else:
             prompts = (prompt,) if prompt else ()
-            launch = Launch(self._roots.model(target), prompts, (), chat, tp, "cpu", dtype, tuple(faults))
+            rows = (",".join(map(str, ids)),) if ids else ()
+            launch = Launch(self._roots.model(target), prompts, rows, chat, tp, "cpu", dtype, tuple(faults))
             name, warnings = self._runs.start(launch)
         debugger = self._runs.find(name)
         losses = [f"damaged: {one}" for one in debugger.session.losses]

@@ -16,6 +16,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import CheckpointError, ConfigError
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.demo.checkpoints import DEMOS, demo_path
+from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.models.tokenizer import Tokenizer, find_tokenizer
 
 DEMO = "demo"
@@ -41,6 +42,14 @@ class OpenedModel:
         return self.path if self.path.is_dir() or self.path.suffix == ".gguf" else self.path.parent
 
 
+def refuse_dump(name: str) -> None:
+    """UsageError where MODEL is the folder that a tape has written, which is to become a session first."""
+    if os.path.isfile(os.path.join(name, "rank0", "tape.json")):
+        raise UsageError(
+            f"{name} is a dump: make a session of it, `lockstep import lockstep {name} -o run.session`, and name that"
+        )
+
+
 def open_to_run(name: str, what: str = "running a model") -> OpenedModel:
     """As `open_model`. MissingExtra before anything is looked for where the extra `engine`, which `what` needs, is not
     installed."""
@@ -52,8 +61,9 @@ def open_model(name: str) -> OpenedModel:
     """Find MODEL: a directory or file (safetensors, GGUF), a hub id, or one of `DEMOS`. Without the extra `engine` it
     has no tokenizer: what it is made of can be read all the same.
 
-    CheckpointError says what is wrong with it, its configuration or its tokenizer.
+    CheckpointError says what is wrong with it, its configuration or its tokenizer; UsageError where it is a dump.
     """
+    refuse_dump(name)
     path = demo_path(name) or resolve(name)
     try:
         path = gguf_file(path) or path

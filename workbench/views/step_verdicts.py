@@ -59,7 +59,7 @@ def judged_step(source: SessionSource, where: Where) -> JudgedStep:
         next((tap for tap in taps.values() if tap.judged is first), None),
         tuple(sorted({verdict.step for verdict in session.verdicts(branch=where.branch)})),
         tuple(cause.in_words() for cause in known),
-        () if event is None else event.remarks[:3],
+        () if event is None else tuple(event.remarks),
         event is not None and event.verdict == "inconclusive",
         "" if proved is None else clean(proved.in_words(), limit=300),
     )

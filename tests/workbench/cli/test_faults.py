@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any
+
+import pytest
 
 from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
 from lockstep.workbench.cli.main import run
 from tests.checkpoints import tiny_checkpoint
+
+
+class Terminal(io.StringIO):
+    """What is printed, as by somebody who sits before it."""
+
+    def isatty(self) -> bool:
+        return True
 
 
 def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
@@ -43,3 +54,20 @@ def test_what_cannot_act_says_why(capsys: Any, tmp_path: Path) -> None:
     assert shown.count("cannot act here") < sum(not one["acts"] for one in reported.values())
     assert run(["faults", "--model", model, "--tp", "3"]) == 2
     assert "tp=3" in capsys.readouterr().err
+
+
+def test_a_terminal_has_it_in_two_columns(capsys: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert run(["faults"]) == 0
+    whole = capsys.readouterr().out
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr(sys, "stdout", Terminal())
+    assert run(["faults"]) == 0
+    shown = sys.stdout.getvalue()  # type: ignore[attr-defined]
+    assert max(map(len, shown.splitlines())) <= 80
+    assert shown.split() == whole.split()
+    text = (
+        "tokens attend to later ones: the prefill is wrong, a decode step only where a window is lost as well"
+    )
+    at = next(i for i, line in enumerate(shown.splitlines()) if "tokens attend to later ones: the" in line)
+    assert all(line.startswith(" " * 28) for line in shown.splitlines()[at : at + 3])
+    assert text in whole

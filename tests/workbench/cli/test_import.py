@@ -138,3 +138,32 @@ def test_the_model_gives_shapes_and_json_tells_all(tmp_path: Path, capsys: Any) 
     with Session.open(tmp_path / "run.session") as session:
         assert session.meta.model.num_layers == 3
         assert session.meta.model.path == str(model)
+
+
+def test_names_that_no_operation_has_are_said(tmp_path: Path, capsys: Any) -> None:
+    folder = dump(tmp_path / "dump", name="layers.0.q_projection")
+    _, err = imported(capsys, "lockstep", folder, "-o", tmp_path / "run.session")
+    assert "kept and not judged: layers.0.q_projection, router.weights (docs/tap-format.md" in err
+    with Session.open(tmp_path / "run.session") as session:
+        assert session.captured_taps(0) >= {"layers.0.q_projection"}
+
+
+@pytest.mark.parametrize("words", [["check"], ["diagnose"], ["inspect"]])
+@pytest.mark.parametrize("model", [[], ["--model", "demo"]])
+def test_a_dump_in_place_of_a_session_is_told_its_next_step(
+    tmp_path: Path, capsys: Any, words: list[str], model: list[str]
+) -> None:
+    folder = dump(tmp_path / "dump")
+    assert run([*words, str(folder), *(model if words != ["inspect"] else [])]) == 2
+    assert f"`lockstep import lockstep {folder} -o run.session`" in capsys.readouterr().err
+
+
+def test_taps_before_any_step_are_told(tmp_path: Path, capsys: Any) -> None:
+    tape = Tape(tmp_path / "dump")
+    tape.tap("layers.0.attn.q_proj", torch.ones(2, 4))
+    tape.close()
+    assert (
+        "layers.0.attn.q_proj was tapped, but no pass was begun by tape.step(ids" in capsys.readouterr().err
+    )
+    _, err = imported(capsys, "lockstep", tmp_path / "dump", code=3)
+    assert "begins with tape.step(ids, positions)" in err

@@ -10,7 +10,8 @@ from lockstep.workbench.judgements.remedies import remedy_of
 
 def test_everything_known_of_a_cause_is_said() -> None:
     cause = Cause(
-        "bias_repeated", "o_proj.bias is added 2 times", {"times": 2, "norm": 0.12345678}, 1e-6, kind="bias",
+        "bias_repeated", "o_proj.bias is added 2 times",
+        {"times": 2, "norm": 0.12345678, "meanings": []}, 1e-6, kind="bias",
         fault="row_bias=every_rank", tap="layers.0.attn.o_proj", place="layers 0–3, both ranks", confidence=0.987,
         evidence=("seen in 4 of 4 layers",), ruled_out=("another factor leaves 12 %",),
     )  # fmt: skip

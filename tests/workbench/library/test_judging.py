@@ -104,13 +104,18 @@ def test_progress_is_heard_and_nothing_is_printed(
 
 
 def test_a_recording_is_diagnosed(wrong: lockstep.Verdict, model: Path, tmp_path: Path, capsys: Any) -> None:
+    heard = Heard()
     for found in (
-        lockstep.diagnose(wrong.session, model=model, golden=wrong.golden),
+        lockstep.diagnose(wrong.session, model=model, golden=wrong.golden, progress=heard),
         lockstep.check(wrong.session, model=model, golden=wrong.golden, save=tmp_path / "judged.session"),
     ):
         assert not found
         assert found.causes[0].fault == "load_bias=false"
         assert found.session == wrong.session
+    assert heard.lines == [
+        "reading run.session", "judging each operation on its own inputs, and naming causes",
+        "comparing with the reference",
+    ], "no part of it is silent"  # fmt: skip
     with lockstep.open(tmp_path / "judged.session") as judged:
         assert judged.judgement == found.event
     words = ["diagnose", str(wrong.session), "--model", str(model), "--golden", str(wrong.golden), "--json"]

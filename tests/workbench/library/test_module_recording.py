@@ -161,3 +161,17 @@ def test_packed_texts_that_see_each_other_are_named_as_such(
     with Session.open(recording.session) as session:
         (cause,) = diagnose(session, Facts.of(checkpoint, "float32")).causes
     assert "sequences that are packed into one row are not masked from each other" in cause.in_words()
+
+
+def test_what_cannot_be_recorded_is_told_what_to_do(tmp_path: Path) -> None:
+    with (
+        pytest.raises(lockstep.UsageError, match=r"not object: .*`lockstep tap --write \.`"),
+        lockstep.record(object(), tmp_path / "a.session"),  # type: ignore[arg-type]
+    ):
+        pass
+    alone = torch.nn.Embedding(9, 4)
+    with (
+        pytest.raises(lockstep.ForeignDumpError, match=r"ids \[T\] without positions: call"),
+        lockstep.record(alone, tmp_path / "a.session"),
+    ):
+        alone(torch.tensor([1, 2]))

@@ -15,6 +15,7 @@ from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.mcp.roots import Roots
 from lockstep.workbench.mcp.server import GUIDE
 from lockstep.workbench.mcp.tools import AgentTools
+from tests.checkpoints import tiny_checkpoint
 from tests.sessions.samples import create
 from tests.workbench.mcp.scripted_client import Refused, agent, plantable
 
@@ -84,6 +85,19 @@ async def test_a_recording_is_replayed_and_refuses_what_needs_the_model() -> Non
         await one.call("step", command="goto 0")
         with pytest.raises(Refused, match="this is a replay"):
             await one.call("branch", command="set seed 3")
+        with pytest.raises(Refused, match="step has no argument where: it takes command, breakpoints, run"):
+            await one.call("step", where="goto 2")
+        assert (await one.call("where"))["rests_on"]["step"] == 0, "nothing moved"
+
+
+@pytest.mark.slow
+async def test_a_model_without_a_tokenizer_is_given_token_ids(tmp_path: Path) -> None:
+    model = tiny_checkpoint(tmp_path, "qwen2", num_hidden_layers=2)
+    async with agent(tmp_path) as one:
+        with pytest.raises(Refused, match="--ids 1,2,3"):
+            await one.call("open", target=str(model))
+        await one.call("open", target=str(model), ids=[5, 6, 7])
+        assert (await one.call("step"))["stop"]["position"] == 2
 
 
 async def test_sessions_and_the_guide_are_resources(tmp_path: Path) -> None:

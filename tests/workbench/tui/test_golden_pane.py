@@ -10,7 +10,8 @@ import pytest
 from lockstep.workbench.judgements.reproduction import Reproduction
 from lockstep.workbench.tui.drivers.port import CommandStage
 from lockstep.workbench.tui.panes.golden_text import verdict_lines
-from lockstep.workbench.views.step_verdicts import JudgedStep
+from lockstep.workbench.views.step_verdicts import GoldenTap, JudgedStep
+from lockstep.workbench.views.verdicts import Judged
 from tests.workbench.tui.conftest import Bench, enter, press, text_of, until
 
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
@@ -122,3 +123,21 @@ def test_what_came_of_the_cause_in_the_reference_stands_below_it() -> None:
         "0.210), 12 of 12 tokens",
         "note   aligned",
     ]
+
+
+def test_notes_beyond_the_window_are_counted_and_wrong_input_is_not_called_wrong() -> None:
+    inherited = Judged(
+        0, 1, "layers.1.attn.k_cache", 1, "k_cache", "inherited", 0.1, 8.5, 0.9, 5e-7, 3e5, "", ()
+    )
+    first = GoldenTap(0, inherited.tap, inherited, ())
+    judged = JudgedStep(1, {0: first}, first, (1,), notes=("a", "b", "c", "d", "e"))
+
+    def told(most: int) -> list[str]:
+        return ["".join(text for text, _ in line) for line in verdict_lines(judged, 1, most)]
+
+    assert told(3) == [
+        "✗ first with wrong input: layers.1.attn.k_cache   1 wrong input",
+        "note   a", "note   b", "note   c",
+        "       and 2 more notes: a taller window shows them",
+    ]  # fmt: skip
+    assert [line for line in told(8) if "note " in line][-1] == "note   e"

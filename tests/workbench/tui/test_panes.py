@@ -144,6 +144,27 @@ async def test_what_was_said_goes_with_the_pane(bench: Bench) -> None:
         assert not any("alone" in line for line in text_of(pilot)[-3:])
 
 
+@pytest.mark.parametrize("size", [(120, 40), (200, 60)])
+async def test_names_of_operations_are_whole_where_there_is_room(bench: Bench, size: tuple[int, int]) -> None:
+    async with bench(size, RECORDED / "qkv_shard_dim-1.session") as pilot:
+        await press(pilot, "s")
+        lines = text_of(pilot)
+        assert any(re.search(r"  attn\.o_proj\.partial +\d", line) for line in lines)
+        assert "layout" in "".join(lines) or size[0] > 160
+        assert any(line.strip().startswith("attn.o_proj.partial") for line in lines) == (size[0] > 160), (
+            "the tree"
+        )
+
+
+async def test_journal_shows_how_the_texts_of_branches_end(bench: Bench) -> None:
+    async with bench((120, 40), RECORDED / "lm_head-missing.session") as pilot:
+        await press(pilot, "8")
+        lines = text_of(pilot)
+        assert any(re.search(r"lm_head=missing +….*ime", line) for line in lines), (
+            "the end, and that it is one"
+        )
+
+
 async def test_journal_goes_to_a_branch(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "8", "down", "enter")

@@ -27,6 +27,10 @@ class CallInputs:
         if not isinstance(ids, Tensor):
             return None
         if ids.ndim == 1:
+            if "positions" not in kwargs and len(args) < 2:
+                raise ValueError(
+                    "ids [T] without positions: call the model with both, or with ids [batch, T]"
+                )
             return ids, kwargs["positions"] if "positions" in kwargs else args[1], None
         past = kwargs.get("cache", kwargs.get("past_key_values"))  # transformers renamed it with 5.24
         mask = kwargs.get("attention_mask")

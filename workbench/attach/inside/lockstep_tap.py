@@ -84,6 +84,7 @@ class Tape:
         self._tensors: dict[str, Tensor] = {}
         self._waiting: dict[tuple[int, torch.dtype, torch.device], list[tuple[str, Tensor]]] = {}
         self._awaited: set[str] = set()
+        self._early = ""  # the first tensor that was tapped before any pass began
         self._only = _Globs(() if capture == "ids" else only)
         self._whole = _Globs("*" if capture == "full" else tensors)
         self.limits = TapeLimits(self.folder, size)
@@ -145,6 +146,7 @@ class Tape:
         `layout` is how the ranks share it: replicate, shard(DIM), shard(DIM,replicas=N), partial; "": not told.
         """
         if self.line is None or name not in self._only:
+            self._early = self._early or name
             return
         try:
             x = torch.as_tensor(x).detach()
@@ -239,6 +241,12 @@ class Tape:
         if not self.closed:
             self.closed, error = True, getattr(sys, "last_value", None)  # what is ending the process
             self.end("" if error is None else f"{type(error).__name__}: {error}")
+            if self._early and not self.index and "stopped" not in self.facts:
+                print(
+                    f"lockstep_tap: {self.folder}: nothing was recorded: {self._early} was tapped, but no pass "
+                    "was begun by tape.step(ids, positions)",
+                    file=sys.stderr,
+                )
             undo, self.undo = self.undo, []
             for take_away in reversed(undo):
                 take_away()

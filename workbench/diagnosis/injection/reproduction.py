@@ -84,7 +84,9 @@ def reproduce(
     try:
         return _compared(Injected.of(groups, taps, facts, time), frozenset(harmless))
     except SearchEnded:
-        return _not_tried(f"it takes longer than {time.seconds:.2g} s (`--reproduce` gives it the time)")
+        return _not_tried(
+            f"it takes longer than {time.seconds:.2g} s (`lockstep diagnose RUN.session --reproduce` takes the time)"
+        )
     except (NotInjected, LimitExceeded) as error:
         return _not_tried(str(error))
 
@@ -126,7 +128,9 @@ def _compared(injected: Injected, harmless: frozenset[str]) -> Reproduction:
         if begun and changed.outputs and rounded.outputs and tap not in harmless:
             found.add(plain, changed, rounded)
     if not begun:
-        return _not_tried("nothing that it needs could be computed from the tokens on")
+        return _not_tried(
+            "an operation between the tokens and it was not recorded, or cannot be computed again"
+        )
     last = next((tap for tap in reversed(captured) if tap not in harmless), "")
     if found.end != last:
         return _not_tried(f"{last} cannot be computed from what goes before it")

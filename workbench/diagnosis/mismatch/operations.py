@@ -63,7 +63,9 @@ def compare_operations(
     text = _said(one, size)
     if not within or causes:
         unasked = "not asked: an operation differs by more than rounding"
-        return Level("operation", "differs", text, (*causes, *roundings)), Level("shape", "unknown", unasked)
+        # What the checkpoint says is wrong comes first: the first difference may be no more than rounding.
+        stated = (*causes, text, *roundings)
+        return Level("operation", "differs", stated[0], stated[1:]), Level("shape", "unknown", unasked)
     same = Level("shape", "equal", "the passes have the same shapes")
     if roundings:  # which no shape explains
         unasked = f"not asked: an operation rounds in another order; {'; '.join(reasons)}"

@@ -34,6 +34,13 @@ def compare_weights(
     ]
     if differing:
         return Level("weights", "differs", differing[0], tuple(differing[1:]))
+    if suspected := [
+        f"{len(few)} of the {name}'s {plural(len(_weighted(sides[name])), 'operation')} with weights"
+        for name, found in explained.items()
+        if (few := {one.tap for one in found.wrong} & _weighted(sides[name]))
+    ]:
+        text = f"{' and '.join(suspected)} give something else on their own inputs, by their weights or by themselves"
+        return Level("weights", "unknown", f"{text} (`lockstep weights` compares weights bit by bit)")
     if len(explained) == len(sides):
         return Level(
             "weights", "equal", "no operation of either side is at odds with the checkpoint's weights"

@@ -142,7 +142,7 @@ the noise floor that it is held against; × is an error without a number, such a
         snapshot, overview = self.snapshot, self.overview
         assert snapshot is not None
         assert overview is not None
-        verdict = verdict_lines(snapshot, len(overview.batch.fed))
+        verdict = verdict_lines(snapshot, len(overview.batch.fed), most=max(3, self.size.height // 5))
         self.query_one("#verdict", TextBlock).show(verdict)
         wide = self.size.width >= 66 + 3 * min(overview.layers, 32)
         self.query_one("#split").set_class(wide, "-wide")

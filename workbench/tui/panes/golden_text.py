@@ -13,6 +13,7 @@ from lockstep.workbench.views.sequences import of_all
 from lockstep.workbench.views.step_verdicts import GoldenTap, JudgedStep
 from lockstep.workbench.views.verdicts import JUDGED_WORDS, Judged, State
 from lockstep.workbench.words.numbers import number, power
+from lockstep.workbench.words.plain_text import plural
 
 #: The error at which the plot begins: what is below is no error worth a line.
 _LEAST = 1e-9
@@ -44,11 +45,13 @@ def _stage(stage: CommandStage, width: int, under_way: bool) -> TextLine:
     return [*reported, ("   " + "━" * full, "accent"), ("─" * (_BAR - full), "quiet")]
 
 
-def verdict_lines(snapshot: JudgedStep, sequences: int) -> list[TextLine]:
-    """What the step comes to, its cause, and what else is to be known of the judgement."""
+def verdict_lines(snapshot: JudgedStep, sequences: int, most: int = 3) -> list[TextLine]:
+    """What the step comes to, its cause, and what else is to be known of the judgement: `most` of these notes, and how
+    many there are more."""
     first = snapshot.first
+    inherited = first is not None and first.judged.inherited  # of what an earlier step has left wrong
     reported = (
-        (f"✗ first wrong: {first.name}", "wrong")
+        (f"✗ first with wrong input: {first.name}" if inherited else f"✗ first wrong: {first.name}", "wrong")
         if first
         else ("? inconclusive", "wrong")
         if snapshot.inconclusive
@@ -59,7 +62,9 @@ def verdict_lines(snapshot: JudgedStep, sequences: int) -> list[TextLine]:
         rest += f"   each the worst {whole}"
     causes: list[TextLine] = [[("cause  ", "quiet"), (cause, "strong")] for cause in snapshot.causes[:1]]
     causes += [[("proof  ", "quiet"), (snapshot.proof, "text")]] if snapshot.proof else []
-    notes: list[TextLine] = [[("note   ", "quiet"), (note, "text")] for note in snapshot.notes]
+    notes: list[TextLine] = [[("note   ", "quiet"), (note, "text")] for note in snapshot.notes[:most]]
+    if (left := len(snapshot.notes) - most) > 0:
+        notes.append([(f"       and {plural(left, 'more note')}: a taller window shows them", "quiet")])
     return [[reported, (rest, "quiet")], *causes, *notes]
 
 

@@ -136,7 +136,7 @@ _BRANCHES = (
     GridColumn("from", 9, drop=2),
     GridColumn("steps", 6, right=True),
     GridColumn("faults", 22, flex=1),
-    GridColumn("last tokens", 14, flex=1, drop=1),
+    GridColumn("last tokens", 14, flex=1, drop=1, tail=True, mark="…"),
 )
 _EVENTS = (
     GridColumn("", 1),

@@ -186,8 +186,8 @@ _WIDEST, _HIGHEST = 6, 3
 _RUNS = re.compile(r"█+|·+| +")
 _COLUMNS = (
     GridColumn("", 1),
-    GridColumn("sentinel", 25, flex=1),
+    GridColumn("sentinel", 21),
     GridColumn("step", 6, right=True),
-    GridColumn("first found", 24, flex=2),
+    GridColumn("first found", 24, flex=1),
     GridColumn("ranks", 7, drop=1),
 )

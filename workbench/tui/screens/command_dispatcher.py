@@ -141,10 +141,11 @@ class CommandDispatcher:
     async def _choose_toggle(self) -> None:
         """What can be switched on and off; in a replay it can only be read."""
         from lockstep.workbench.tui.screens.toggles import TogglesScreen, toggle_rows
+        from lockstep.workbench.views.model_config import model_config
 
         overview = self.bench.overview
         if overview is not None:
-            model = await self.reader.ask(lambda source: source.meta.model)
+            model = await self.reader.ask(model_config)
             rules = dict(overview.branch(self.bench.place.branch).rules)
             rows = toggle_rows(model, overview.ranks, rules)
             self.bench.app.push_screen(TogglesScreen(rows, self.runner.driver.why_no_toggle), self._toggled)

@@ -5,10 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from types import SimpleNamespace
-from typing import ClassVar, cast
+from typing import ClassVar
 
-import msgspec
 from textual import on
 from textual.app import ComposeResult
 from textual.binding import Binding, BindingType
@@ -17,7 +15,6 @@ from textual.containers import Vertical
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
 from lockstep.engine.faults.fault import Fault
-from lockstep.sessions.meta import ModelMeta
 from lockstep.workbench.tui.screens.dialog import Dialog
 from lockstep.workbench.tui.widgets.field import Field
 from lockstep.workbench.tui.widgets.grid import Grid, GridCell, GridColumn
@@ -44,14 +41,13 @@ class ToggleRow:
     why_not: str = ""
 
 
-def toggle_rows(model: ModelMeta, tp: int, rules: Mapping[str, str]) -> list[ToggleRow]:
-    """The catalogue for a model (as a session tells it) under the rules in force."""
-    known = cast(ModelConfig, SimpleNamespace(**msgspec.to_builtins(model)))
+def toggle_rows(model: ModelConfig, tp: int, rules: Mapping[str, str]) -> list[ToggleRow]:
+    """The catalogue for a model (see `views.model_config`) under the rules in force."""
     rows: list[ToggleRow] = []
     for group, faults in groupby(sorted(FAULTS, key=lambda f: _ORDER.index(f.group)), key=lambda f: f.group):
         rows.append(ToggleRow(None, group))
         rows += [
-            ToggleRow(f, "", rules.get(f.seam, DEFAULTS[f.seam]) == f.value, _why_not(f, known, tp))
+            ToggleRow(f, "", rules.get(f.seam, DEFAULTS[f.seam]) == f.value, _why_not(f, model, tp))
             for f in faults
         ]
     return rows
@@ -63,8 +59,8 @@ _ORDER = list(dict.fromkeys(fault.group for fault in FAULTS))
 def _why_not(fault: Fault, model: ModelConfig, tp: int) -> str:
     try:
         return fault.needs(model, tp) or ""
-    except AttributeError:
-        return "the session does not record enough about its model"
+    except AttributeError:  # the model's files are gone, and the session does not have that of it
+        return ""
 
 
 class TogglesScreen(Dialog[Toggled | None]):
@@ -213,7 +209,7 @@ def filtered_rows(rows: Sequence[ToggleRow], words: str) -> list[ToggleRow]:
 
 _COLUMNS = (
     GridColumn("", 1),
-    GridColumn("fault", 30, flex=2),
+    GridColumn("known bug", 30, flex=2),
     GridColumn("fault", 22, flex=1),
-    GridColumn("costs", 20, drop=1),
+    GridColumn("costs, or why it cannot act", 20, flex=1, drop=1),
 )

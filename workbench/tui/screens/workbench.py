@@ -47,7 +47,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
     CSS_PATH = "../styles/workbench.tcss"
     AUTO_FOCUS = ""  # nothing, rather than a field that is not shown: the keys go to the pane in front
     # Textual declares both as instance variables.
-    HORIZONTAL_BREAKPOINTS = [(0, "-narrow"), (100, "-tree"), (160, "-inspector")]  # noqa: RUF012
+    HORIZONTAL_BREAKPOINTS = [  # noqa: RUF012
+        (0, "-narrow"), (100, "-tree"), (160, "-inspector"), (180, "-broad"),
+    ]  # fmt: skip
     VERTICAL_BREAKPOINTS = [(0, "-short"), (30, "-tall"), (60, "-timeline")]  # noqa: RUF012
     BINDINGS: ClassVar[list[BindingType]] = [
         Binding("enter", "view('read_message')", "The whole message", show=False, priority=True),

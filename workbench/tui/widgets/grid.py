@@ -38,7 +38,8 @@ class GridColumn:
     flex: int = 0
     drop: int = 0
     role: str = "quiet"
-    tail: bool = False  # where it does not fit, its end is shown: the newest of a row of bars
+    tail: bool = False  # where it does not fit, its end is shown: the newest of a row of bars, or of tokens
+    mark: str = ""  # what stands for the part of it that is cut
 
 
 @dataclass
@@ -240,7 +241,8 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
         segments: list[Segment] = []
         for (text, role), column, room in zip(cells, self.columns, self._widths, strict=False):
             if room:
-                text = text[-room:] if column.tail else text
+                if column.tail and len(text) > room:
+                    text = column.mark + text[len(column.mark) - room :]
                 segments.append(
                     Segment(fit(text, room, right=column.right) + " ", self.on_ground(role, ground))
                 )

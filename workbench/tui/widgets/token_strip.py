@@ -40,12 +40,16 @@ class StripLine:
     led: bool = False
 
 
+#: What is there before anything is known, of which not even that there are no tokens is said.
+_UNKNOWN = StripLine()
+
+
 class TokenStrip(LineWidget):
     """Each line scrolls by itself so that its cell `at` stays in view. Posts `Picked` on a click."""
 
     DEFAULT_CSS = "TokenStrip { height: 1; width: 1fr; }"
 
-    lines: reactive[tuple[StripLine, ...]] = reactive((StripLine(),))
+    lines: reactive[tuple[StripLine, ...]] = reactive((_UNKNOWN,))
     colour: reactive[str] = reactive("probability")  # or "entropy", "divergence"
 
     @dataclass
@@ -111,7 +115,8 @@ class TokenStrip(LineWidget):
         """The cost does not grow with the number of tokens."""
         row, left = line.tokens, self._left.get(line.seq, 0)
         if not row.cells:
-            return Strip([Segment("no tokens yet", styles.quiet)]).adjust_cell_length(width)
+            said = "" if line is _UNKNOWN else "no tokens yet"
+            return Strip([Segment(said, styles.quiet)]).adjust_cell_length(width)
         first = max(0, bisect_right(row.starts, left) - 1)
         segments: list[Segment] = []
         for index in range(first, len(row.cells)):

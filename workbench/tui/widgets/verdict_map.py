@@ -16,7 +16,8 @@ from lockstep.workbench.tui.widgets.fit import fit
 from lockstep.workbench.tui.widgets.painted import LineWidget
 from lockstep.workbench.views.verdicts import State
 
-_LABEL = 17
+#: Cells of the names, and how many there may be where there is room.
+_LABEL, _LONGEST = 17, 24
 #: What stands for a verdict, and its role.
 MARKS: dict[State, tuple[str, str]] = {
     "pass": ("▪", "trace"),
@@ -113,9 +114,16 @@ class VerdictMap(LineWidget, can_focus=True):
 
     def on_click(self, event: events.Click) -> None:
         """Put the cursor under the mouse."""
-        row, column = event.y - 1 + self.top, (event.x - _LABEL - 1) // self._pitch
+        row, column = event.y - 1 + self.top, (event.x - self._label - 1) // self._pitch
         if 0 <= row < len(self.rows) and 0 <= column < len(self.rows[row].cells):
             self._go(row, column)
+
+    @property
+    def _label(self) -> int:
+        """Cells of the names: of the longest, where the columns keep theirs."""
+        columns = max((len(row.cells) for row in self.rows), default=1)
+        longest = min(max((len(row.name) for row in self.rows), default=0), _LONGEST)
+        return max(_LABEL, longest) if columns * 3 + longest < self.size.width else _LABEL
 
     @property
     def _pitch(self) -> int:
@@ -132,7 +140,7 @@ class VerdictMap(LineWidget, can_focus=True):
     def line(self, y: int) -> Strip:
         """Layer numbers, or one operation."""
         styles, pitch, width = self.paint, self._pitch, self.size.width
-        segments = [Segment(" " * (_LABEL + 1))]
+        segments = [Segment(" " * (self._label + 1))]
         if y == 0:
             columns = max((len(row.cells) for row in self.rows), default=0)
             every = 1 if pitch == 3 else 2 if pitch == 2 and columns <= 10 else 5
@@ -148,7 +156,8 @@ class VerdictMap(LineWidget, can_focus=True):
         here = row == self.cursor[0]
         segments = [
             Segment(
-                fit(self.rows[row].name, _LABEL, right=True) + " ", styles.strong if here else styles.quiet
+                fit(self.rows[row].name, self._label, right=True) + " ",
+                styles.strong if here else styles.quiet,
             )
         ]
         for column, cell in enumerate(self.rows[row].cells):

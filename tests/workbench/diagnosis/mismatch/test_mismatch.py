@@ -381,7 +381,22 @@ def test_the_cause_is_named_where_there_is_a_checkpoint(case: Case, rollout: Ses
     found = compared(rollout, trainer, facts=facts_of(case))
     assert found.answer is not None
     assert found.answer.name == "operation"
-    assert any("doubled" in text for text in found.answer.details if text.startswith("trainer: logits"))
+    assert found.answer.text.startswith("trainer: logits")
+    assert "doubled" in found.answer.text
+    assert found.levels[1].result == "unknown", "a factor may be the weight's"
+    assert "1 of the trainer's " in found.levels[1].text
+
+
+def test_what_is_wrong_stands_before_a_difference_within_rounding(
+    case: Case, rollout: Session, tmp_path: Path
+) -> None:
+    spoil: dict[str, Spoil] = {"layers.0.attn.q_proj": _ulp, "logits": scaled(2)}
+    found = compared(
+        rollout, synthetic(tmp_path / "t.session", case.floor, spoil=spoil), facts=facts_of(case)
+    )
+    assert found.answer is not None
+    assert found.answer.text.startswith("trainer: logits, positions ")
+    assert found.answer.details[0].startswith("layers.0.attn.q_proj has equal inputs and another output")
 
 
 def _ulp(x: np.ndarray, at: Place) -> np.ndarray:
