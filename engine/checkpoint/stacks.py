@@ -13,6 +13,7 @@ from lockstep.engine.graph.checkpoint_names import EXPERT_STACKS, FUSED, USUAL_E
 from lockstep.engine.graph.mamba import CONVOLVED
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Span
+from lockstep.engine.parallel.sizes import size_of
 
 if TYPE_CHECKING:
     import torch
@@ -136,7 +137,7 @@ def _kernels_of_mamba(model: ModelConfig) -> dict[str, Place]:
     """Those of its convolution, which lie one below the other, each [1, width], and their biases."""
     found, start = dict[str, Place](), 0
     convolved = [one for tap in CONVOLVED if (one := operation_of(model, tap)) is not None]
-    sizes = [shards.size_of(one.width, model) for one in convolved]
+    sizes = [size_of(one.width, model) for one in convolved]
     for one, size in zip(convolved, sizes, strict=True):
         whole, span = one.module.rpartition("_")[0], Span(start, start + size)
         found[f"{one.module}.weight"] = Place(f"{whole}.weight", span, (sum(sizes), 1, model.conv))

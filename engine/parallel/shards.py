@@ -29,6 +29,7 @@ from lockstep.engine.graph import STREAM, Operation, Width, final_norm_of, opera
 from lockstep.engine.graph.layer_inputs import NORM, OF_ALL_LAYERS
 from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.graph.operation import WHOLE
+from lockstep.engine.parallel.sizes import size_of
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -230,76 +231,6 @@ def layer_of_parameter(name: str) -> int | None:
     """ "model.layers.3.mlp.up_proj.weight" -> 3; None of a tensor outside the layers."""
     match = _LAYER.fullmatch(name)
     return None if match is None else int(match[1])
-
-
-def size_of(width: Width, model: ModelConfig) -> int:
-    """How many channels that is, over all ranks."""
-    return {
-        "hidden": model.hidden_size,
-        "heads": model.num_heads * model.head_dim,
-        "kv_heads": model.num_kv_heads * model.head_dim,
-        "value_heads": model.num_heads * model.value_dim,
-        "intermediate": model.intermediate_size,
-        "vocab": model.vocab_size,
-        "one": 1,
-        "conv_channels": model.hidden_size,
-        "layer_inputs": 0 if model.layer_inputs is None else model.layer_inputs.total,
-        "layer_input": 0 if model.layer_inputs is None else model.layer_inputs.width,
-        **_latent_sizes(model),
-        **_indexer_sizes(model),
-        "head": model.num_heads,
-        **(
-            {}
-            if (has := model.experts) is None
-            else {
-                "experts": has.count,
-                "slots": has.top_k,
-                "expert": has.width,
-                "shared_expert": has.shared_width,
-            }
-        ),
-        **(
-            {}
-            if (linear := model.linear) is None
-            else {
-                "linear_keys": linear.key_heads * linear.key_dim,
-                "linear_values": linear.value_heads * linear.value_dim,
-                "linear_heads": linear.value_heads,
-            }
-        ),
-        **(
-            {}
-            if (mamba := model.mamba) is None
-            else {
-                "ssm_channels": mamba.channels,
-                "ssm_groups": mamba.groups * mamba.state,
-                "ssm_heads": mamba.heads,
-            }
-        ),
-    }[width]
-
-
-def _latent_sizes(model: ModelConfig) -> dict[Width, int]:
-    if (latent := model.latent) is None:
-        return {}
-    return {
-        "query_latent": latent.q_rank or 0,
-        "latent": latent.kv_rank,
-        "rope_key": latent.rope_dim,
-        "written_latent": latent.written_dim,
-        "expanded_heads": model.num_heads * latent.expanded_dim,
-    }
-
-
-def _indexer_sizes(model: ModelConfig) -> dict[Width, int]:
-    if (indexer := model.indexer) is None:
-        return {}
-    return {
-        "index_heads": indexer.heads * indexer.dim,
-        "index_key": indexer.dim,
-        "index_weights": indexer.heads,
-        "index_slots": indexer.top_k,
-    }
 
 
 def span_of(width: Width, model: ModelConfig, tp: int, rank: int) -> Span:

@@ -14,7 +14,7 @@ from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import RequestError
 from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.machine import LESS_MEMORY, free_memory
-from lockstep.engine.parallel.shards import size_of
+from lockstep.engine.parallel.sizes import size_of
 from lockstep.engine.run.memory import cache_bytes, state_bytes, weight_bytes
 from lockstep.engine.taps.names import local_name, model_taps, newest_rows, operation_at
 from lockstep.engine.text import bytes_text

@@ -40,7 +40,7 @@ from lockstep.engine.graph import (
     operation_of,
     operations_of,
 )
-from lockstep.engine.parallel.shards import size_of
+from lockstep.engine.parallel.sizes import size_of
 from lockstep.engine.taps.names import TapSpec, local_name, model_taps
 from lockstep.workbench.references import llama4
 from lockstep.workbench.references.arrays import Seen

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from lockstep.engine.graph.formula import evaluate, numbers_of
 from lockstep.engine.graph.routing import added_to_rows, chosen, routed
 from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.sizes import size_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.diagnosis.operations.expected import Lacking, Operands, Result, floor, sum_noise
@@ -116,7 +117,7 @@ def _width(o: Operands) -> int:
     """Features that a rank has of an expert where no token goes to one of its own."""
     if o.span is not None:
         return int(o.span.stop - o.span.start)
-    return 0 if o.declared is None else shards.size_of(o.declared.width, o.facts.model)
+    return 0 if o.declared is None else size_of(o.declared.width, o.facts.model)
 
 
 def _cut(matrix: NDArray[Any], span: slice | None, columns: slice | None) -> NDArray[Any]:

@@ -19,6 +19,7 @@ from lockstep.engine.errors import ConfigError
 from lockstep.engine.graph import LAYER, Operation, operation_of
 from lockstep.engine.graph.formula import Node, formula_of, substitute
 from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.sizes import size_of
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Lacking, Operands, Result
 from lockstep.workbench.diagnosis.operations.experts import (
     choice,
@@ -210,7 +211,7 @@ def expert_placements(
         except ConfigError:  # they do not divide
             continue
         size = ranks // groups
-        part = shards.cropped(shards.size_of("expert", model), size, rank % size)
+        part = shards.cropped(size_of("expert", model), size, rank % size)
         span = slice(part.start, part.stop) if size > 1 else None
         yield groups, span, range(held.start, held.stop) if groups > 1 else None
 

@@ -8,6 +8,7 @@ from lockstep.engine.graph import LAYER, OUTSIDE, operation_of
 from lockstep.engine.graph.layer_inputs import NORM
 from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.parallel import shards
+from lockstep.engine.parallel.sizes import size_of
 from lockstep.engine.taps.flow import near
 from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.sessions.layouts import shard_groups
@@ -94,7 +95,7 @@ def rank_spans(
         return None, None
     if declared.summed and operation in ("linear", "experts"):
         read = declared.inputs["x"]
-        return None, _part(near(read, layer_of(tap), 0), rank, taps, shards.size_of(LAYER[read].width, model))
+        return None, _part(near(read, layer_of(tap), 0), rank, taps, size_of(LAYER[read].width, model))
     whole_norm = operation == "norm" and model.qk_norm_whole
     cut = operation in ("linear", "head", "experts", "conv", "decay", "step_size", "ssm_state", "ssm_read")
     cut = cut or (operation == "gated_norm" and model.mamba is not None)
@@ -103,10 +104,8 @@ def rank_spans(
     if whole_norm:
         tap = near(next(iter(declared.inputs.values())), layer_of(tap), 0)
     if operation in ("ssm_state", "ssm_read"):  # vectors of heads
-        return _part(
-            near("attn.ssm_step", layer_of(tap), 0), rank, taps, shards.size_of("ssm_heads", model)
-        ), None
-    return _part(tap, rank, taps, shards.size_of(declared.width, model)), None
+        return _part(near("attn.ssm_step", layer_of(tap), 0), rank, taps, size_of("ssm_heads", model)), None
+    return _part(tap, rank, taps, size_of(declared.width, model)), None
 
 
 def _part(tap: str, rank: int, taps: RecordedTaps, width: int) -> slice | None:

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.stacks import Place, stored_in
 from lockstep.engine.graph import GATE_UP, LAYER, QKV
-from lockstep.engine.parallel.shards import size_of
+from lockstep.engine.parallel.sizes import size_of
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 
