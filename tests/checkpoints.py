@@ -587,7 +587,7 @@ def fill_randomly(model: Any, family: str, seed: int) -> None:
             if name.endswith(("norm.weight", ".norm_f.weight")):
                 around = 0.0 if family in _ADDED_TO_ONE and ".linear_attn." not in name else 1.0
                 parameter.copy_(around + 0.3 * noise)
-            elif name.endswith((".A_log", ".D")):
+            elif name.endswith((".A_log", ".D")) and ".linear_attn." not in name:
                 parameter.copy_(0.5 + 0.5 * noise)
             elif name.endswith((".bias", "_bias", ".sinks")):
                 parameter.copy_(0.5 * noise)
