@@ -178,7 +178,9 @@ def fold(connection: sqlite3.Connection) -> bool:
 def mark_closed(path: Path) -> bool:
     """Take the mark of a writer back in a file whose log is gone; as `fold`."""
     with closing(connect(path, "mode=rw", BUSY_SECONDS)) as connection:
-        connection.execute("PRAGMA locking_mode = EXCLUSIVE").fetchall()  # then the log has no index on the disk
+        connection.execute(
+            "PRAGMA locking_mode = EXCLUSIVE"
+        ).fetchall()  # then the log has no index on the disk
         mark.clear(connection)
         return fold(connection)
 
