@@ -13,7 +13,19 @@ _FUTURE = "from __future__ import annotations\n"
 _TAPE = "if TYPE_CHECKING:\n    from .lockstep_tap import Tape\n"
 _LIMITS = "from .lockstep_limits import TapeLimits, alone, refuse_capture\n"
 #: What stands behind the tape, each behind all that it imports.
-BEHIND = ("linear", "gemma4", "latent", "llama4", "names", "calls", "wrappers", "megatron", "modules")
+BEHIND = (
+    "linear",
+    "mamba",
+    "gemma4",
+    "latent",
+    "llama4",
+    "indexer",
+    "names",
+    "calls",
+    "wrappers",
+    "megatron",
+    "modules",
+)
 _IMPORT = re.compile(r"^from \.lockstep_(\w+) import (?:[^(\n]+|\([^()]+\))\n", re.ASCII | re.MULTILINE)
 
 

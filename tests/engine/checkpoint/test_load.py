@@ -16,6 +16,7 @@ from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.checkpoint.verify import verify
+from lockstep.engine.checkpoint.wrapped import naming
 from lockstep.engine.config import DType, ModelConfig
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.parallel import shards
@@ -54,6 +55,7 @@ def test_the_shards_of_all_ranks_are_the_checkpoint_cut(variant: str, tmp_path: 
     ):  # where transformers calls a tensor otherwise than its checkpoints
         whole |= load_file(file)
     model, source = open_checkpoint(path)
+    whole = {naming(model)(name): tensor for name, tensor in whole.items()}
     stacked = {name: place for name, place in stored_in(model).items() if place.tensor in whole}
     whole |= {name: place.of(whole[place.tensor]) for name, place in stacked.items()}
     whole = {name: whole[name] for name in shards.parameters(model)}  # without a tied head's alias

@@ -32,6 +32,8 @@ from tests.engine.harness import Engine, local_runner, model_config
 from tests.gguf_twins import gguf_twin
 
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the window (8)
+#: Which differ in a prompt alone: no key comes after a decode step's token.
+OF_PROMPTS = ("index-sight-bidirectional",)
 FORCED = [9, 110, 23]  # the same continuation, right or wrong
 
 #: Between them, each fault of the catalogue can act on one of these.
@@ -190,7 +192,7 @@ def test_a_fault_of_level_step_acts_from_the_next_step_on_the_cache_as_it_is(
     engine.client.call(RebindRules({fault.seam: fault.value}))
     after = engine.step({0: FORCED[1]}).checksums
     assert (before == golden[0]).all()
-    assert (after != golden[1]).any()
+    assert (after != golden[1]).any() == (fault.id not in OF_PROMPTS)
 
 
 def run_alone(path: Path, rules: Mapping[str, str]) -> np.ndarray:
