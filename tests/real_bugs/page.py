@@ -57,6 +57,13 @@ tests. That each changes the engine's output was seen without Lockstep, but for 
 
 """,
     ),
+    "third": (
+        "The third fresh set",
+        """Written as the second was, once that had been read, by somebody else who had read neither the diagnosis nor
+its tests. That each changes the engine's output was seen without Lockstep.
+
+""",
+    ),
 }
 FOOT = """
 ## What the misses lack
