@@ -22,7 +22,8 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     `dtype` and `options` are those of the program, with the bug and without. `reported` and `fixed` are the days of the
     report (or of the change that names it) and of the change that mends it. `released`: the engine as it is has the
     bug, so that there is no run without it. `set`: those of the fresh set were written together, after all others had
-    been read and what they showed was mended; those of the second likewise, after the fresh ones.
+    been read and what they showed was mended; those of the second likewise, after the fresh ones, and those of
+    the third after these.
     """
 
     name: str
@@ -40,7 +41,7 @@ class Bug(msgspec.Struct, frozen=True, kw_only=True):
     emulated: str = ""
     ranks: int = 1
     dtype: str = "float32"
-    set: Literal["first", "fresh", "second"] = "first"
+    set: Literal["first", "fresh", "second", "third"] = "first"
     released: bool = False
     options: dict[str, Any] = {}
 

@@ -78,6 +78,21 @@ def gating_function_dropped(keys: Any) -> Any:
     return without
 
 
+def value_heads_in_place(linear: Any) -> Any:
+    """Heads of values stay in the groups of their key heads, as Hugging Face has them."""
+    return lambda tensors, config, apart: linear(tensors, {**config, "model_type": "qwen3_next"}, apart)
+
+
+def rotary_width_dropped(rotation: Any) -> Any:
+    """How many channels rotate is not written, so that readers take all of a head."""
+
+    def without(writer: Any, config: dict[str, Any], head_dim: int) -> None:
+        with patch.object(writer, "add_rope_dimension_count"):
+            rotation(writer, config, head_dim)
+
+    return without
+
+
 #: Bug -> the step of `gguf_twins` that it changes, and how.
 BUGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "keys_by_a_quotient": ("_permuted", keys_by_a_quotient),
@@ -87,4 +102,6 @@ BUGS: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "norms_plus_one_again": ("load_file", norms_plus_one_again),
     "softcaps_dropped": ("_of_its_own", softcaps_dropped),
     "gating_function_dropped": ("expert_keys", gating_function_dropped),
+    "value_heads_in_place": ("as_linear", value_heads_in_place),
+    "rotary_width_dropped": ("_rotation", rotary_width_dropped),
 }

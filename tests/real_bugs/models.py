@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,14 @@ MODELS: dict[str, tuple[str, dict[str, Any]]] = {
     "glm4-moe-lite": ("glm4_moe_lite", {}),
     "qwen3-next": ("qwen3_next", {}),
     "qwen3.5": ("qwen3_5_text", {}),
+    "qwen3.5-gguf": CONVERTIBLE["qwen3.5"],
+    "glm4-gguf": CONVERTIBLE["glm4"],
+    "qwen2-odd": ("qwen2", _WIDE | {"vocab_size": 131}),
+    "qwen2-unused-window": ("qwen2", _WIDE),
+    "gemma4": ("gemma4_text", {}),
+    "lfm2": ("lfm2", {}),
+    "llama4": ("llama4_text", {}),
+    "phi3-longrope": CONVERTIBLE["phi3-longrope"],
 }
 
 #: Correction biases as training leaves them: all far above the scores that they correct, or below them.
@@ -64,8 +73,16 @@ def checkpoint(directory: Path, name: str, dtype: str = "float32") -> Path:
         made = tiny_checkpoint(directory / "made", family, dtype=getattr(torch, dtype), **overrides)
         if name in _BIASES:
             _with_biases(made, around=_BIASES[name])
+        if name == "qwen2-unused-window":
+            _with_config(made, sliding_window=8, use_sliding_window=False)
         made.rename(path)
     return path
+
+
+def _with_config(path: Path, **fields: Any) -> None:
+    """Fields of the config as they are published, which transformers' own class does not write."""
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | fields, indent=2))
 
 
 def _with_biases(path: Path, around: float) -> None:

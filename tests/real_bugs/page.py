@@ -57,6 +57,15 @@ tests. That each changes the engine's output was seen without Lockstep, but for 
 
 """,
     ),
+    "third": (
+        "The third fresh set",
+        """Written as the second was, once that had been read, by somebody else who had read neither the diagnosis nor
+its tests. That each changes the engine's output was seen without Lockstep, but for the five of vLLM.
+Only the first row was run by the command; the programs of the others were forked from a process that had imported
+transformers already, and checked as `lockstep check` does.
+
+""",
+    ),
 }
 FOOT = """
 ## What the misses lack

@@ -1,6 +1,6 @@
 """`make real-bugs`: puts fixed bugs back into the engines that had them, looks for each with one command, and writes
-the table of docs/real-bugs.md. `ONLY=name` runs one row, or one control, `HALF=open`, `HALF=held-out`, `HALF=fresh` or
-`HALF=second` a part of the rows.
+the table of docs/real-bugs.md. `ONLY=name` runs one row, or one control, `HALF=open`, `HALF=held-out`, `HALF=fresh`,
+`HALF=second` or `HALF=third` a part of the rows.
 
 Each row is `lockstep attach -o … --model CHECKPOINT -- python PROGRAM CHECKPOINT RANKS` with no option more, once with
 the bug and once without.
@@ -154,7 +154,7 @@ def main() -> None:
     """Run what was asked for, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--only", nargs="*", default=[])
-    parser.add_argument("--half", choices=["", "open", "held-out", "fresh", "second"], default="")
+    parser.add_argument("--half", choices=["", "open", "held-out", "fresh", "second", "third"], default="")
     parser.add_argument("--engine", default="")
     parser.add_argument("--missing", action="store_true", help="only what has no result yet")
     parser.add_argument(

@@ -49,10 +49,9 @@ def test_every_row_is_put_back_by_the_function_of_its_name(of_transformers: Modu
         else:
             assert f"def {one.name}(" in (HERE / "programs" / "run_nano.py").read_text()
         assert one.model in MODELS
-    import second_bugs_of_transformers
     import second_bugs_of_vllm
 
-    changes = {"transformers": second_bugs_of_transformers.CHANGES, "vllm": second_bugs_of_vllm.CHANGES}
+    changes = {"transformers": of_transformers.CHANGES, "vllm": second_bugs_of_vllm.CHANGES}
     for one in controls().values():
         assert one.model in MODELS
         assert not one.change or one.change in changes[one.engine]
@@ -62,7 +61,7 @@ def test_half_of_them_is_set_aside_by_lot() -> None:
     assert held_out() == set(drawn([name for name, one in bugs().items() if one.set == "first"]))
 
 
-@pytest.mark.parametrize("of_set", ["first", "fresh", "second"])
+@pytest.mark.parametrize("of_set", ["first", "fresh", "second", "third"])
 def test_no_kind_has_the_table_for_itself(of_set: str) -> None:
     """At most a sixth of RoPE and of windows each; at least an eighth of caches, of precision and on two ranks."""
     rows = [one for one in bugs().values() if one.set == of_set]

@@ -12,6 +12,7 @@ from typing import Any
 
 import fresh_bugs_of_vllm
 import second_bugs_of_vllm
+import third_bugs_of_vllm
 import torch
 from bugs_put_back import after_init, replaced
 from torch import Tensor
@@ -340,4 +341,6 @@ BUGS: dict[str, Callable[[], None]] = {
         rotary_dim_halved_by_each_layer, as_it_is, rows_of_blocks_stay, written_one_slot_too_far, gelu_exact,
         gemma_norm_in_bf16, norm_weight_in_float32, last_layer_not_reduced, gate_and_up_cut_as_one,
     )
-} | fresh_bugs_of_vllm.BUGS | second_bugs_of_vllm.BUGS  # fmt: skip
+}  # fmt: skip
+for later in (fresh_bugs_of_vllm, second_bugs_of_vllm, third_bugs_of_vllm):
+    BUGS |= later.BUGS

@@ -11,6 +11,7 @@ from typing import Any
 
 import fresh_bugs_of_transformers
 import second_bugs_of_transformers
+import third_bugs_of_transformers
 import torch
 import torch.distributed as dist
 from fresh_bugs_of_transformers import replaced
@@ -205,4 +206,7 @@ BUGS: dict[str, Callable[[], None]] = {
         decode_at_position_zero, gguf_keys_by_query_heads, norm_of_a_shard, bias_on_every_rank, sum_of_a_copy,
         residual_in_the_partial,
     )
-} | fresh_bugs_of_transformers.BUGS | second_bugs_of_transformers.BUGS  # fmt: skip
+}  # fmt: skip
+for later in (fresh_bugs_of_transformers, second_bugs_of_transformers, third_bugs_of_transformers):
+    BUGS |= later.BUGS
+CHANGES = second_bugs_of_transformers.CHANGES | third_bugs_of_transformers.CHANGES

@@ -12,8 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from real_bugs_of_transformers import BUGS
-from second_bugs_of_transformers import CHANGES
+from real_bugs_of_transformers import BUGS, CHANGES
 from transformers import AutoModelForCausalLM, modeling_utils
 from transformers.distributed import DistributedConfig
 from transformers.integrations import accelerate
