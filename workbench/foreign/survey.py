@@ -193,7 +193,11 @@ class TapSurvey:
         replicas, found = layout.replicas, False
         if whole and mine and replicas == 1 and mine * ranks > whole and mine * ranks % whole == 0:
             copies = mine * ranks // whole
-            if local in HEADS | {"attn.k_proj", "attn.v_proj"} and ranks % copies == 0:
+            alike = local in HEADS | {"attn.k_proj", "attn.v_proj"}
+            alike = alike or (
+                local in ("attn.q_proj", "attn.context") and tap.equal
+            )  # attention on every rank
+            if alike and ranks % copies == 0:
                 replicas, found = copies, True
         return str(layouts.Layout("shard", dim, replicas)), found
 

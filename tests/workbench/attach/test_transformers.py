@@ -214,6 +214,7 @@ def test_experts_under_either_plan_are_right(name: str, plan: str, tmp_path: Pat
         ("mixtral", "ep", "a_rank_s_experts_are_lost", "experts_of_a_rank_missing"),
         ("qwen3-moe", "ep", "experts_of_the_other_rank", "experts_exchanged"),
         ("olmoe", "tp", "the_sum_is_doubled", "experts_summed_twice"),
+        ("gpt-oss", "ep", "the_bias_of_experts_on_every_rank", "expert_bias_on_every_rank"),
     ],
 )
 def test_a_bug_of_divided_experts_is_named(

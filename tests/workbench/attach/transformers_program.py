@@ -78,6 +78,23 @@ def _the_sum_is_doubled(model: Any) -> None:
         mlp.register_forward_hook(lambda _, args, out: 2 * out)
 
 
+def _the_bias_of_experts_on_every_rank(model: Any) -> None:
+    """Of gpt-oss's down projection: once more in the sum for the second of two ranks."""
+    for mlp in _mixtures(model):
+        own = getattr(mlp.experts.down_proj_bias, "_local_tensor", mlp.experts.down_proj_bias).data
+        parts = [torch.empty_like(own) for _ in range(2)]
+        dist.all_gather(parts, own.contiguous())
+        bias, routed = torch.cat(parts), dict[str, Any]()
+        mlp.router.register_forward_hook(lambda _, args, out, routed=routed: routed.update(last=out))
+
+        def biased(_: Any, args: Any, out: Any, bias: Any = bias, routed: Any = routed) -> Any:
+            weights, ids = routed["last"][1:]
+            again = (weights[..., None] * bias[ids]).sum(1)
+            return out[0] + again.view_as(out[0]), *out[1:]
+
+        mlp.register_forward_hook(biased)
+
+
 BUGS: dict[str, Callable[[Any], None]] = {
     "norm_without_one": _norm_without_one,
     "no_cap_of_scores": _no_cap_of_scores,
@@ -89,6 +106,7 @@ BUGS: dict[str, Callable[[Any], None]] = {
     "a_rank_s_experts_are_lost": _a_rank_s_experts_are_lost,
     "experts_of_the_other_rank": _experts_of_the_other_rank,
     "the_sum_is_doubled": _the_sum_is_doubled,
+    "the_bias_of_experts_on_every_rank": _the_bias_of_experts_on_every_rank,
 }
 
 

@@ -166,6 +166,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "plus": lambda x, other, by: x + by * other,
     "unweighted_sum": lambda x, weights: x.sum(1),
     "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),
+    "repeatedly_to_rows": lambda x, bias, ids, times: x + times * added_to_rows(0 * x, bias, ids),
     "unweighed_to_rows": lambda x, bias, ids, weights: x + added_to_rows(0 * x, bias, ids) / weights[..., None],
     "unweighed": lambda x, weights: x[:, None] * np.ones_like(weights)[..., None],
 }  # fmt: skip

@@ -129,6 +129,8 @@ class InnerOperation:
                 yield Edit((), "left_out", (0.0,))
                 if self.operation.tap == OUTPUT:
                     yield Edit((), "function", ("unweighed_to_rows", _WEIGHTS))
+                    if (ranks := len(self.site.taps.ranks)) > 1:
+                        yield Edit((), "function", ("repeatedly_to_rows", float(ranks)))
             case "activation":
                 numbers = CLAMP_NUMBERS if self._facts.model.clamp is not None else {}
                 yield from edits_of(self.formula, Choices(numbers=numbers))
@@ -188,7 +190,7 @@ class InnerOperation:
         key = id(node), bool(whole)
         if whole is not None and key in self._held:
             return self._held[key]
-        if node.name in ("routed", "added_to_rows", "unweighed_to_rows"):
+        if node.name in ("routed", "added_to_rows", "unweighed_to_rows", "repeatedly_to_rows"):
             x, weight, ids, *others = node.args
             given, chosen = (self._value(one, leaves, whole) for one in (x, ids))
             name = weight.name if weight.name in self.site.weights else f"{self.operation.tap}.{weight.name}"

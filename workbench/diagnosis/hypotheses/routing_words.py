@@ -50,6 +50,10 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "expert_bias_unweighed",
         "the experts' bias is added without their weights: once a token's weights are in, not before",
     ),
+    ("experts", "added_to_rows", "function", "repeatedly_to_rows"): (
+        "expert_bias_on_every_rank",
+        "the experts' bias is added by each of the ranks before their sum: it counts {a:g} times",
+    ),
     ("combine", "weighed_sum", "function", "unweighted_sum"):
         ("combine_unweighted", "experts' outputs are added up without their weights"),
     ("combine", "weights", "applied", "shares"):

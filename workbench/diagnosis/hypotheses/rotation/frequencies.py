@@ -240,10 +240,11 @@ def _other_lengths(model: ModelConfig, rows: Sequence[Row]) -> Iterator[Frequenc
         "position": ("are chosen by each token's own position", [row.position + 1 for row in rows]),
     }
     if model.rope_scaling.kind == "longrope":
-        ways["long"] = (
-            "are those of the long context throughout, also in short sequences",
-            [trained + 1 for _ in rows],
-        )
+        words, always = "are those of the long context throughout, also in short sequences", trained + 1
+        if all(length > trained for length in ways["batch"][1]):
+            words += ", or chosen by the longest sequence of the batch: all steps here have a long one"
+            del ways["batch"]
+        ways["long"] = (words, [always for _ in rows])
     for name, (words, lengths) in ways.items():
         values = frequencies(model, np.array(lengths, dtype=np.int64))
         text = f"the {model.rope_scaling.kind} frequencies {words}"

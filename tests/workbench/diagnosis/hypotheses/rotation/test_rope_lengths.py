@@ -22,9 +22,10 @@ from tests.workbench.diagnosis.variants.made import POSITIONS, ROWS, Array, best
 X = drawn(np.random.default_rng(0), len(ROWS), 4, 8)
 
 
-def turned(name: str, length: Callable[[Row], int]) -> tuple[Array, ModelConfig]:
+def turned(name: str, length: Callable[[Row], int], **parameters: int) -> tuple[Array, ModelConfig]:
     """X rotated as transformers rotates in a sequence of that length, and the model."""
-    config = tiny_config("llama", **GROWING[name])
+    rope = GROWING[name]["rope_parameters"] | parameters
+    config = tiny_config("llama", **GROWING[name] | {"rope_parameters": rope})
     out = np.empty_like(X)
     for i, row in enumerate(ROWS):
         freq, factor = ROPE_INIT_FUNCTIONS[name](config, torch.device("cpu"), seq_len=length(row))
@@ -59,6 +60,15 @@ def test_frequencies_of_another_length_are_told(name: str, by: str) -> None:
     ]
     assert {one.kind for one in found} == {"rope"}
     assert any(one.name == "rope_length" and words in one.text for one in found), [one.text for one in found]
+
+
+def test_factors_of_long_contexts_in_all_requests() -> None:
+    """Where each step has a long sequence, the longest of the batch may have decided as well: both are reported."""
+    for original, words in ((11, "all steps here have a long one"), (13, "also in short sequences")):
+        seen, model = turned("longrope", lambda row: 1000, original_max_position_embeddings=original)
+        found = best(made_site("rope", "layers.1.attn.q_rope", {"x": X}, seen, model=model))[0].variant
+        assert "those of the long context throughout" in found.text
+        assert found.text.endswith(words)
 
 
 def test_a_chunk_of_a_prompt_belongs_to_the_whole_of_it(case: Case, tmp_path: Path) -> None:
