@@ -69,7 +69,7 @@ FAULTS = (
         "index_sight", "bidirectional", "causal", everything, "layers.*.attn.index_scores",
         "the indexer's scores of a prompt without a causal mask",
         "keys that a query may not see take the places of those that it may; decode steps are right", _indexer,
-        group="attention", source="https://github.com/ml-explore/mlx-lm/issues/1443",
+        group="attention", source="ml-explore/mlx-lm#1443",
     ),
     one_seam(
         "key_choice", "one_fewer", "top_k", one_fewer, "layers.*.attn.index_chosen",

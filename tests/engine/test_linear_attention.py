@@ -80,6 +80,7 @@ def path(request: pytest.FixtureRequest, variant: Callable[[str], Path]) -> Path
     return variant(request.param)
 
 
+@pytest.mark.sampled(2)
 def test_chunks_and_other_sequences_change_nothing(path: Path) -> None:
     alone = decoded(prepared(path), STEPS)
     for chunk, others in ((4, ()), (1, ([5, 6, 7, 8, 9], [100])), (None, ([100], [9] * 90))):

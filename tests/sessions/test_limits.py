@@ -110,6 +110,7 @@ SAID = {
 
 
 @pytest.mark.parametrize("kind", SAID)
+@pytest.mark.slow
 def test_what_is_refused_is_said(found: dict[str, dict[str, object]], kind: str) -> None:
     stated = found[kind]["said"]
     assert isinstance(stated, list)

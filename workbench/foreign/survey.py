@@ -190,13 +190,13 @@ class TapSurvey:
             return str(layout), False
         dim = 0 if local in ATTENTION else 1
         whole, mine = width(tap.name, self.model), prod(tap.shape)
+        same = local in ("attn.q_proj", "attn.context") and tap.equal  # every rank has the attention whole
+        if local == "attn.context" and tap.equal:  # as wide as the queries, where values are
+            whole = width("layers.0.attn.q_proj", self.model)
         replicas, found = layout.replicas, False
         if whole and mine and replicas == 1 and mine * ranks > whole and mine * ranks % whole == 0:
             copies = mine * ranks // whole
-            alike = local in HEADS | {"attn.k_proj", "attn.v_proj"}
-            alike = alike or (
-                local in ("attn.q_proj", "attn.context") and tap.equal
-            )  # attention on every rank
+            alike = same or local in HEADS | {"attn.k_proj", "attn.v_proj"}
             if alike and ranks % copies == 0:
                 replicas, found = copies, True
         return str(layouts.Layout("shard", dim, replicas)), found

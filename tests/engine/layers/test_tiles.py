@@ -145,6 +145,7 @@ def test_borders_change_nothing_but_rounding(
 
 @pytest.mark.parametrize("statistics", [False, True])
 @pytest.mark.parametrize("rules", [{}, {"mask": "weak"}], ids=str)
+@pytest.mark.sampled(2)
 def test_nothing_is_as_large_as_the_scores(
     statistics: bool, rules: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -153,6 +153,7 @@ def test_every_judged_tap_has_its_entry_and_a_replay_reads_it(bench: Bench) -> N
 
 
 @pytest.mark.parametrize("layer", [0, 2])
+@pytest.mark.slow
 def test_the_injected_error_of_a_linear_layer_is_that_of_its_golden_input(bench: Bench, layer: int) -> None:
     """Recomputed here in float64 from the checkpoint and the golden recording alone."""
     result = bench.check("qwen2", 2, "load_bias=false reduce=twice")

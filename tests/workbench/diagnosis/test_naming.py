@@ -169,6 +169,7 @@ DAMAGED = ["attn.q_proj", "attn.q_rope", "attn.k_cache", "attn.scores", "attn.o_
 
 @pytest.mark.parametrize("tap", [*(f"layers.1.{kind}" for kind in DAMAGED), "logits"])
 @pytest.mark.parametrize("size", [pytest.param(1e-3, marks=pytest.mark.slow), 1.0])
+@pytest.mark.sampled(4)
 def test_random_damage_is_not_blamed_on_anything(case: Case, tmp_path: Path, tap: str, size: float) -> None:
     rng = np.random.default_rng(1)
 
@@ -206,6 +207,7 @@ STAND_INS = {
 
 
 @pytest.mark.parametrize(("lacks", "kind", "how", "tp", "name"), STAND_INS.values(), ids=STAND_INS)
+@pytest.mark.sampled(5)
 def test_golden_inputs_stand_in_for_those_that_were_not_recorded(
     case: Case, tmp_path: Path, lacks: tuple[str, ...], kind: str, how: str, tp: int, name: str
 ) -> None:

@@ -91,6 +91,7 @@ async def _is_reported(pilot: Pilot[int], text: str) -> None:
 
 
 @pytest.mark.parametrize("size", [(80, 24), (200, 60), (40, 12)])
+@pytest.mark.sampled(3)
 async def test_a_message_of_any_length_wraps_opens_and_is_kept(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size=size) as pilot:
         for length in (10, 79, 80, 200, 2000):

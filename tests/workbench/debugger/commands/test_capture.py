@@ -29,7 +29,9 @@ def test_this_step_and_those_to_come_have_what_was_asked_for(live: Live) -> None
     asked = [set(), {"k_cache"}, {"k_cache", "embed"}, {"k_cache", "embed"}, set()]
     assert whole == [{"probs"} | taps for taps in asked], "the attention comes by itself"
     reported = debugger.execute("capture").to_text()
-    assert "every step records statistics, layers.*.attn.probs within 4 MiB" in reported
+    assert (
+        "every step records statistics, layers.*.attn.probs layers.*.attn.*_chosen within 4 MiB" in reported
+    )
     with pytest.raises(RequestError, match="no tap matches"):
         debugger.execute("capture layers.9.attn.k_cache")
     with open_replay(finish(debugger)) as replay:

@@ -46,6 +46,7 @@ def test_every_faulty_operation_is_told_live_and_in_a_replay(live: Live) -> None
         assert LEDGER in replay.execute("golden").to_text()
 
 
+@pytest.mark.slow
 def test_the_branch_goes_on_as_if_nobody_had_asked(live: Live) -> None:
     alone = live(rules=RULES, prompts=PROMPTS)
     alone.execute("next 5")
@@ -91,6 +92,7 @@ def test_a_match_has_no_ledger_and_tells_how_far_it_has_come(live: Live) -> None
     "stage",
     [pytest.param("golden reference", marks=pytest.mark.slow), "engine, float32, tp=1", "naming causes"],
 )
+@pytest.mark.sampled(2)
 def test_an_interrupt_ends_it_wherever_it_is(
     live: Live, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

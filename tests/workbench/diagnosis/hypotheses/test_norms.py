@@ -297,6 +297,7 @@ OF_FORM: dict[str, tuple[str, Callable[[], Array], str]] = {
 
 
 @pytest.mark.parametrize("case", OF_FORM)
+@pytest.mark.sampled(2)
 def test_norms_of_another_form_are_named(case: str) -> None:
     form, make, words = OF_FORM[case]
     held = {} if form == "bare" else {**WEIGHTS, **(BIASES if form.startswith("layer") else {})}

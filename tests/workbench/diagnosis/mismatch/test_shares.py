@@ -65,6 +65,7 @@ def shares(
 
 
 @pytest.mark.parametrize("tp", [2, pytest.param(1, marks=pytest.mark.slow)])
+@pytest.mark.slow
 def test_of_two_mistakes_each_has_what_goes_where_it_is_mended(short: Recordings, tp: int) -> None:
     """Within what a mistake of some per cent, which is kept as it was, would have followed its inputs."""
     first, second = ("layers.0.self_attn.o_proj", 1.02), ("layers.1.mlp.down_proj", 1.03)

@@ -14,6 +14,7 @@ from tests.checkpoints import EVERY_VARIANT, mxfp4_checkpoint, tiny_variant
 
 
 @pytest.mark.parametrize("name", [*EVERY_VARIANT, "mxfp4"])
+@pytest.mark.sampled(3)
 def test_every_parameter_is_read_as_the_engine_reads_it(name: str, tmp_path: Path) -> None:
     path = mxfp4_checkpoint(tmp_path) if name == "mxfp4" else tiny_variant(tmp_path, name)
     model, source = open_checkpoint(path)

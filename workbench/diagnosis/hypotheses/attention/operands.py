@@ -6,6 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 
+from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Changes, Given
 from lockstep.workbench.diagnosis.hypotheses.blocks import WRITTEN, cached, history, others, shaped, unrotated
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
@@ -142,6 +144,12 @@ def _inside(tree: AttentionTree) -> Iterator[tuple[str, Detail, Changes]]:
     """Of queries and keys that were not recorded as they went in: other conventions and bases."""
     if any(tree.site.taps.captured(tree.site.near(f"attn.{which}_rope")) for which in "qk"):
         return  # judged there
+    model = tree.site.facts.model
+    if model.query_scaling is not None:
+        text = "queries are not multiplied by the factor of their position"
+        yield "q", ("convention", "query_scaling_missing", text), {"q": _unscaled(model)}
+    if not model.rotary_dim:
+        return
     none = {
         "q": queries_of(others(tree.site, unrotated(tree.site, "q"))),
         "k": in_place(history(tree.site, unrotated(tree.site, "k"))),
@@ -151,9 +159,19 @@ def _inside(tree: AttentionTree) -> Iterator[tuple[str, Detail, Changes]]:
         both = {role: _turned(tree.site, role, form, 1.0, plain=True) for role in ("q", "k")}
         yield "q+k", ("convention", NAMED[form][0], NAMED[form][1]), both
     for base in KNOWN_BASES:
-        if base != tree.site.facts.model.rope_theta:
+        if base != model.rope_theta:
             both = {role: _turned(tree.site, role, RIGHT, 1.0, base, plain=True) for role in ("q", "k")}
             yield "q+k", ("theta", base), both
+
+
+def _unscaled(model: ModelConfig) -> Change:
+    """Queries without the factor of their position."""
+
+    def change(x: Array, given: Given) -> Array:
+        at = {"x": np.ones((len(x), 1, 1)), "position": given.at[:, None, None]}
+        return np.asarray(x / evaluate(FORMULAS["query_scaling"], {**numbers_of(model), **at}))
+
+    return change
 
 
 def _turned(

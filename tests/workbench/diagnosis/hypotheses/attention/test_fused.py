@@ -3,12 +3,14 @@ context and named from end to end."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 from torch import Tensor
 
+from lockstep.engine.config.query_scaling import QueryScaling
 from tests.workbench.diagnosis.variants.attention.test_scores import (
     MASKS,
     SCORES,
@@ -230,6 +232,26 @@ def test_rotations_inside_of_the_kernel_are_told_from_the_context(spoil: Any, na
         return
     (first, *_) = causes(run, "context")
     assert (first.variant.name, words in first.variant.text) == (name, True)
+
+
+def test_queries_without_the_factor_of_their_position() -> None:
+    """Of layers that do not rotate, and scale queries in place of that (Llama 4)."""
+    scaling = QueryScaling(beta=0.5, length=4)
+    unrotated = replace(model(), rotary=0, query_scaling=scaling)
+    hidden = {"q_rope", "k_rope", "k_cache", "v_cache", "scores", "probs"}
+
+    def run(scaled: bool) -> Run:
+        def queries(_: Tensor, at: At) -> Tensor:
+            x = at.taps["q_proj"]
+            steps = (torch.arange(at.start, at.start + len(x)) / scaling.length).floor()
+            factor = 1 + scaling.beta * torch.log1p(steps) if scaled else torch.ones(len(x))
+            return x.view(len(x), -1, 16) * factor[:, None, None]
+
+        keys = {"k_rope": lambda _, at: at.taps["k_proj"].view(len(at.taps["k_proj"]), -1, 16)}
+        return Run(unrotated, {"q_rope": queries, **keys}, hidden=hidden)
+
+    assert run(True).site("context").deviation is None
+    assert causes(run(False), "context")[0].variant.name == "query_scaling_missing"
 
 
 def _overwritten(at: At) -> Tensor:

@@ -36,7 +36,7 @@ def _site(seen: np.ndarray, **changes: Any) -> Site:
         (RAW, {"logit_cap": 3.0}, "do not pass through this model's soft cap: 3 * tanh(logit / 3)"),
         (30 * np.tanh(RAW / 30), {"logit_cap": 3.0}, "logits are capped at 30 instead of 3"),
         (7.3 * np.tanh(RAW / 7.3), {"logit_cap": 3.0}, "logits are capped at 7.3 instead of 3"),
-        (RAW, {"logit_divisor": 8.0}, "the logits are divided by 1 instead of 8"),
+        (RAW, {"logit_divisor": 8.0}, "the logits are not divided by 8"),
     ],
 )
 def test_another_cap_or_divisor_is_named(seen: np.ndarray, changes: dict[str, Any], words: str) -> None:

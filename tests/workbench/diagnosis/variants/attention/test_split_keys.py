@@ -109,12 +109,14 @@ SPLITS: list[tuple[str, str, Any, str, str]] = [
 @pytest.mark.parametrize(
     ("tap", "spoil", "name", "words"), [one[1:] for one in SPLITS], ids=[one[0] for one in SPLITS]
 )
+@pytest.mark.sampled(2)
 def test_blocks_put_together_wrongly_are_named(tap: str, spoil: Any, name: str, words: str) -> None:
     found = causes(Run(model(), {tap: spoil}), tap)
     assert found, "nothing named"
     assert (found[0].variant.name, words in found[0].variant.text) == (name, True), found[0].variant.text
 
 
+@pytest.mark.slow
 def test_parts_joined_wrongly_in_a_fused_kernel_are_named() -> None:
     spoil = {"context": with_probs(in_two(lambda s, _: s**1.442695))}
     found = causes(Run(model(), spoil, fused=True), "context")
