@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.engine.graph.formula import Node, numbers_of, silu
 from lockstep.engine.graph.operation import READ_FROM, STATES, state_of
 from lockstep.engine.graph.recurrence import by_heads, mean_of_groups, side_by_side
-from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
@@ -41,6 +41,8 @@ _LEFT_BEFORE = "what the sequence before it has left"
 _KEPT_IN = ("bfloat16", "float16")
 #: Numbers of 16 bits in a vector of a CPU: 0 of what has no end to them, 1 << 30 of what has no vectors.
 _LANES = (0, 16, 32, 1 << 30)
+#: Numbers of each head, which checkpoints of 16 bits have in float32.
+_TRAINED = ("A_log", "dt_bias", "D")
 #: How queries and keys may have been normalised: rounded afterwards, or each step in fewer bits.
 _UNIT = ("rounded to {}", *(f"{NORMALISED_IN}{{}}, {lanes} lanes" for lanes in _LANES))
 #: The last tokens of a pass from which on a state is tried to have begun.
@@ -287,6 +289,10 @@ def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -
         yield from _coarse(site, formula)
         raw = (path for path, node in nodes(formula) if node.name == "exp" and node.args == (Node("A_log"),))
         yield from ((Edit(path, "left_out", (0.0,)),) for path in raw)
+    trained = [leaf for leaf in _TRAINED if leaf in leaves(formula)]
+    for dtype in _KEPT_IN if trained else ():  # cast with all others of the model
+        yield tuple(Edit(leaf, "applied", (dtype,)) for leaf in trained)
+        yield from ((Edit(leaf, "applied", (dtype,)),) for leaf in trained)
     if site.operation == "gated_norm" and "whole_gate" in given[0]:
         yield (Edit((), "operands", ("whole", "x", "whole_gate", "gate")),)
         yield (Edit((), "operand", (NORM_FIRST,)),)
@@ -297,13 +303,13 @@ def _coarse(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
     """What is float32 in engines of any dtype, in 16 bits: the share that is kept, normalised queries and keys."""
     shares = [path for path, node in nodes(formula) if node.name == "exp" and node.args != (Node("A_log"),)]
     rate = "step" if any(node == Node("step") for _, node in nodes(formula)) else "decay"
-    leaves = [one for one in ("k", "q") if any(node == Node(one) for _, node in nodes(formula))]
+    paired = [one for one in ("k", "q") if any(node == Node(one) for _, node in nodes(formula))]
     for dtype in _KEPT_IN:
         yield from ((Edit(path, "applied", (dtype,)),) for path in shares)
         yield (Edit(rate, "applied", (dtype,)),)
         for how in _UNIT:
-            if leaves:
-                yield tuple(Edit(leaf, "operand", (f"{leaf} {how.format(dtype)}",)) for leaf in leaves)
+            if paired:
+                yield tuple(Edit(leaf, "operand", (f"{leaf} {how.format(dtype)}",)) for leaf in paired)
 
 
 def _in_16_bits(site: Site, part: Part, eps: float, dim: int) -> Iterator[tuple[str, str, Array]]:

@@ -35,6 +35,10 @@ def _linear(change: Callable[[Any], None]) -> Callable[[Any], None]:
     return put
 
 
+def _cast(parameter: Any) -> None:
+    parameter.data.copy_(parameter.data.bfloat16())
+
+
 #: Bug -> what is changed, where it shows, and the name of the cause.
 BUGS: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "the norm by 1 + weight": (
@@ -43,6 +47,9 @@ BUGS: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "the convolution backwards": (
         _linear(lambda part: part.conv1d.weight.data.copy_(part.conv1d.weight.data.flip(-1))), "attn.conv_q",
         "conv_applied",
+    ),
+    "the rates in bfloat16": (
+        _linear(lambda part: [_cast(one) for one in (part.A_log, part.dt_bias)]), "attn.decay", "decay_precision",
     ),
 }  # fmt: skip
 
