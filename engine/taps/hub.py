@@ -163,7 +163,7 @@ class TapHub:
         most = None if model.indexer is None else model.indexer.top_k
         #: Of scores how many keys a query sees at most. An indexer chooses as many as a window has.
         self._windows = {
-            place: model.windows[i] if model.windows else most
+            place: (model.windows[i] if model.windows else None) or most
             for i in range(model.num_layers)
             if (place := self.places.get(f"layers.{i}.attn.scores")) is not None
         }

@@ -41,6 +41,14 @@ def test_statistics_are_those_of_the_tensors(
                     assert reported[name] == pytest.approx(value, rel=1e-5, abs=1e-6), (spec.name, rank, name)
 
 
+def test_keys_that_an_indexer_leaves_out_are_no_infinities(
+    engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
+) -> None:
+    """A prompt of ten tokens, of which a query attends to eight."""
+    for one in run(engine_of(1), variant("deepseek-v32"), PROMPTS, 3):
+        assert not one.statistics[..., STATISTICS.index("inf")].any()
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_the_ranks_tensors_make_up_the_whole(
     name: str, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
