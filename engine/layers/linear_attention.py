@@ -92,20 +92,14 @@ class GatedDeltaNet(StatefulLayer):
         beta, decay = self._seen(
             ("attn.beta", "attn.decay"), (self.rules.beta(b), self.rules.decay(a, *self.decay_of.values()))
         )
-        recurrent = [self.rules.key_heads(part, self.heads) for part in (q, k)]
-        parts = []
-        for index, span in enumerate(batch.spans):
-            own = [part[span.start : span.stop] for part in (*recurrent, v.unflatten(-1, (self.heads, -1)))]
-            rates = (one[span.start : span.stop] for one in (beta, decay))
-            met = self._before(span.seq, span.stop - span.start, pool)
-            read, heads = self.rules.delta_rule(met.heads, *own, *rates)
-            heads = self.rules.state_kept(heads)
-            if self.tap_state:
-                self.tap_state(heads.unsqueeze(0), index)
-            kept = self.rules.conv_kept(rows[index], self.config.conv - 1)
-            pool.states.write(self.layer, span, LayerState(kept, heads))
-            parts.append(read)
-        delta = torch.cat(parts).flatten(1).to(x.dtype)
+        q, k = (self.rules.key_heads(part, self.heads) for part in (q, k))
+        v = v.unflatten(-1, (self.heads, -1))
+
+        def delta_rule(heads: Tensor, own: slice) -> tuple[Tensor, Tensor]:
+            return self.rules.delta_rule(heads, q[own], k[own], v[own], beta[own], decay[own])
+
+        read = self._recurred(delta_rule, rows, self.config.conv - 1, batch, pool)
+        delta = read.flatten(1).to(x.dtype)
         (delta,) = self._seen(("attn.delta",), (delta,))
         return self.out_proj(self._normed(delta, z))
 

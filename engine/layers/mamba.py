@@ -21,7 +21,7 @@ from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
 from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.weight import KeptTensor, Store
-from lockstep.engine.layers.wiring import TapCallback, Wiring
+from lockstep.engine.layers.wiring import Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 
@@ -78,7 +78,7 @@ class Mamba2(StatefulLayer):
         self.rules = wiring.rules
         names = (*PROJECTED, *CONVOLVED, *(f"attn.ssm_{one}" for one in ("step", "read", "norm")))
         self.taps = {name: tap for name in names if (tap := wiring.tap(name))}
-        self.tap_state: TapCallback | None = wiring.tap("attn.ssm_state")
+        self.tap_state = wiring.tap("attn.ssm_state")
         self.rate = self.rules.ssm_rate(self.of_heads["A_log"])
         self.norm.bind(wiring)
         self.out_proj.bind(wiring, "attn.out_proj")
@@ -96,18 +96,12 @@ class Mamba2(StatefulLayer):
             self.rules.key_heads(one.unflatten(-1, (-1, self.config.state)), self.heads) for one in (b, c)
         )
         into = into.unflatten(-1, (self.heads, -1))
-        parts = []
-        for index, span in enumerate(batch.spans):
-            met = self._before(span.seq, span.stop - span.start, pool)
-            values, keys, queries, sizes = (one[span.start : span.stop] for one in (into, b, c, step))
-            read, heads = self.rules.ssm_scan(met.heads, values, keys, queries, sizes, self.rate)
-            heads = self.rules.state_kept(heads)
-            if self.tap_state:
-                self.tap_state(heads.unsqueeze(0), index)
-            kept = self.rules.conv_kept(rows[index], self.config.conv - 1)
-            pool.states.write(self.layer, span, LayerState(kept, heads))
-            parts.append(read)
-        out = self.rules.ssm_skip(torch.cat(parts), into, self.of_heads["D"])
+
+        def scan(heads: Tensor, own: slice) -> tuple[Tensor, Tensor]:
+            return self.rules.ssm_scan(heads, into[own], b[own], c[own], step[own], self.rate)
+
+        read = self._recurred(scan, rows, self.config.conv - 1, batch, pool)
+        out = self.rules.ssm_skip(read, into, self.of_heads["D"])
         (out,) = self._seen(("attn.ssm_read",), (out.flatten(1).to(x.dtype),))
         (out,) = self._seen(("attn.ssm_norm",), (self.norm(out, z),))
         return self.out_proj(out)

@@ -7,7 +7,7 @@ on the rest of the batch.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -31,6 +31,8 @@ class StatefulLayer(ABC):
     out_proj: RowParallelLinear
     rules: Rules
     taps: dict[str, TapCallback]
+    #: Of the heads' states, where the layer has any.
+    tap_state: TapCallback | None
 
     @abstractmethod
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
@@ -61,6 +63,28 @@ class StatefulLayer(ABC):
             torch.cat((self._before(one.seq, one.stop - one.start, pool).rows, x[one.start : one.stop]))
             for one in batch.spans
         ]
+
+    def _recurred(
+        self,
+        rule: Callable[[Tensor, slice], tuple[Tensor, Tensor]],
+        rows: Sequence[Tensor],
+        kept: int,
+        batch: Batch,
+        pool: KVPool,
+    ) -> Tensor:
+        """What each token reads from its sequence's state. `rule`: of the heads' states and the tokens of one sequence,
+        which gives the states after them as well; these are kept, with so many of the convolution's newest `rows`."""
+        parts = []
+        for index, span in enumerate(batch.spans):
+            met = self._before(span.seq, span.stop - span.start, pool)
+            read, heads = rule(met.heads, slice(span.start, span.stop))
+            heads = self.rules.state_kept(heads)
+            if self.tap_state:
+                self.tap_state(heads.unsqueeze(0), index)
+            newest = self.rules.conv_kept(rows[index], kept)
+            pool.states.write(self.layer, span, LayerState(newest, heads))
+            parts.append(read)
+        return torch.cat(parts)
 
     def _seen(self, names: Sequence[str], tensors: Sequence[Tensor]) -> Sequence[Tensor]:
         """The tensors, which their taps have seen."""
