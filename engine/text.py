@@ -1,8 +1,10 @@
-"""Text for people: foreign strings made safe to print, sizes in bytes. Torch-free."""
+"""Text for people: foreign strings made safe to print, sizes in bytes, suggestions. Torch-free."""
 
 from __future__ import annotations
 
+import difflib
 import unicodedata
+from collections.abc import Iterable
 
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB")
 
@@ -21,3 +23,11 @@ def bytes_text(size: float) -> str:
         size /= 1024
         unit, *larger = larger
     return f"{size:.0f} {unit}" if unit == "B" or size >= 100 else f"{size:.1f} {unit}"
+
+
+def did_you_mean(
+    word: str, known: Iterable[str], otherwise: str, *, most: int = 3, cutoff: float = 0.6
+) -> str:
+    """The advice for a name that does not exist: up to `most` of the nearest known ones, else `otherwise`."""
+    close = difflib.get_close_matches(word, list(known), n=most, cutoff=cutoff)
+    return f"did you mean {' or '.join(close)}?" if close else otherwise

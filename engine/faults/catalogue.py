@@ -36,6 +36,7 @@ from lockstep.engine.faults import (
     xielu,
 )
 from lockstep.engine.faults.fault import Fault
+from lockstep.engine.text import did_you_mean, printable
 
 #: In the order in which toggles are listed.
 FAULTS: tuple[Fault, ...] = (
@@ -77,12 +78,12 @@ _BY_SEAM = {(fault.seam, fault.value): fault for fault in FAULTS}
 def faults_of(rules: Mapping[str, str]) -> list[Fault]:
     """The faults that `rules` (name -> value) switch on, in the catalogue's order.
 
-    ConfigError for an unknown name or value, naming those that exist.
+    ConfigError for an unknown name, with the nearest that exist, or for an unknown value of one.
     """
     found = []
     for name, value in rules.items():
         if name not in DEFAULTS:
-            raise ConfigError(f"there is no fault {name!r}: use one of {', '.join(DEFAULTS)}")
+            raise ConfigError(_unknown(name))
         if value == DEFAULTS[name]:
             continue
         if (name, value) not in _BY_SEAM:
@@ -90,6 +91,13 @@ def faults_of(rules: Mapping[str, str]) -> list[Fault]:
             raise ConfigError(f"fault {name} has no value {value!r}: use one of {', '.join(known)}")
         found.append(_BY_SEAM[name, value])
     return sorted(found, key=FAULTS.index)
+
+
+def _unknown(name: str) -> str:
+    everything = f"`lockstep faults` lists all {len(DEFAULTS)}"
+    nearest = did_you_mean(name, DEFAULTS, "")
+    advice = f"{nearest} {everything}" if nearest else everything
+    return f"there is no fault {printable(name, 60)!r}: {advice}"
 
 
 def check_faults(rules: Mapping[str, str], model: ModelConfig, tp: int) -> list[Fault]:
@@ -106,6 +114,7 @@ def parse_fault(text: str) -> tuple[str, str]:
     """ "NAME=VALUE" -> (name, value), checked against the catalogue."""
     name, equals, value = text.partition("=")
     if not equals:
-        raise ConfigError(f"a fault is NAME=VALUE, not {text!r}: for example load_bias=false")
+        example = next((f"{name}={fault.value}" for fault in FAULTS if fault.seam == name), "load_bias=false")
+        raise ConfigError(f"a fault is NAME=VALUE, not {printable(text, 60)!r}: for example {example}")
     faults_of({name: value})
     return name, value

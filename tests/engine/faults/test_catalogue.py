@@ -109,13 +109,17 @@ def test_a_rule_replaces_its_seams_and_no_other(fault: Fault) -> None:
 
 
 def test_what_the_catalogue_does_not_know_is_refused_with_what_it_knows() -> None:
-    with pytest.raises(ConfigError, match=r"there is no fault 'nonsense'.*load_bias"):
+    with pytest.raises(ConfigError, match=r"^there is no fault 'nonsense': `lockstep faults` lists all \d+$"):
         faults_of({"nonsense": "1"})
+    with pytest.raises(
+        ConfigError, match=r"'lode_bias': did you mean load_bias[^,]{0,50}\? `lockstep faults`"
+    ):
+        faults_of({"lode_bias": "false"})
     with pytest.raises(
         ConfigError, match=r"fault rope has no value 'sideways': use one of half_split, swallowed"
     ):
         faults_of({"rope": "sideways"})
-    with pytest.raises(ConfigError, match="NAME=VALUE"):
+    with pytest.raises(ConfigError, match="NAME=VALUE, not 'rope': for example rope=swallowed"):
         parse_fault("rope")
     with pytest.raises(ConfigError, match=r"cache_heads and kv_expand act on the same seam"):
         resolve({"cache_heads": "repeated", "kv_expand": "tiled"})

@@ -9,7 +9,6 @@ A line is a command word (any unambiguous beginning will do) and its arguments. 
 
 from __future__ import annotations
 
-import difflib
 import shlex
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -17,6 +16,7 @@ from functools import cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Literal, get_args
 
+from lockstep.engine.text import did_you_mean
 from lockstep.sessions.text import clean
 from lockstep.workbench.debugger.errors import CommandError
 
@@ -158,8 +158,7 @@ def find(word: str) -> Command:
         return _COMMANDS[beginnings[0]]
     if beginnings:
         raise CommandError(f"{shown!r} is ambiguous: {', '.join(beginnings)}")
-    close = difflib.get_close_matches(word, [*known_commands, *_ALIASES], n=2, cutoff=0.7)
-    advice = f"did you mean {' or '.join(close)}?" if close else "try `help`"
+    advice = did_you_mean(word, [*known_commands, *_ALIASES], "try `help`", most=2, cutoff=0.7)
     raise CommandError(f"there is no command {shown!r}: {advice}")
 
 

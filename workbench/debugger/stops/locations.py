@@ -7,11 +7,11 @@ logits                                        12              a step
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
 from lockstep.engine.taps.names import layer_of, layer_path
+from lockstep.engine.text import did_you_mean
 from lockstep.sessions.meta import is_companion
 from lockstep.sessions.text import clean
 from lockstep.workbench.debugger.answers import Position
@@ -47,8 +47,7 @@ class Places:
         """The place of a tap. CommandError suggests what may have been meant."""
         if name in self._index:
             return self._index[name]
-        close = difflib.get_close_matches(name, self.names, n=3, cutoff=0.6)
-        advice = f"did you mean {' or '.join(close)}?" if close else "`info taps` lists them"
+        advice = did_you_mean(name, self.names, "`info taps` lists them")
         raise CommandError(f"there is no tap {clean(name, limit=60)!r}: {advice}")
 
     def matching(self, location: str) -> list[int]:
