@@ -14,6 +14,7 @@ from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.foreign.added import ELSEWHERE, format_names, open_dump
+from lockstep.workbench.foreign.importing import recognised
 from lockstep.workbench.foreign.name_map import NameMap
 from lockstep.workbench.inferior.destination import may_write
 from lockstep.workbench.library.imported import ImportedRun, import_as
@@ -25,8 +26,18 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 @app.command("import")
 def import_dump(
-    form: Annotated[str, typer.Argument(metavar="FORMAT", help=f"One of {', '.join(format_names())}.")],
-    folder: Annotated[Path, typer.Argument(metavar="DIR", help="The folder that was dumped into.")],
+    form: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="FORMAT",
+            help=f"One of {', '.join(format_names())}. Left out, it is recognised by the names of the files.",
+            show_default=False,
+        ),
+    ] = None,
+    folder: Annotated[
+        str | None,
+        typer.Argument(metavar="DIR", help="The folder that was dumped into.", show_default=False),
+    ] = None,
     output: options.Output = None,
     model: Annotated[
         str | None,
@@ -46,17 +57,16 @@ def import_dump(
 ) -> None:  # fmt: skip
     """Make a session of a dump that another engine wrote: `check`, `diff`, `diagnose` and the screens read it.
 
-    Rows are placed by request and position, whatever passes they were packed into; what is dropped is told.
+    Rows are placed by request and position, whatever passes they were packed into; what is dropped is reported.
     """
-    if form not in (*(known := format_names()), *ELSEWHERE):
-        raise UsageError(f"FORMAT is one of {', '.join(known)}, not {form!r}")
+    form, home = _asked([word for word in (form, folder) if word is not None])
     target = new_session_path(f"import-{form}") if output is None else may_write(output)
     reported = None if names is None else NameMap.read(names)
     with Status() as status:
         opened = None if model is None else open_model(model)
         if opened is not None and not is_installed("engine"):
             status.warn(f"the texts of the tokens are left out: {install('engine')} brings what reads them")
-        run = open_dump(form, folder, None if opened is None else opened.directory)
+        run = open_dump(form, home, None if opened is None else opened.directory)
         if reported is not None:
             run = reported.applied(run)
         imported = import_as(run, form, target, opened, status)
@@ -65,6 +75,28 @@ def import_dump(
         return
     print(imported.coverage.in_words())
     tell_rest(imported)
+
+
+def _asked(words: list[str]) -> tuple[str, Path]:
+    """Format and folder of `[FORMAT] DIR`. UsageError lists the formats."""
+    known = ", ".join(format_names())
+    name_it = f"lockstep import FORMAT DIR, where FORMAT is one of {known}"
+    if not words:
+        raise UsageError(f"name the folder of the dump: {name_it}")
+    if len(words) == 2:
+        form, folder = words
+        if form not in (*format_names(), *ELSEWHERE):
+            raise UsageError(f"FORMAT is one of {known}, not {form!r}")
+        return form, Path(folder)
+    folder = words[0]
+    if not Path(folder).is_dir():
+        raise UsageError(f"{folder}: no such folder; name the folder of the dump: {name_it}")
+    found = recognised(Path(folder))
+    if len(found) != 1:
+        seen = f"has files of {' and '.join(found)}" if found else "its format is not recognised"
+        raise UsageError(f"{folder}: {seen}; name it: {name_it}")
+    tell(f"format {found[0]}, by the names of the files in {folder}")
+    return found[0], Path(folder)
 
 
 def tell_rest(imported: ImportedRun) -> None:

@@ -105,6 +105,19 @@ def test_a_file_that_is_no_session_is_not_replaced(tmp_path: Path, capsys: Any) 
     assert target.read_bytes() == b"weights"
 
 
+def test_a_format_left_out_is_recognised_or_the_formats_are_listed(tmp_path: Path, capsys: Any) -> None:
+    folder = dump(tmp_path / "dump")
+    _, err = imported(capsys, folder, "-o", tmp_path / "run.session")
+    assert f"format lockstep, by the names of the files in {folder}" in err
+    (folder / "TP0_PP0_Rank0_pid7").mkdir()
+    several = imported(capsys, folder, code=2)[1]
+    assert "has files of lockstep and sglang" in several
+    (tmp_path / "other").mkdir()
+    for words in ([], [folder / "nowhere"], [tmp_path / "other"]):
+        _, err = imported(capsys, *words, code=2)
+        assert "lockstep import FORMAT DIR, where FORMAT is one of lockstep, sglang, " in err
+
+
 @pytest.mark.parametrize("words", [("tensorflow", "."), ("lockstep", "nowhere")])
 def test_what_is_no_format_and_no_dump_is_said(tmp_path: Path, capsys: Any, words: tuple[str, str]) -> None:
     code = 2 if words[0] == "tensorflow" else 3

@@ -16,7 +16,7 @@ from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.diagnosis.diagnose import diagnose
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.foreign.importing import FORMATS, import_run
+from lockstep.workbench.foreign.importing import FORMATS, import_run, recognised
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.llamacpp import open_llamacpp
 from lockstep.workbench.references.llamacpp import library
@@ -46,6 +46,7 @@ def run(model: Any) -> Computed:
 
 def test_every_tap_is_what_was_computed(model: Any, run: Computed, checkpoint: Path, tmp_path: Path) -> None:
     write_callback(tmp_path, model, run)
+    assert recognised(tmp_path) == ["llamacpp"]
     found = list(open_llamacpp(tmp_path, checkpoint).passes(0))
     assert [one.ids for one in found] == list(run.ids)
     assert [one.positions for one in found] == [(0, 1, 2, 3), (4,), (5,)]

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.workbench.foreign.importing import recognised
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.sglang import open_sglang
 from tests.checkpoints import tiny_model
@@ -46,6 +47,7 @@ def test_every_tap_is_what_was_computed(
     for rank in range(size):
         write_passes(tmp_path, passes, Rank(model, rank, size))
     model.config.to_json_file(tmp_path / "config.json")  # two KV heads: over four ranks each is there twice
+    assert recognised(tmp_path) == ["sglang"]
     run = open_sglang(tmp_path)
     found = all_passes(run)
     assert len(found) == len(passes)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.workbench.foreign.importing import recognised
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.dims import layout_of
 from lockstep.workbench.foreign.readers.sglang_dumper import open_sglang_dumper
@@ -51,6 +52,7 @@ def test_every_tap_is_what_was_computed(
     model: Any, passes: list[PackedPass], tmp_path: Path, size: int
 ) -> None:
     write(tmp_path, model, passes, size)
+    assert recognised(tmp_path) == ["sglang-dumper"]
     run = open_sglang_dumper(tmp_path)  # the folder above that of the only experiment
     found = all_passes(run)
     assert len(found) == len(passes) == 2

@@ -11,6 +11,7 @@ import pytest
 import torch
 from transformers import model_addition_debugger_context
 
+from lockstep.workbench.foreign.importing import recognised
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
 from lockstep.workbench.foreign.readers.transformers import open_transformers
 from lockstep.workbench.references.loading import CACHE
@@ -59,6 +60,7 @@ def numbers(one: ForeignTensor) -> np.ndarray:
 
 
 def test_every_tap_is_what_was_computed(run: Computed, folder: Path) -> None:
+    assert recognised(folder) == ["transformers"]
     found = list(open_transformers(folder).passes(0))
     assert [one.ids for one in found] == [run.ids[0], run.ids[1], run.ids[9]]
     assert [one.positions for one in found] == [(0, 1, 2, 3), (4,), (12,)]
