@@ -9,6 +9,7 @@ import numpy as np
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.rope_frequencies import frequencies
 from lockstep.engine.graph import operations_of
+from lockstep.engine.graph.index_choice import as_seen
 from lockstep.engine.ranks.reports import WeightsReport
 from lockstep.engine.taps.names import STATISTICS, local_name
 from lockstep.workbench.checking.invariants.invariant import Invariant
@@ -82,9 +83,10 @@ def rotation(run: Run, model: ModelConfig, tolerance: float) -> Invariant:
         "not begin at 0"
     )
     for layer in range(model.num_layers):
-        own = model.of_layer(layer)
-        _, factor = frequencies(own, own.rope_theta, len(run.tokens), np.array)
-        for operation in (one for one in operations_of(own) if one.kind == "rope"):
+        of_layer = model.of_layer(layer)
+        for operation in (one for one in operations_of(of_layer) if one.kind == "rope"):
+            own = as_seen(operation, of_layer)
+            _, factor = frequencies(own, own.rope_theta, len(run.tokens), np.array)
             tap = f"layers.{layer}.{operation.tap}"
             given, y = (
                 np.stack([row for _, row in sorted(run.rows(name).items())])

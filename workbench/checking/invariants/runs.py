@@ -21,7 +21,7 @@ from lockstep.workbench.words.plain_text import plural
 Array = NDArray[np.float64]
 
 #: Taps without a row a token: of the caches the last pass has all rows.
-_BY_KEY = ("attn.scores", "attn.probs")
+_BY_KEY = ("attn.scores", "attn.probs", "attn.index_scores")
 _CACHES = tuple(one.tap for one in LAYER.values() if one.form in OF_POSITIONS)
 
 

@@ -127,16 +127,16 @@ def _functions(node: Node, parts: Sequence[int]) -> Iterator[Detail]:
 def _of_leaves(tree: Node, choices: Choices) -> Iterator[Edit]:
     """Other tensors and numbers, at one place and wherever they stand; leaves in each other's place."""
     names = [name for name in leaves(tree) if name not in choices.numbers]
+    inputs = [name for name in names if name not in choices.vectors]
     for others in choices.together:
-        read = [one for leaf_and_other in zip(names, others, strict=True) for one in leaf_and_other]
+        read = [one for leaf_and_other in zip(inputs, others, strict=True) for one in leaf_and_other]
         yield Edit((), "operands", tuple(read))
     if len(tree.args) == 2 and tree.args[1].name in choices.vectors:
-        yield from (Edit((), "before", (name,)) for name in names if name not in choices.vectors)
-    for name in names:
-        if name not in choices.vectors:
-            yield Edit((), "skipped", (name,))
-            yield Edit((), "repeated", (name,))
-    for one, other in combinations([name for name in names if name not in choices.vectors], 2):
+        yield from (Edit((), "before", (name,)) for name in inputs)
+    for name in inputs:
+        yield Edit((), "skipped", (name,))
+        yield Edit((), "repeated", (name,))
+    for one, other in combinations(inputs, 2):
         yield Edit((), "exchanged", (one, other))
         if choices.orders and {one, other} == set(names):
             yield from (Edit((), "split", detail) for detail in _splits(one, other, choices.parts))

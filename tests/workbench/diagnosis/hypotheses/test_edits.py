@@ -7,7 +7,7 @@ from itertools import permutations
 import numpy as np
 import pytest
 
-from lockstep.engine.graph.formula import FORMULAS, evaluate
+from lockstep.engine.graph.formula import FORMULAS, Node, evaluate
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, apply, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
@@ -30,6 +30,14 @@ def test_every_edit_applies_changes_the_formula_and_is_there_once(kind: str) -> 
         changed = apply(edit.with_numbers([0.5] * edit.free), formula)
         assert changed != formula, edit
         assert set(leaves(changed)) <= {*leaves(formula), "other"}
+
+
+def test_tensors_of_another_rank_replace_inputs_and_leave_the_scalar_of_a_layer() -> None:
+    scaled = Node("multiply", (FORMULAS["residual"], Node("layer_scalar")))
+    elsewhere = ("x @ rank 1", "y @ rank 1")
+    found = edits_of(scaled, Choices(together=[elsewhere], vectors=("layer_scalar",)))
+    (edit,) = (one for one in found if one.kind == "operands")
+    assert leaves(apply(edit, scaled)) == [*elsewhere, "layer_scalar"]
 
 
 def test_two_edits_are_the_same_in_either_order() -> None:

@@ -78,7 +78,7 @@ def rules_of_other_layers(
             (own[0], scaling): "the scaling of the frequencies is that of {}: ",
         }
         for rope, words in ways.items():
-            if rope == own:
+            if rope == own or rope == (own[0], RopeScaling()):  # a scaling left out is another rule
                 continue
             text = f"{words.format(whose)}{_in_words(*rope)} instead of {_in_words(*own)}"
             values = frequencies(model, lengths, *rope)
