@@ -44,8 +44,8 @@ class Choices:
 
     `operands`: by leaf the names of other tensors of its shape; `results` those that may go on in place of the result,
     `added` those that may be added to it; `inserted` other operations that a leaf may go through; `together` tensors of
-    all leaves at once, of another layer or rank. `numbers`: of leaves that are numbers, other values that engines have.
-    `vectors`: leaves that are weights of one axis. `dtypes`: narrower ones than the engine's. `parts`: into how many a
+    several leaves at once, by leaf, of another layer or rank. `numbers`: of leaves that are numbers, other values that
+    engines have. `vectors`: leaves that are weights of one axis. `dtypes`: narrower ones than the engine's. `parts`: into how many a
     row may be cut. `rows`: functions that mix tokens. `orders`: whether columns may be read in another order.
     `applied`: by leaf, or "result", what may be done to it alone; `usual`: whether what may be done to any value is
     tried as well.
@@ -55,7 +55,7 @@ class Choices:
     results: Sequence[str] = ()
     added: Sequence[str] = ()
     inserted: Sequence[Detail] = ()
-    together: Sequence[Sequence[str]] = ()
+    together: Sequence[Mapping[str, str]] = ()
     numbers: Mapping[str, Sequence[float]] = field(default_factory=dict)
     vectors: Sequence[str] = ()
     dtypes: Sequence[str] = ()
@@ -129,8 +129,7 @@ def _of_leaves(tree: Node, choices: Choices) -> Iterator[Edit]:
     names = [name for name in leaves(tree) if name not in choices.numbers]
     inputs = [name for name in names if name not in choices.vectors]
     for others in choices.together:
-        read = [one for leaf_and_other in zip(inputs, others, strict=True) for one in leaf_and_other]
-        yield Edit((), "operands", tuple(read))
+        yield Edit((), "operands", tuple(one for leaf_and_other in others.items() for one in leaf_and_other))
     if len(tree.args) == 2 and tree.args[1].name in choices.vectors:
         yield from (Edit((), "before", (name,)) for name in inputs)
     for name in inputs:

@@ -191,7 +191,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         operands={**_with_parts(operands, tokens), **choices.operands},
         results=[name for name in tokens if name not in (*own, "whole", "angles", WITH_KEY, OWN_PART)],
         added=added,
-        together=[names for names in _elsewhere(site) if all(one in others for one in names)],
+        together=[names for names in _elsewhere(site) if all(one in others for one in names.values())],
         dtypes=tuple(narrower(site.facts.dtype)),
         parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0 and not shard],
         rows=_MIXING,
@@ -324,15 +324,15 @@ _SPECIAL: Mapping[str, Callable[[Site, dict[str, Load]], tuple[dict[str, Load], 
 }
 
 
-def _elsewhere(site: Site) -> Iterator[tuple[str, ...]]:
-    """What the operation reads in other layers and on other ranks, by the names of operands."""
+def _elsewhere(site: Site) -> Iterator[Mapping[str, str]]:
+    """What the operation reads in other layers and on other ranks: role -> name of the operand."""
     declared = operation_at(site.tap)
     if declared is None or len(declared.inputs) < 2:
         return
     layers, ranks = site.facts.model.num_layers, site.taps.ranks
     for layer in range(layers):
         if layer != site.layer:
-            yield tuple(near(tap, layer, layers) for tap in declared.inputs.values())
+            yield {role: near(tap, layer, layers) for role, tap in declared.inputs.items()}
     for rank in ranks:
         if rank != site.rank:
-            yield tuple(operand_name(site.near(tap), rank) for tap in declared.inputs.values())
+            yield {role: operand_name(site.near(tap), rank) for role, tap in declared.inputs.items()}

@@ -34,10 +34,10 @@ def test_every_edit_applies_changes_the_formula_and_is_there_once(kind: str) -> 
 
 def test_tensors_of_another_rank_replace_inputs_and_leave_the_scalar_of_a_layer() -> None:
     scaled = Node("multiply", (FORMULAS["residual"], Node("layer_scalar")))
-    elsewhere = ("x @ rank 1", "y @ rank 1")
+    elsewhere = {"x": "x @ rank 1", "y": "y @ rank 1"}
     found = edits_of(scaled, Choices(together=[elsewhere], vectors=("layer_scalar",)))
     (edit,) = (one for one in found if one.kind == "operands")
-    assert leaves(apply(edit, scaled)) == [*elsewhere, "layer_scalar"]
+    assert leaves(apply(edit, scaled)) == [*elsewhere.values(), "layer_scalar"]
 
 
 def test_two_edits_are_the_same_in_either_order() -> None:

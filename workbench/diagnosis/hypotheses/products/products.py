@@ -92,7 +92,7 @@ class _Pool:
     matrices: dict[str, Load] = field(default_factory=dict)
     others: dict[str, Load] = field(default_factory=dict)
     operands: dict[str, list[str]] = field(default_factory=dict)
-    together: list[tuple[str, ...]] = field(default_factory=list)
+    together: list[Mapping[str, str]] = field(default_factory=list)
     applied: dict[str, list[Detail]] = field(default_factory=dict)
 
 
@@ -360,7 +360,7 @@ def _of_bias(site: Site, pool: _Pool) -> None:
         for name in pool.operands.get("weight", ()):
             how = name.removeprefix(site.weights["weight"])
             if (bias := own + how if how != name else _bias_of(name)) in pool.others:
-                pool.together.append(("x", name, bias))
+                pool.together.append({"x": "x", "weight": name, "bias": bias})
 
 
 def _added(site: Site, pool: _Pool) -> None:
