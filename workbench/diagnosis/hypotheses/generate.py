@@ -45,10 +45,10 @@ class Choices:
     `operands`: by leaf the names of other tensors of its shape; `results` those that may go on in place of the result,
     `added` those that may be added to it; `inserted` other operations that a leaf may go through; `together` tensors of
     several leaves at once, by leaf, of another layer or rank. `numbers`: of leaves that are numbers, other values that
-    engines have. `vectors`: leaves that are weights of one axis. `dtypes`: narrower ones than the engine's. `parts`: into how many a
-    row may be cut. `rows`: functions that mix tokens. `orders`: whether columns may be read in another order.
-    `applied`: by leaf, or "result", what may be done to it alone; `usual`: whether what may be done to any value is
-    tried as well.
+    engines have. `vectors`: leaves that are weights of one axis. `dtypes`: narrower ones than the engine's. `parts`:
+    into how many a row may be cut. `rows`: functions that mix tokens. `orders`: whether columns may be read in another
+    order. `applied`: by leaf, or "result", what may be done to it alone; `usual`: whether what may be done to any value
+    is tried as well.
     """
 
     operands: Mapping[str, Sequence[str]] = field(default_factory=dict)
