@@ -11,13 +11,13 @@ what OUT/growth.json has of them, and all of it is drawn as OUT/growth.svg.
 from __future__ import annotations
 
 import argparse
-import os
 from pathlib import Path
 
 import msgspec
 
 from benchmarks.model import half_billion
 from lockstep.engine.config import EngineConfig
+from lockstep.engine.machine import usable_cores
 from lockstep.engine.run.memory import check_loadable
 from lockstep.workbench.bench.contenders import EngineContender, PeerContender, loaded_engine
 from lockstep.workbench.bench.measure import BenchRow, Plan, fitted, measure
@@ -81,7 +81,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
-    parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
+    parser.add_argument("--threads", type=int, default=usable_cores())
     parser.add_argument("--directory", type=Path, help="where checkpoints are made (default: the temp dir)")
     parser.add_argument("--out", type=Path, default=Path("docs"))
     arguments = parser.parse_args()

@@ -1,7 +1,9 @@
-"""How much memory this machine has left, and whether its kernel has killed for want of it. Torch-free."""
+"""How many cores and how much memory a process may use here, and whether the kernel has killed for want of memory.
+Torch-free."""
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +21,8 @@ _VERSIONS = (
     ("", "memory.max", "memory.current", "inactive_file"),
     ("memory", "memory.limit_in_bytes", "memory.usage_in_bytes", "total_inactive_file"),
 )
+#: Likewise of the CPU controller: where the microseconds of a period stand that a group may run, and the period's.
+_CPU_VERSIONS = (("", ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_period_us")))
 
 #: What makes a run take less.
 LESS_MEMORY = "--chunk N, fewer taps (--capture), a smaller --dtype, or a shorter prompt"
@@ -39,18 +43,40 @@ def free_memory(groups: Path = _GROUPS, own: Path = _OWN) -> int:
     return max(0, min([machine, *_left_in_groups(groups, own)]))
 
 
+def usable_cores(groups: Path = _GROUPS, own: Path = _OWN) -> int:
+    """Cores that this process may use, at least 1: those that it may be scheduled on, and no more than the quotas of
+    its control groups give (a container of `--cpus 2` on a machine of 64)."""
+    affinity = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min([affinity, *_cores_of_groups(groups, own)]))
+
+
 def _left_in_groups(groups: Path, own: Path) -> Iterator[int]:
     """What each group that this process is in, and each around it, may still take."""
-    named = [line.split(":", 2) for line in _read(own).splitlines() if line.count(":") >= 2]
     for controller, limit, usage, cache in _VERSIONS:
-        mine = next((path for _, kinds, path in named if controller in kinds.split(",")), "/")
-        inside = groups / controller / mine.strip("/")
-        for folder in (inside, *inside.parents):
+        for folder in _groups_around(controller, groups, own):
             most, used = _read(folder / limit).strip(), _read(folder / usage).strip()
             if most.isdigit() and used.isdigit():  # "max" is no limit, and at the root there is none
                 yield int(most) - int(used) + (_counter(folder / "memory.stat", cache) or 0)
-            if folder == groups:
-                break
+
+
+def _cores_of_groups(groups: Path, own: Path) -> Iterator[int]:
+    """Cores that the quota of each group around this process comes to, rounded up; none of one without a quota."""
+    for controller, files in _CPU_VERSIONS:
+        for folder in _groups_around(controller, groups, own):
+            words = " ".join(_read(folder / file) for file in files).split()
+            if len(words) == 2 and all(word.isdigit() for word in words):  # "max", or -1: no quota
+                yield -(-int(words[0]) // max(1, int(words[1])))
+
+
+def _groups_around(controller: str, groups: Path, own: Path) -> Iterator[Path]:
+    """The folder of the group of a controller ("": version 2) that this process is in, and those around it."""
+    named = [line.split(":", 2) for line in _read(own).splitlines() if line.count(":") >= 2]
+    mine = next((path for _, kinds, path in named if controller in kinds.split(",")), "/")
+    inside = groups / controller / mine.strip("/")
+    for folder in (inside, *inside.parents):
+        yield folder
+        if folder == groups:
+            break
 
 
 def _counter(file: Path, name: str) -> int | None:

@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from xml.etree import ElementTree
 
+from lockstep.engine.machine import usable_cores
+
 ROOT = Path(__file__).resolve().parents[1]
 _ELSEWHERE = "gpu or llamacpp or vllm"
 _SLOW = f"slow and not ({_ELSEWHERE})"
@@ -66,7 +68,15 @@ def run_part(name: str) -> Result:
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lockstep-parts-") as folder:
         report = Path(folder) / "report.xml"
-        command = [sys.executable, "-m", "pytest", "-n", "3", f"--junitxml={report}", *PARTS[name]]
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-n",
+            str(usable_cores() + 1),
+            f"--junitxml={report}",
+            *PARTS[name],
+        ]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
         return Result(name, code, time.monotonic() - started, *_counts(report))
 

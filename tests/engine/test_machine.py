@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import psutil
 import pytest
 import torch
 
-from lockstep.engine.machine import MemoryBefore, free_memory
+from lockstep.engine.machine import MemoryBefore, free_memory, usable_cores
 from lockstep.engine.ranks.reports import CommandFailure
 
 
@@ -48,6 +49,29 @@ def test_without_groups_the_machine_counts(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory._replace(available=70))
     monkeypatch.setattr(psutil, "swap_memory", lambda: swap._replace(free=7))
     assert free_memory(tmp_path, tmp_path / "none") == 77
+
+
+@pytest.mark.parametrize("version", [1, 2])
+def test_a_quota_of_a_group_around_the_process_bounds_its_cores(version: int, tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0::/a/b\n" if version == 2 else "7:pids:/x\n4:cpu,cpuacct:/a/b\n")
+    root = tmp_path / "groups"
+    cpu = root if version == 2 else root / "cpu"
+
+    def quota(folder: Path, microseconds: int | None) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        if version == 2:
+            (folder / "cpu.max").write_text(f"{microseconds or 'max'} 100000\n")
+        else:
+            (folder / "cpu.cfs_quota_us").write_text(f"{microseconds or -1}\n")
+            (folder / "cpu.cfs_period_us").write_text("100000\n")
+
+    quota(cpu / "a" / "b", None)
+    assert usable_cores(root, tmp_path / "own") == len(os.sched_getaffinity(0))
+    quota(cpu / "a", 50_000)
+    quota(cpu / "other", 1000)
+    assert usable_cores(root, tmp_path / "own") == 1
+    quota(cpu / "a", 150_000 + 100_000 * len(os.sched_getaffinity(0)))  # more than the machine has
+    assert usable_cores(root, tmp_path / "own") == len(os.sched_getaffinity(0))
 
 
 def test_a_kill_by_the_kernel_is_told_from_one_by_somebody() -> None:

@@ -26,7 +26,7 @@ from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import EngineError
 from lockstep.engine.extras import DISTRIBUTION
 from lockstep.engine.folders import private_folder, state_directory
-from lockstep.engine.machine import free_memory
+from lockstep.engine.machine import free_memory, usable_cores
 from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.messages import Ping
 from lockstep.engine.scratch import ScratchFolder
@@ -139,7 +139,7 @@ def _search_paths() -> Finding:
 def _memory() -> Finding:
     free = free_memory()
     found = (
-        f"{free / 2**30:.1f} of {psutil.virtual_memory().total / 2**30:.1f} GiB free, {os.cpu_count()} cores"
+        f"{free / 2**30:.1f} of {psutil.virtual_memory().total / 2**30:.1f} GiB free, {usable_cores()} cores"
     )
     if free < _LEAST_MEMORY:
         return Finding("memory", "bad", found, "each rank takes about 0.5 GiB beside its weights: free some")

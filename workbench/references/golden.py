@@ -6,7 +6,6 @@ ends the recorder alone, and its memory goes back when it ends.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ import msgspec
 from lockstep.engine.checkpoint.files import gguf_file
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.machine import usable_cores
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.references import cache
@@ -176,7 +176,7 @@ class _Checkpoint:
             steps,
             wanted.dtype,
             "cpu" if wanted.reference == "llama.cpp" else options.get("device", "cpu"),
-            options.get("threads") or os.cpu_count() or 1,
+            options.get("threads") or usable_cores(),
             wanted.reference,
             wanted.dequantised,
             chunk if chunk is not None and chunk < longest else None,  # a chunk that holds all is none

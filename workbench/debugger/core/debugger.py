@@ -7,14 +7,13 @@ found through the registry; each returns a value, nothing prints.
 
 from __future__ import annotations
 
-import os
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from lockstep.engine.errors import RankError, panics_as_errors
-from lockstep.engine.machine import free_memory
+from lockstep.engine.machine import free_memory, usable_cores
 from lockstep.sessions import Session, clean
 from lockstep.workbench import error_log
 from lockstep.workbench.debugger.answers import Position, Result, Stop
@@ -281,7 +280,7 @@ class Debugger:
         if self.live and self.settings.reference == "transformers" and free_memory() > _STANDBY_ROOM:
             inferior = self.engine.inferior
             try:
-                self.standby = StandbyRecorder(inferior.path, os.cpu_count() or 1)
+                self.standby = StandbyRecorder(inferior.path, usable_cores())
             except OSError as error:
                 inferior.recorder.on_warning(f"no reference is got ready: {error}")
 
