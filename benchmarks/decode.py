@@ -26,7 +26,7 @@ from transformers import AutoModelForCausalLM, DynamicCache, PreTrainedModel
 
 from benchmarks.model import half_billion
 from lockstep.engine.config import EngineConfig
-from lockstep.engine.machine import usable_cores
+from lockstep.engine.machine import default_threads
 from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.messages import AddSequence, RemoveSequence, RunStep, WatchTaps
 from lockstep.workbench.references.loading import CACHE
@@ -124,7 +124,7 @@ def main() -> None:
     parser.add_argument("--batch", type=int, nargs="+", default=[1, 4, 32])
     parser.add_argument("--steps", type=int, default=12)
     parser.add_argument("--rounds", type=int, default=4)
-    parser.add_argument("--threads", type=int, default=usable_cores(), help="in all, for each contender")
+    parser.add_argument("--threads", type=int, default=default_threads(), help="in all, for each contender")
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--dtype", default="float32")
     parser.add_argument("--directory", type=Path, help="where the checkpoint is made (default: the temp dir)")

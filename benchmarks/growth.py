@@ -17,7 +17,7 @@ import msgspec
 
 from benchmarks.model import half_billion
 from lockstep.engine.config import EngineConfig
-from lockstep.engine.machine import usable_cores
+from lockstep.engine.machine import default_threads
 from lockstep.engine.run.memory import check_loadable
 from lockstep.workbench.bench.contenders import EngineContender, PeerContender, loaded_engine
 from lockstep.workbench.bench.measure import BenchRow, Plan, fitted, measure
@@ -81,7 +81,7 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("parts", nargs="*", choices=[[], *PARTS], help="default: all")
-    parser.add_argument("--threads", type=int, default=usable_cores())
+    parser.add_argument("--threads", type=int, default=default_threads())
     parser.add_argument("--directory", type=Path, help="where checkpoints are made (default: the temp dir)")
     parser.add_argument("--out", type=Path, default=Path("docs"))
     arguments = parser.parse_args()

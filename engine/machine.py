@@ -50,6 +50,15 @@ def usable_cores(groups: Path = _GROUPS, own: Path = _OWN) -> int:
     return max(1, min([affinity, *_cores_of_groups(groups, own)]))
 
 
+def default_threads(processes: int = 1) -> int:
+    """Threads that each of so many processes computes with where nobody says: what the environment's OMP_NUM_THREADS
+    asks for, as torch itself does, or its share of the cores."""
+    asked = os.environ.get("OMP_NUM_THREADS", "")
+    if asked.isdigit() and int(asked) > 0:
+        return int(asked)
+    return max(1, usable_cores() // processes)
+
+
 def _left_in_groups(groups: Path, own: Path) -> Iterator[int]:
     """What each group that this process is in, and each around it, may still take."""
     for controller, limit, usage, cache in _VERSIONS:

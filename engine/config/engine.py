@@ -37,7 +37,7 @@ class EngineConfig:
     batch_invariant: bool = False  # on the CPU: the same bits alone and in a batch, but slower
     timeout_seconds: float = 60.0  # without progress, until a rank counts as hung
     start_timeout_seconds: float = 300.0  # the same while ranks start and load
-    threads: int | None = None  # of each rank on the CPU; None: the cores shared evenly
+    threads: int | None = None  # of each rank on the CPU; None: `machine.default_threads`
     listen: str = ""  # HOST:PORT where ranks that torchrun started are awaited; "": they are started here
 
     def __post_init__(self) -> None:

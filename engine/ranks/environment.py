@@ -22,7 +22,7 @@ import msgspec
 
 from lockstep.engine.errors import ConfigError
 from lockstep.engine.lifeline import end_with_starter
-from lockstep.engine.machine import usable_cores
+from lockstep.engine.machine import default_threads
 from lockstep.engine.ranks.joining import (
     PAUSES,
     RELAY_SECONDS,
@@ -107,7 +107,7 @@ def _joined(argument: str) -> RankEnvironment:
     _in_background("board", lambda: _carry(Connection(line, PAUSES, seals=line_seals), board, rank))
     return RankEnvironment(
         rank=rank, size=size, local_rank=local_rank, local_size=local_size, device=reported.device,
-        threads=reported.threads or max(1, usable_cores() // local_size),
+        threads=reported.threads or default_threads(local_size),
         host=Connection(host, COMMANDS, seals=host_seals), board=board, store=None,
     )  # fmt: skip
 

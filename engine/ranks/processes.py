@@ -21,7 +21,7 @@ from lockstep.engine.children import start_python
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.extras import need
 from lockstep.engine.lifeline import Lifeline
-from lockstep.engine.machine import MemoryBefore, usable_cores
+from lockstep.engine.machine import MemoryBefore, default_threads
 from lockstep.engine.ranks.environment import RankSpec
 from lockstep.engine.ranks.messages import Leave
 from lockstep.engine.ranks.progress import ProgressBoard
@@ -115,7 +115,7 @@ def _start(
     ours.settimeout(config.timeout_seconds)  # a rank that stops within a message must not stop its host
     lifeline = Lifeline()
     output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank
-    threads = config.threads or max(1, usable_cores() // config.tp)
+    threads = config.threads or default_threads(config.tp)
     spec = RankSpec(
         rank=rank, size=config.tp, device=config.device, store=str(store),
         threads=threads, socket_fd=theirs.fileno(), board_fd=board.fd, lifeline_fd=lifeline.fd,

@@ -9,7 +9,7 @@ import psutil
 import pytest
 import torch
 
-from lockstep.engine.machine import MemoryBefore, free_memory, usable_cores
+from lockstep.engine.machine import MemoryBefore, default_threads, free_memory, usable_cores
 from lockstep.engine.ranks.reports import CommandFailure
 
 
@@ -72,6 +72,14 @@ def test_a_quota_of_a_group_around_the_process_bounds_its_cores(version: int, tm
     assert usable_cores(root, tmp_path / "own") == 1
     quota(cpu / "a", 150_000 + 100_000 * len(os.sched_getaffinity(0)))  # more than the machine has
     assert usable_cores(root, tmp_path / "own") == len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(("asked", "expected"), [("3", 3), ("", None), ("many", None), ("0", None)])
+def test_threads_are_those_that_the_environment_asks_for(
+    asked: str, expected: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OMP_NUM_THREADS", asked)
+    assert default_threads(2) == (expected or max(1, usable_cores() // 2))
 
 
 def test_a_kill_by_the_kernel_is_told_from_one_by_somebody() -> None:

@@ -16,7 +16,7 @@ from rich.table import Table
 
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.extras import MissingExtra
-from lockstep.engine.machine import usable_cores
+from lockstep.engine.machine import default_threads
 from lockstep.engine.text import bytes_text
 from lockstep.sessions.text import clean
 from lockstep.workbench.bench.contenders import (
@@ -77,7 +77,7 @@ def bench(
     Exit code 3: a library that was asked for is missing or cannot run the model; the others are measured.
     """
     asked = peers_of(against)
-    opened, cores = open_to_run(model), threads or usable_cores()
+    opened, cores = open_to_run(model), threads or default_threads()
     config = requests.engine_config(opened, tp=tp, device="cpu", dtype=dtype, weights=weights)
     plan, config = fitted(
         opened.config, QUICK if quick else Plan(), replace(config, threads=max(1, cores // tp))

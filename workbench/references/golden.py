@@ -16,7 +16,7 @@ import msgspec
 from lockstep.engine.checkpoint.files import gguf_file
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.machine import usable_cores
+from lockstep.engine.machine import default_threads
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.references import cache
@@ -176,7 +176,7 @@ class _Checkpoint:
             steps,
             wanted.dtype,
             "cpu" if wanted.reference == "llama.cpp" else options.get("device", "cpu"),
-            options.get("threads") or usable_cores(),
+            options.get("threads") or default_threads(),
             wanted.reference,
             wanted.dequantised,
             chunk if chunk is not None and chunk < longest else None,  # a chunk that holds all is none

@@ -13,7 +13,7 @@ from contextlib import contextmanager, nullcontext
 from typing import Any
 
 from lockstep.engine.errors import RankError, panics_as_errors
-from lockstep.engine.machine import free_memory, usable_cores
+from lockstep.engine.machine import default_threads, free_memory
 from lockstep.sessions import Session, clean
 from lockstep.workbench import error_log
 from lockstep.workbench.debugger.answers import Position, Result, Stop
@@ -280,7 +280,7 @@ class Debugger:
         if self.live and self.settings.reference == "transformers" and free_memory() > _STANDBY_ROOM:
             inferior = self.engine.inferior
             try:
-                self.standby = StandbyRecorder(inferior.path, usable_cores())
+                self.standby = StandbyRecorder(inferior.path, default_threads())
             except OSError as error:
                 inferior.recorder.on_warning(f"no reference is got ready: {error}")
 
