@@ -81,7 +81,7 @@ def rows_of(runner: Runner, shape: str, batch: int, steps: int, speed: float) ->
         rows.append(
             {
                 "shape": shape, "batch": batch, "statistics": on, "ms": 1e3 * median, "least_ms": 1e3 * min(seconds),
-                "graph_ms": 1e3 * timed(runner.graphs.newest().replay, 20),
+                "graph_ms": 1e3 * timed(runner.graphs.replay_newest, 20),
                 "of_bandwidth": weights / median / speed, "of_off": 1e3 * median / off["ms"] if off else 1.0,
             }
         )  # fmt: skip

@@ -2,15 +2,16 @@
 
 A step of one token a sequence launches hundreds of kernels of a few microseconds each, which takes the host longer
 than the GPU. Where nothing that the host does depends on numbers, the step is captured with room for `most` keys, and
-replayed with the ids, positions, lengths and blocks of each later one. What taps measure is part of it. Steps with a
-fault, a patch, a pause or a tensor to capture run kernel by kernel: with `engine.layers.decode_attention` both have the
-same bits.
+replayed with the ids, positions, lengths and blocks of each later one. What taps measure is a graph of its own behind it:
+the host chooses tokens while the GPU still measures. Steps with a fault, a patch, a pause or a tensor to capture run
+kernel by kernel: with `engine.layers.decode_attention` both have the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence as Many
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
@@ -52,15 +53,45 @@ class _Key:
     statistics: bool
 
 
+class Fetched:
+    """A tensor that a graph writes, on its way to the host: what the GPU is given later is not waited for."""
+
+    def __init__(self, x: Tensor) -> None:
+        """Room for x, which is fetched again and again."""
+        self._x, self._host = x, torch.empty(x.shape, dtype=x.dtype, pin_memory=True)
+        self._there = torch.cuda.Event()
+
+    def ask(self) -> None:
+        """Have it copied when the GPU comes to it."""
+        self._host.copy_(self._x, non_blocking=True)
+        self._there.record()
+
+    def wait(self) -> NDArray[Any]:
+        """As it was copied last; a later `ask` writes over it."""
+        self._there.synchronize()
+        found: NDArray[Any] = self._host.numpy()
+        return found
+
+
 @dataclass(frozen=True, slots=True)
 class _Graph:
     graph: torch.cuda.CUDAGraph
+    measuring: torch.cuda.CUDAGraph | None  # what is measured of the step, behind it
     inputs: Tensor  # int32, what the graph reads
     batch: Batch  # the same as the layers have it; of the spans, those of the step that was captured
     logits: Tensor  # [S, V], what it writes
-    summary: Tensor  # of each row of logits: `sampler.summary`
+    summary: Fetched  # of each row of logits: `sampler.summary`
     written: frozenset[int]  # the layers whose rows of the cache it writes
     recorded: Recorded | None
+    measured: Fetched | None  # what is `recorded`
+
+    def replay(self) -> None:
+        """Give the GPU the step, and what is measured of it."""
+        self.graph.replay()
+        self.summary.ask()
+        if self.measuring is not None and self.measured is not None:
+            self.measuring.replay()
+            self.measured.ask()
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +101,9 @@ class Replayed:
 
     batch: Batch
     logits: Tensor
-    summary: Tensor
+    summary: Fetched
     recorded: Recorded | None
+    measured: Fetched | None
 
 
 class DecodeGraphs:
@@ -93,9 +125,9 @@ class DecodeGraphs:
         self._streak += 1
         return self._streak > WARM_UP and self.refused is None and self._decoder.unrepeatable is None
 
-    def newest(self) -> torch.cuda.CUDAGraph:
-        """The graph that was captured last."""
-        return next(reversed(self._graphs.values())).graph
+    def replay_newest(self) -> None:
+        """What was captured last, on the inputs that it had last."""
+        next(reversed(self._graphs.values())).replay()
 
     def run(self, tokens: Many[NewToken]) -> Replayed | None:
         """One step. None where it cannot be captured: a layer waits for the GPU, or there is no memory for a second set
@@ -112,11 +144,11 @@ class DecodeGraphs:
                 self.refused = str(error).partition("\n")[0]
                 return None
         one.inputs.copy_(torch.from_numpy(packed).pin_memory(), non_blocking=True)
-        one.graph.replay()
+        one.replay()
         for span in spans:
             for layer in one.written:
                 span.held[layer] = max(span.held[layer], span.end)
-        return Replayed(replace(one.batch, spans=spans), one.logits, one.summary, one.recorded)
+        return Replayed(replace(one.batch, spans=spans), one.logits, one.summary, one.recorded, one.measured)
 
     def _room(self, keys: int) -> int:
         """Keys that a graph for so many has room for."""
@@ -150,7 +182,8 @@ class DecodeGraphs:
         hub, ledger = self._hub, self._hub.ledger
         inputs = torch.from_numpy(packed).to(self._decoder.device)
         held = [_unheld(span) for span in spans]
-        tables, graph = CapturedTables(), torch.cuda.CUDAGraph()
+        tables, graph, measuring = CapturedTables(), torch.cuda.CUDAGraph(), None
+        recorded: Recorded | None = None
         try:
             hub.begin(self._batch(key, inputs, held))
             ledger.begin_capture(tables)
@@ -163,12 +196,18 @@ class DecodeGraphs:
                 batch = self._batch(key, inputs, held)
                 logits = self._decoder.forward(batch, self._pool)
                 found = summary(logits)
-                recorded = ledger.end_capture(tables) if key.statistics else None
+            if key.statistics:  # of the step's own memory, which it has to itself until it is replayed again
+                measuring = torch.cuda.CUDAGraph()
+                with torch.cuda.graph(measuring, pool=graph.pool()):
+                    recorded = ledger.end_capture(tables)
         finally:
             hub.abandon()
         tables.fill()
         written = frozenset(layer for layer, rows in enumerate(held[0].held) if rows)
-        self._graphs[key] = one = _Graph(graph, inputs, batch, logits, found, written, recorded)
+        measured = None if recorded is None else Fetched(recorded.measured)
+        self._graphs[key] = one = _Graph(
+            graph, measuring, inputs, batch, logits, Fetched(found), written, recorded, measured
+        )
         return one
 
 

@@ -223,11 +223,13 @@ class Runner:
         try:
             replayed = self.graphs.run(self._new(plan)) if self._replays(plan) else None
             if replayed is not None:
-                # What was measured is there when the tokens are: asked for first, it would be waited for twice.
-                found = replayed.summary.cpu().numpy()
+                # While the host chooses and advances, the GPU measures: that is waited for last.
+                found = replayed.summary.wait()
                 choices = self._choose(plan, forced, lambda draws: choose_by(found, replayed.logits, draws))
                 results = self._advance(plan, replayed.batch, choices, forced)
-                stats, checksums, captured = self.hub.replayed(replayed.batch, replayed.recorded)
+                stats, checksums, captured = self.hub.replayed(
+                    replayed.batch, replayed.recorded, replayed.measured and replayed.measured.wait()
+                )
             else:
                 batch = self._batch(plan)
                 self.hub.begin(batch)

@@ -235,11 +235,11 @@ class TapHub:
         return stats, checksums, captured
 
     def replayed(
-        self, batch: Batch, recorded: Recorded | None
+        self, batch: Batch, recorded: Recorded | None, measured: NDArray[np.int64] | None
     ) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
-        """A captured pass has been replayed: as `end`."""
+        """A captured pass has been replayed, `measured` is what it recorded, on the host: as `end`."""
         self.batch = batch
-        if recorded is None:
+        if recorded is None or measured is None:
             return None, None, []
         cells: dict[int | None, list[int]] = {}  # by window: most layers have the same
 
@@ -249,7 +249,7 @@ class TapHub:
                 cells[window] = [self.masked(tap, (self.heads, 1, span.kv_len)) for span in batch.spans]
             return cells[window]
 
-        stats, checksums = self.ledger.replayed(recorded, masked)
+        stats, checksums = self.ledger.replayed(recorded, measured, masked)
         return stats, checksums, []
 
     @property

@@ -138,10 +138,9 @@ def side_by_side(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
     return torch.cat([torch.cat((parts.view(torch.int64), sums[:, None]), 1) for parts, sums in measured])
 
 
-def fetched(both: Tensor) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Parts [n, len(PARTS)] and checksums [n], on the host. It waits for the GPU."""
-    found: NDArray[np.int64] = both.cpu().numpy()
-    return np.ascontiguousarray(found[:, :-1]).view(np.float64), found[:, -1]
+def apart(both: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """What stood side by side, on the host: parts [n, len(PARTS)] and checksums [n]."""
+    return np.ascontiguousarray(both[:, :-1]).view(np.float64), both[:, -1]
 
 
 def pieces_of(x: Tensor) -> list[Measurand]:

@@ -107,13 +107,14 @@ class Groups:
         self, parts: NDArray[np.float64], sums: NDArray[np.uint64]
     ) -> tuple[NDArray[np.float64], NDArray[np.uint64]]:
         """`merge` and `chained` of all pieces [n, len(PARTS)] of each group."""
-        pieces, sums = parts[self.order], sums[self.order]
+        pieces, sums = parts.take(self.order, 0), sums.take(self.order)
         if len(self.numbers) == len(pieces):
             return pieces, sums
+        low, high, norm = (np.ascontiguousarray(pieces[:, column]) for column in (0, 1, 3))
         whole = np.add.reduceat(pieces, self.first)
-        whole[:, 0] = np.minimum.reduceat(pieces[:, 0], self.first)
-        whole[:, 1] = np.maximum.reduceat(pieces[:, 1], self.first)
-        whole[:, 3] = np.sqrt(np.add.reduceat(pieces[:, 3] ** 2, self.first))
+        whole[:, 0] = np.minimum.reduceat(low, self.first)
+        whole[:, 1] = np.maximum.reduceat(high, self.first)
+        whole[:, 3] = np.sqrt(np.add.reduceat(norm**2, self.first))
         return whole, np.add.reduceat(sums * self.weights, self.first)
 
 
