@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import resource
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, assert_never
 
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
@@ -16,6 +14,7 @@ from lockstep.engine.errors import EngineError, RequestError
 from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.parallel.operations import OpKind
+from lockstep.engine.peaks import held_on
 from lockstep.engine.ranks import messages as m
 from lockstep.engine.ranks import reports as r
 from lockstep.engine.ranks.wire import Connection, Disconnected, WireArray
@@ -73,6 +72,8 @@ class Commands:
                 return r.TensorReport(to_wire(self._weight(command.name)))
             case m.ReadCache():
                 return self._cached(command.layer, command.seq)
+            case m.MeasureMemory():
+                return r.MemoryReport(*held_on(str(self.comm.device)))
             case m.ChecksumCache():
                 return r.ChecksumReport(self._cache_checksum())
             case m.LogitLens():
@@ -117,19 +118,13 @@ class Commands:
         unrepeatable = self._runner.decoder.unrepeatable  # tries kernels, which takes memory
         return r.LoadReport(
             bytes_read=self._runner.loaded.bytes_read,
-            peak_bytes=self._peak_bytes(),
+            peak_bytes=held_on(str(self.comm.device)).peak,
             parameters=len(parameters),
             weight_bytes=sum(parameter.nbytes for parameter in parameters.values()),
             context=self._runner.context,
             unpaged=self._runner.decoder.unpaged,
             unrepeatable=unrepeatable,
         )
-
-    def _peak_bytes(self) -> int:
-        """The most that this rank has held at a time: of its GPU's memory, or of the host's."""
-        if self.comm.device.type == "cuda":
-            return torch.cuda.max_memory_allocated(self.comm.device)
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
     def _replace_rules(self, command: m.ReplaceRules) -> None:
         resolved, runner = self.resolve(command.rules), self.runner

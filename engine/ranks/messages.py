@@ -19,6 +19,7 @@ from lockstep.engine.ranks.reports import (
     Done,
     LensReport,
     LoadReport,
+    MemoryReport,
     StepOutcome,
     TensorReport,
     WeightsReport,
@@ -172,6 +173,10 @@ class ReadCache(RankCommand[CacheReport], frozen=True, tag="kv"):
     seq: int = 0
 
 
+class MeasureMemory(RankCommand[MemoryReport], frozen=True, tag="memory"):
+    """What this rank holds of its device's memory, and the most since it was asked before."""
+
+
 class ChecksumCache(RankCommand[ChecksumReport], frozen=True, tag="kv_checksum"):
     """One number for all that is cached of every sequence."""
 
@@ -186,7 +191,7 @@ class LogitLens(RankCommand[LensReport], frozen=True, tag="lens"):
 Command = (
     Ping | Leave | LoadModel | ReplaceRules | RebindRules | WatchTaps | AddSequence | SetSampling | RemoveSequence
     | Rewind | DraftTokens | StagePatch | PutPatches | RunStep | ResumeStep | AbandonStep | ReadTap | ReadWeights
-    | ReadWeight | ReadCache | ChecksumCache | LogitLens
+    | ReadWeight | ReadCache | ChecksumCache | LogitLens | MeasureMemory
 )  # fmt: skip
 
 COMMANDS: Decoder[Command] = Decoder(Command)

@@ -150,6 +150,13 @@ class ChecksumReport(Struct, frozen=True, tag="checksum"):
     checksum: int
 
 
+class MemoryReport(Struct, frozen=True, tag="memory"):
+    """Bytes that a rank holds of its device's memory, and the most since it was asked before."""
+
+    now: int
+    peak: int
+
+
 class LensReport(Struct, frozen=True, tag="lens"):
     """One choice a row; rank 0 only, the others have nothing to tell."""
 
@@ -160,6 +167,7 @@ StepOutcome = StepReport | PauseReport | StepAbandoned
 Answer = (
     RankReady | Done | CommandFailure | LoadReport | CapturedTensor | StepReport | PauseReport | StepAbandoned
     | TensorReport | WeightsReport | CacheReport | ChecksumReport | LensReport
+    | MemoryReport
 )  # fmt: skip
 
 ANSWERS: Decoder[Answer] = Decoder(Answer)

@@ -2,9 +2,9 @@
 
 A step of one token a sequence launches hundreds of kernels of a few microseconds each, which takes the host longer
 than the GPU. Where nothing that the host does depends on numbers, the step is captured with room for `most` keys, and
-replayed with the ids, positions, lengths and blocks of each later one. What taps measure is a graph of its own behind it:
-the host chooses tokens while the GPU still measures. Steps with a fault, a patch, a pause or a tensor to capture run
-kernel by kernel: with `engine.layers.decode_attention` both have the same bits.
+replayed with the ids, positions, lengths and blocks of each later one. What taps measure is a graph of its own behind
+it: the host chooses tokens while the GPU still measures. Steps with a fault, a patch, a pause or a tensor to capture
+run kernel by kernel: with `engine.layers.decode_attention` both have the same bits.
 """
 
 from __future__ import annotations

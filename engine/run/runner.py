@@ -227,9 +227,8 @@ class Runner:
                 found = replayed.summary.wait()
                 choices = self._choose(plan, forced, lambda draws: choose_by(found, replayed.logits, draws))
                 results = self._advance(plan, replayed.batch, choices, forced)
-                stats, checksums, captured = self.hub.replayed(
-                    replayed.batch, replayed.recorded, replayed.measured and replayed.measured.wait()
-                )
+                measured = None if replayed.measured is None else replayed.measured.wait()
+                stats, checksums, captured = self.hub.replayed(replayed.batch, replayed.recorded, measured)
             else:
                 batch = self._batch(plan)
                 self.hub.begin(batch)

@@ -178,7 +178,9 @@ class StatisticsLedger:
             sums[order] = torch.cat([one.checksums for one in found]).cpu().numpy()
         if self._waiting.count:
             self._waiting.flush()
-            self._take(*one_pass.apart(one_pass.side_by_side(self._waiting.measured).cpu().numpy()), parts, sums)
+            self._take(
+                *one_pass.apart(one_pass.side_by_side(self._waiting.measured).cpu().numpy()), parts, sums
+            )
         groups = Groups.of(np.array(self._taps, np.int64))
         return self._tabulated(groups, unmask(parts, self._masked), sums)
 
@@ -196,8 +198,8 @@ class StatisticsLedger:
     def replayed(
         self, recorded: Recorded, measured: NDArray[np.int64], masked: Callable[[int], list[int]]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
-        """The table of a captured step that has been replayed, and `measured` so. `masked(tap)`: infinities that a correct mask has put in
-        each sequence's part."""
+        """The table of a captured step that has been replayed, from what it has `measured`. `masked(tap)`: infinities that
+        a correct mask has put in each sequence's part."""
         parts, checksums = one_pass.apart(measured)
         for tap, numbers in recorded.growing:
             if any(cells := masked(tap)):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol
@@ -16,6 +15,8 @@ from lockstep.engine.api import Engine
 from lockstep.engine.children import start_python
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import EngineError
+from lockstep.engine.peaks import Held
+from lockstep.engine.ranks.messages import MeasureMemory
 from lockstep.workbench.bench.messages import (
     ANSWERS,
     PeerAnswer,
@@ -34,7 +35,7 @@ class ContenderFailure(EngineError):
 
 
 class Contender(Protocol):
-    """One that runs workloads. `load_seconds` as it was loaded; `pids` are the processes whose memory is its own."""
+    """One that runs workloads. `load_seconds` as it was loaded; `load_bytes` are what it holds since."""
 
     @property
     def name(self) -> str: ...
@@ -43,7 +44,7 @@ class Contender(Protocol):
     def load_seconds(self) -> float: ...
 
     @property
-    def pids(self) -> Sequence[int]: ...
+    def load_bytes(self) -> int: ...
 
     def run(self, work: Workload) -> Timing:
         """Run it from an empty cache. ContenderFailure where it cannot."""
@@ -57,12 +58,8 @@ class EngineContender:
     name: str
     engine: Engine
     load_seconds: float
+    load_bytes: int
     statistics: bool = False
-
-    @property
-    def pids(self) -> Sequence[int]:
-        """The ranks."""
-        return self.engine.client.pids
 
     def run(self, work: Workload) -> Timing:
         """Every pass from the command to the last rank's report."""
@@ -70,7 +67,7 @@ class EngineContender:
         engine.capture(statistics=self.statistics)
         vocab = engine.model.vocab_size
         seqs = [engine.add(prompt_ids(work.prompt, vocab, i)) for i in range(work.batch)]
-        taken = []
+        taken, before = [], memory_of(engine)
         try:
             for _ in range(1 + work.steps):
                 begun = time.perf_counter()
@@ -79,7 +76,14 @@ class EngineContender:
         finally:
             for seq in seqs:
                 engine.remove(seq)
-        return Timing(taken[0], tuple(taken[1:]))
+        above = memory_of(engine).peak - before.now
+        return Timing(taken[0], tuple(taken[1:]), above)
+
+
+def memory_of(engine: Engine) -> Held:
+    """What its ranks hold together, and have held at most each since this was asked before."""
+    reports = engine.client.call(MeasureMemory())
+    return Held(sum(one.now for one in reports), sum(one.peak for one in reports))
 
 
 def loaded_engine(path: Path, config: EngineConfig) -> tuple[Engine, float]:
@@ -103,19 +107,18 @@ class PeerContender:
     dtype: str
     threads: int
     context: int
+    device: str = "cpu"
     load_seconds: float = 0.0
+    load_bytes: int = 0
     _process: subprocess.Popen[bytes] = field(init=False)
     _ours: socket.socket = field(init=False)
     _rest: bytes = b""
 
-    @property
-    def pids(self) -> Sequence[int]:
-        """The child."""
-        return [self._process.pid]
-
     def __enter__(self) -> PeerContender:
         self._ours, theirs = socket.socketpair()
-        spec = PeerSpec(self.name, str(self.model), self.dtype, self.threads, self.context, theirs.fileno())
+        spec = PeerSpec(
+            self.name, str(self.model), self.dtype, self.threads, self.context, theirs.fileno(), self.device
+        )
         with theirs:
             self._process = start_python(
                 "-m", "lockstep.workbench.bench.peer", msgspec.json.encode(spec).decode(),
@@ -126,7 +129,7 @@ class PeerContender:
             reported = self._answer()
             if not isinstance(reported, PeerReady):
                 raise ContenderFailure(f"{self.name}: it answered out of turn")
-            self.load_seconds = reported.seconds
+            self.load_seconds, self.load_bytes = reported.seconds, reported.bytes
         except BaseException:
             self.__exit__()
             raise

@@ -14,7 +14,6 @@ from lockstep.engine.errors import RequestError
 from lockstep.engine.run.estimates import LeftBehind, check_room
 from lockstep.workbench.bench.contenders import Contender, ContenderFailure
 from lockstep.workbench.bench.messages import Workload
-from lockstep.workbench.bench.peaks import peak_of, resident, start_over
 
 #: Tokens of a prompt before decode steps are timed, and steps that warm up.
 PROMPT, WARM_UP = 64, 2
@@ -109,7 +108,7 @@ def measure(
     """Every row of the plan, and the load times. A contender that cannot run a workload has no figure there."""
     rows = [
         BenchRow("load", 0, tuple(
-            Figure(one.name, one.load_seconds, one.load_seconds, sum(map(resident, one.pids))) for one in contenders
+            Figure(one.name, one.load_seconds, one.load_seconds, one.load_bytes) for one in contenders
         ))
     ]  # fmt: skip
     for batch in plan.batches:
@@ -129,15 +128,11 @@ def _row(what: str, size: int, contenders: Sequence[Contender], work: Workload, 
     able = list(contenders)
     for turn in range(rounds):
         for one in able if turn % 2 == 0 else list(reversed(able)):
-            held = sum(map(resident, one.pids))
-            for pid in one.pids:
-                start_over(pid)
             with suppress(ContenderFailure):
                 timing = one.run(work)
                 taken = [timing.prefill] if what == "prefill" else timing.decode[WARM_UP:]
                 seconds.setdefault(one.name, []).extend(taken)
-                above = sum(map(peak_of, one.pids)) - held
-                peaks[one.name] = max(peaks.get(one.name, 0), above)
+                peaks[one.name] = max(peaks.get(one.name, 0), timing.bytes)
         able = [one for one in able if one.name in seconds]
     figures = [
         Figure(name, statistics.median(taken), min(taken), peaks[name])

@@ -14,6 +14,7 @@ class PeerSpec(msgspec.Struct, frozen=True):
     threads: int
     context: int
     socket: int
+    device: str = "cpu"
 
 
 class Workload(msgspec.Struct, frozen=True):
@@ -25,16 +26,19 @@ class Workload(msgspec.Struct, frozen=True):
 
 
 class Timing(msgspec.Struct, frozen=True):
-    """Seconds of the prefill, and of each decode step."""
+    """Seconds of the prefill, and of each decode step; `bytes` is the peak of the memory where it was computed, above
+    what was held before."""
 
     prefill: float
     decode: tuple[float, ...]
+    bytes: int = 0
 
 
 class PeerReady(msgspec.Struct, frozen=True, tag="ready"):
-    """It has loaded, in so many seconds; its imports are not counted."""
+    """It has loaded, in so many seconds, and holds so many bytes; its imports are not counted in the seconds."""
 
     seconds: float
+    bytes: int
 
 
 class PeerTiming(msgspec.Struct, frozen=True, tag="timing"):

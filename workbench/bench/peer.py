@@ -10,8 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+from msgspec.structs import replace
 
 from lockstep.engine.children import loading
+from lockstep.engine.peaks import held_on
 from lockstep.engine.text import printable
 from lockstep.workbench.bench.messages import (
     WORKLOADS,
@@ -48,13 +50,14 @@ def transformers_run(spec: PeerSpec) -> tuple[Run, float]:
     else:
         model = load_golden(path, spec.dtype, "cpu")  # type: ignore[arg-type]
         model.set_attn_implementation("sdpa")
-    model.train(False)
+    model.train(False).to(spec.device)
     seconds = time.perf_counter() - started
 
     @torch.inference_mode()
     def run(work: Workload) -> Timing:
         """Prompts as one batch; greedy."""
-        ids = torch.tensor([prompt_ids(work.prompt, model.config.vocab_size, i) for i in range(work.batch)])
+        prompts = [prompt_ids(work.prompt, model.config.vocab_size, i) for i in range(work.batch)]
+        ids = torch.tensor(prompts, device=spec.device)
         cache, taken = DynamicCache(config=model.config), []
         for _ in range(1 + work.steps):
             begun = time.perf_counter()
@@ -68,7 +71,9 @@ def transformers_run(spec: PeerSpec) -> tuple[Run, float]:
 
 
 def llamacpp_run(spec: PeerSpec) -> tuple[Run, float]:
-    """llama.cpp on the file as it is, one sequence at a time."""
+    """llama.cpp on the file as it is, one sequence at a time, on the CPU."""
+    if spec.device != "cpu":
+        raise ValueError("it is timed on the CPU alone: use --device cpu")
     import llama_cpp
 
     started = time.perf_counter()
@@ -111,10 +116,12 @@ def main() -> int:
         except Exception as error:  # a library raises what it likes over a checkpoint: told, and the end
             tell(PeerFailure(f"{type(error).__name__}: {printable(error, 300)}"))
             return 0
-        tell(PeerReady(seconds))
+        tell(PeerReady(seconds, held_on(spec.device).now))
         for line in asked:
             try:
-                tell(PeerTiming(run(WORKLOADS.decode(line))))
+                before = held_on(spec.device).now
+                timing = run(WORKLOADS.decode(line))
+                tell(PeerTiming(replace(timing, bytes=held_on(spec.device).peak - before)))
             except Exception as error:  # of this workload alone
                 tell(PeerFailure(f"{type(error).__name__}: {printable(error, 300)}"))
     return 0

@@ -25,6 +25,7 @@ from lockstep.workbench.bench.contenders import (
     EngineContender,
     PeerContender,
     loaded_engine,
+    memory_of,
 )
 from lockstep.workbench.bench.measure import QUICK, BenchRow, Plan, fitted, measure
 from lockstep.workbench.cli import options
@@ -55,6 +56,7 @@ def bench(
         typer.Option("--against", metavar="NAME,…", help="Beside whom: transformers, llama.cpp, or none."),
     ] = "transformers",
     tp: options.Tp = 1,
+    device: options.Device = "cpu",
     dtype: options.DType = "auto",
     weights: options.Weights = "dequantised",
     threads: Annotated[
@@ -71,14 +73,15 @@ def bench(
 ) -> None:
     """Time a model beside other libraries: decode by batch, prefill by length, statistics on and off, memory, load.
 
-    On the CPU. Contenders take turns, each in processes of its own, with the same number of threads; a figure is the
-    median of its passes, with the least. Ratios are speeds over the first library's.
+    Contenders take turns, each in processes of its own, on the same device and with the same number of threads; a
+    figure is the median of its passes, with the least. Memory is the device's. Ratios are speeds over the first
+    library's.
 
     Exit code 3: a library that was asked for is missing or cannot run the model; the others are measured.
     """
     asked = peers_of(against)
     opened, cores = open_to_run(model), threads or default_threads()
-    config = requests.engine_config(opened, tp=tp, device="cpu", dtype=dtype, weights=weights)
+    config = requests.engine_config(opened, tp=tp, device=device, dtype=dtype, weights=weights)
     plan, config = fitted(
         opened.config, QUICK if quick else Plan(), replace(config, threads=max(1, cores // tp))
     )
@@ -90,8 +93,8 @@ def bench(
         tell(f"error: {why}")
     if as_json:
         print(dumps({
-            "model": opened.name, "tp": tp, "dtype": config.dtype, "threads": cores, "baseline": baseline,
-            "missing": missing,
+            "model": opened.name, "tp": tp, "device": device, "dtype": config.dtype, "threads": cores,
+            "baseline": baseline, "missing": missing,
             "rows": [msgspec.to_builtins(row) for row in rows],
         }))  # fmt: skip
     else:
@@ -120,8 +123,10 @@ def _contenders(
     status.say(f"loading {opened.name}")
     engine, seconds = loaded_engine(opened.path, config)
     stack.callback(engine.close)
+    held = memory_of(engine).now
     found: list[Contender] = [
-        EngineContender(_OURS, engine, seconds), EngineContender(_MEASURED, engine, seconds, statistics=True),
+        EngineContender(_OURS, engine, seconds, held),
+        EngineContender(_MEASURED, engine, seconds, held, statistics=True),
     ]  # fmt: skip
     missing = []
     for name in asked:
@@ -130,7 +135,9 @@ def _contenders(
             if name == "llama.cpp":
                 need_readable(opened.path, "llama.cpp")
             found.append(
-                stack.enter_context(PeerContender(name, opened.path, config.dtype, threads, plan.context))
+                stack.enter_context(
+                    PeerContender(name, opened.path, config.dtype, threads, plan.context, config.device)
+                )
             )
         except (ContenderFailure, ReferenceFailure, MissingExtra) as error:
             missing.append(clean(str(error), limit=400))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
@@ -28,7 +28,7 @@ class Fake:
     ran: list[tuple[str, Workload]]
     most: int = 1 << 30
     load_seconds: float = 3.0
-    pids: Sequence[int] = field(default_factory=tuple)
+    load_bytes: int = 5
 
     def run(self, work: Workload) -> Timing:
         self.ran.append((self.name, work))

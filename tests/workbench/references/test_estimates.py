@@ -13,8 +13,8 @@ import pytest
 
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import RequestError
+from lockstep.engine.peaks import peak_of
 from lockstep.engine.run.memory import check_loadable
-from lockstep.workbench.bench.peaks import peak_of
 from lockstep.workbench.references.estimates import golden_bytes
 from lockstep.workbench.references.golden import record_golden
 from lockstep.workbench.references.recorder_process import run_recorder

@@ -1,11 +1,33 @@
-"""The most memory that a process of ours has had resident."""
+"""The most memory that a process has held at a time: of the host's, or, where it computes there, of its GPU's."""
 
 from __future__ import annotations
 
 import contextlib
+import os
 from pathlib import Path
+from typing import NamedTuple
 
 import psutil
+
+
+class Held(NamedTuple):
+    """Bytes that a process holds, and the most that it has held since it was asked before."""
+
+    now: int
+    peak: int
+
+
+def held_on(device: str) -> Held:
+    """What this process holds: of the memory of a GPU ("cuda:0") that torch has given out, or of the host's."""
+    if device.startswith("cuda"):
+        import torch  # which whoever computes there has imported
+
+        held = Held(torch.cuda.memory_allocated(device), torch.cuda.max_memory_allocated(device))
+        torch.cuda.reset_peak_memory_stats(device)
+        return held
+    held = Held(resident(os.getpid()), peak_of(os.getpid()))
+    start_over(os.getpid())
+    return held
 
 
 def start_over(pid: int) -> None:
