@@ -198,8 +198,8 @@ class StatisticsLedger:
     def replayed(
         self, recorded: Recorded, measured: NDArray[np.int64], masked: Callable[[int], list[int]]
     ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
-        """The table of a captured step that has been replayed, from what it has `measured`. `masked(tap)`: infinities that
-        a correct mask has put in each sequence's part."""
+        """The table of a captured step that has been replayed, from what it has `measured`. `masked(tap)`: infinities
+        that a correct mask has put in each sequence's part."""
         parts, checksums = one_pass.apart(measured)
         for tap, numbers in recorded.growing:
             if any(cells := masked(tap)):
