@@ -125,6 +125,7 @@ class DecodeGraphs:
         self._streak += 1
         return self._streak > WARM_UP and self.refused is None and self._decoder.unrepeatable is None
 
+    @torch.inference_mode()
     def replay_newest(self) -> None:
         """What was captured last, on the inputs that it had last."""
         next(reversed(self._graphs.values())).replay()

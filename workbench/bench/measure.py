@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import statistics
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from msgspec import Struct
@@ -15,8 +14,8 @@ from lockstep.engine.run.estimates import LeftBehind, check_room
 from lockstep.workbench.bench.contenders import Contender, ContenderFailure
 from lockstep.workbench.bench.messages import Workload
 
-#: Tokens of a prompt before decode steps are timed, and steps that warm up.
-PROMPT, WARM_UP = 64, 2
+#: Tokens of a prompt before decode steps are timed.
+PROMPT = 64
 
 
 class Figure(Struct, frozen=True):
@@ -50,20 +49,29 @@ class BenchRow(Struct, frozen=True):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What is measured: decode steps of so many sequences, prefills of so many tokens, each `rounds` times in turns."""
+    """What is measured: decode steps of so many sequences, prefills of so many tokens, each `rounds` times in turns.
+    `warm_up`: decode steps of a turn that are not timed; `rehearsed`: nor is the first turn."""
 
     batches: Sequence[int] = (1, 4, 16)
     lengths: Sequence[int] = (128, 512, 2048)
     steps: int = 8
     rounds: int = 3
+    warm_up: int = 2
+    rehearsed: bool = False
 
     @property
     def context(self) -> int:
         """Tokens that a sequence must have room for."""
-        return max([PROMPT + WARM_UP + self.steps, *self.lengths]) + 2
+        return max([PROMPT + self.warm_up + self.steps, *self.lengths]) + 2
 
 
 QUICK = Plan(batches=(1, 4), lengths=(128, 512), steps=4, rounds=2)
+
+
+def on_gpu(plan: Plan) -> Plan:
+    """What a GPU needs before times settle: kernels are compiled at first use, and a decode step is captured when some
+    (`engine.run.graphs`) have run kernel by kernel."""
+    return replace(plan, warm_up=4, rehearsed=True)
 
 
 def fitted(model: ModelConfig, plan: Plan, config: EngineConfig) -> tuple[Plan, EngineConfig]:
@@ -91,7 +99,7 @@ def _has_room(model: ModelConfig, plan: Plan, lengths: Sequence[int], config: En
 def _roomy(plan: Plan, config: EngineConfig) -> EngineConfig:
     """With blocks for the longest prompt, or for the largest batch of short ones."""
     size = config.block_size
-    short = -(-(PROMPT + WARM_UP + plan.steps + 2) // size)
+    short = -(-(PROMPT + plan.warm_up + plan.steps + 2) // size)
     blocks = max(-(-plan.context // size), max(plan.batches, default=1) * short)
     return replace(
         config, max_tokens=plan.context, max_sequences=max(plan.batches, default=1), num_blocks=blocks
@@ -114,26 +122,29 @@ def measure(
     for batch in plan.batches:
         told(f"decode, {batch} at a time")
         rows.append(
-            _row("decode", batch, contenders, Workload(batch, PROMPT, WARM_UP + plan.steps), plan.rounds)
+            _row("decode", batch, contenders, Workload(batch, PROMPT, plan.warm_up + plan.steps), plan)
         )
     for length in plan.lengths:
         told(f"prefill of {length}")
-        rows.append(_row("prefill", length, contenders, Workload(1, length, 0), plan.rounds))
+        rows.append(_row("prefill", length, contenders, Workload(1, length, 0), plan))
     return [_with_ratios(row, baseline) for row in rows]
 
 
-def _row(what: str, size: int, contenders: Sequence[Contender], work: Workload, rounds: int) -> BenchRow:
+def _row(what: str, size: int, contenders: Sequence[Contender], work: Workload, plan: Plan) -> BenchRow:
     seconds: dict[str, list[float]] = {}
     peaks: dict[str, int] = {}
     able = list(contenders)
-    for turn in range(rounds):
-        for one in able if turn % 2 == 0 else list(reversed(able)):
-            with suppress(ContenderFailure):
+    for turn in range(-plan.rehearsed, plan.rounds):
+        for one in able[:: 1 if turn % 2 == 0 else -1]:
+            try:
                 timing = one.run(work)
-                taken = [timing.prefill] if what == "prefill" else timing.decode[WARM_UP:]
+            except ContenderFailure:
+                able = [other for other in able if other is not one]
+                continue
+            if turn >= 0:
+                taken = [timing.prefill] if what == "prefill" else timing.decode[plan.warm_up :]
                 seconds.setdefault(one.name, []).extend(taken)
                 peaks[one.name] = max(peaks.get(one.name, 0), timing.bytes)
-        able = [one for one in able if one.name in seconds]
     figures = [
         Figure(name, statistics.median(taken), min(taken), peaks[name])
         for name, taken in seconds.items()

@@ -27,7 +27,7 @@ from lockstep.workbench.bench.contenders import (
     loaded_engine,
     memory_of,
 )
-from lockstep.workbench.bench.measure import QUICK, BenchRow, Plan, fitted, measure
+from lockstep.workbench.bench.measure import QUICK, BenchRow, Plan, fitted, measure, on_gpu
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
@@ -82,8 +82,11 @@ def bench(
     asked = peers_of(against)
     opened, cores = open_to_run(model), threads or default_threads()
     config = requests.engine_config(opened, tp=tp, device=device, dtype=dtype, weights=weights)
+    sizes = QUICK if quick else Plan()
     plan, config = fitted(
-        opened.config, QUICK if quick else Plan(), replace(config, threads=max(1, cores // tp))
+        opened.config,
+        sizes if device == "cpu" else on_gpu(sizes),
+        replace(config, threads=max(1, cores // tp)),
     )
     with ExitStack() as stack, Status() as status:
         contenders, missing = _contenders(opened, asked, config, plan, cores, stack, status)
