@@ -84,7 +84,10 @@ def test_a_state_that_is_kept_in_16_bits_between_passes_is_named(
     found = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3-next"), tmp_path, "bfloat16").causes
     assert {one.text for one in found} == {"the sequence's own state is rounded to bfloat16"}
     assert {one.kind for one in found} == {"precision"}
-    assert {one.steps for one in found} == {(1, 2)}
+    assert found[0].steps == (1, 2)
+    assert all(
+        set(one.steps) <= {1, 2} for one in found
+    )  # what reads it may show the rounding in one of them alone
 
 
 def test_rows_that_another_request_has_left_to_the_convolution_are_named(
