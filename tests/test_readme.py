@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import runpy
 import shlex
@@ -25,14 +26,45 @@ WALKS = (
 )
 
 
-def blocks_of(page: str) -> list[tuple[str, int, list[str]]]:
-    """The commands of a page in their order: (command, exit code, lines shown)."""
+#: How far figures of 16-bit arithmetic may be from those shown: processors multiply bfloat16 in different ways.
+_ABOUT = 0.25
+_FIGURE = r"-?\d+\.\d+(?:e-?\d+)?"
+
+
+def blocks_of(page: str) -> list[tuple[str, int, bool, list[str]]]:
+    """The commands of a page in their order: (command, exit code, whether figures are of 16-bit arithmetic, lines
+    shown)."""
     text = (ROOT / "docs" / page).read_text(encoding="utf-8")
     found = []
-    for code, rest in re.findall(r"<!-- tour ?(\d?) -->\n```console\n(.*?)```", text, flags=re.DOTALL):
+    blocks = r"<!-- tour ?(\d?) ?(about)? ?-->\n```console\n(.*?)```"
+    for code, about, rest in re.findall(blocks, text, flags=re.DOTALL):
         command, *shown = rest.splitlines()
-        found.append((command.removeprefix("$ "), int(code or ("verdict     diverged" in shown)), shown))
+        expected = int(code or ("verdict     diverged" in shown))
+        found.append((command.removeprefix("$ "), expected, bool(about), shown))
     return found
+
+
+def shows(line: str, printed: str, about: bool) -> bool:
+    """Whether a line was printed as it is shown, which may be cut with "…"; `about`: but for its figures, which are
+    near."""
+    wanted, cut = line.rstrip("…").rstrip(), line.endswith("…")
+    texts = re.split(_FIGURE, wanted) if about else [wanted]
+    figures = re.findall(_FIGURE, wanted) if about else []
+    pattern = f" *({_FIGURE})".join(re.escape(text.rstrip() if about else text) for text in texts)
+    found = re.match(pattern if cut else f"{pattern}$", printed.rstrip())
+    return found is not None and all(
+        math.isclose(float(one), float(other), rel_tol=_ABOUT)
+        for one, other in zip(found.groups(), figures, strict=True)
+    )
+
+
+def test_figures_are_compared_where_they_are_of_16_bits() -> None:
+    line = "layers.0.attn   25.0 %   -2.7 %"
+    assert shows(line, "layers.0.attn   26.4 %   -2.5 %", True)
+    assert shows(line, "layers.0.attn    9.4 %   -2.5 %", True) is False
+    assert not shows(line, "layers.0.attn   26.4 %   -2.5 %", False)
+    assert not shows(line, "layers.1.attn   25.0 %   -2.7 %", True)
+    assert shows("k3 6.95e-05, 0 …", "k3 6.59e-05, 0 % beyond", True)
 
 
 #: The keys of the workbench as they are printed.
@@ -47,7 +79,7 @@ KEYS = {
 def test_there_are_walks() -> None:
     for page in WALKS:
         assert blocks_of(page), page
-        assert all(command.startswith("lockstep ") for command, _, _ in blocks_of(page))
+        assert all(command.startswith("lockstep ") for command, *_ in blocks_of(page))
     assert len(blocks_of("tour.md")) >= 5
 
 
@@ -61,7 +93,7 @@ def test_a_walk_prints_what_it_shows(page: str, tmp_path: Path, monkeypatch: pyt
     for source in ((ROOT / "docs" / page).read_text(encoding="utf-8"), _engines()):
         for name, code in re.findall(r"<!-- file (\S+) -->\n```python\n(.*?)```", source, flags=re.DOTALL):
             (tmp_path / name).write_text(code)
-    for command, expected, shown in blocks_of(page):
+    for command, expected, about, shown in blocks_of(page):
         words = [sys.executable if word == "python" else word for word in shlex.split(command)[1:]]
         done = run_module("lockstep.workbench.cli", *words)
         assert done.returncode == expected, f"{command}\n{done.stdout}{done.stderr}"
@@ -70,9 +102,7 @@ def test_a_walk_prints_what_it_shows(page: str, tmp_path: Path, monkeypatch: pyt
         for line in shown:
             if line == "…":
                 continue
-            wanted = re.escape(line.rstrip("…").rstrip())  # a line may be cut with … as well
-            pattern = re.compile(wanted if line.endswith("…") else f"{wanted}$")
-            found = next((i for i in range(at, len(printed)) if pattern.match(printed[i].rstrip())), None)
+            found = next((i for i in range(at, len(printed)) if shows(line, printed[i], about)), None)
             assert found is not None, f"{command}: not printed: {line!r}, in:\n{done.stdout}"
             at = found + 1
 

@@ -19,7 +19,7 @@ def recorded(name: str, tmp_path: Path) -> tuple[Path, Path]:
     path, session = wrapped_checkpoint(tmp_path, name), tmp_path / "run.session"
     model = AutoModelForImageTextToText.from_pretrained(path, dtype=torch.float32).eval()
     with lockstep.record(model, session, model=path):
-        model.generate(torch.tensor([IDS]), max_new_tokens=3, do_sample=False)
+        model.generate(torch.tensor([IDS]), min_new_tokens=3, max_new_tokens=3, do_sample=False)
     return path, session
 
 
