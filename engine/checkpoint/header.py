@@ -114,7 +114,9 @@ def _raw_header(path: Path, size: int, start: bytes, file: BinaryIO) -> bytes:
     if is_lfs_pointer(start):
         raise lfs_error(path)
     if size < 8:
-        raise CheckpointError(f"{path}: truncated: {size} bytes, too few for a safetensors header")
+        raise CheckpointError(
+            f"{path}: truncated: {size} bytes, too few for a safetensors header; download it again"
+        )
     (length,) = struct.unpack("<Q", start[:8])
     if length > size - 8:
         raise CheckpointError(
@@ -123,12 +125,15 @@ def _raw_header(path: Path, size: int, start: bytes, file: BinaryIO) -> bytes:
         )
     if length > LONGEST_HEADER:
         raise CheckpointError(
-            f"{path}: the header claims {length} bytes; at most {LONGEST_HEADER} are allowed"
+            f"{path}: the header claims {length} bytes; at most {LONGEST_HEADER} are allowed: "
+            "damaged; download it again"
         )
     file.seek(0)
     raw = file.read(8 + length)
     if len(raw) != 8 + length:
-        raise CheckpointError(f"{path}: truncated while it was being read")
+        raise CheckpointError(
+            f"{path}: truncated while it was being read: wait until it is written, and try again"
+        )
     return raw
 
 

@@ -33,7 +33,7 @@ def open_checkpoint(path: Path) -> tuple[ModelConfig, Source]:
     directory = path if path.is_dir() else path.parent
     config_file = directory / "config.json"
     if not config_file.exists():
-        raise ConfigError(f"{directory}: no config.json: not a Hugging Face checkpoint")
+        raise _no_config(directory)
     config = read_json(config_file)
     generation_file = directory / "generation_config.json"
     generation = read_json(generation_file) if generation_file.exists() else None
@@ -64,6 +64,20 @@ def resolve(model: str) -> Path:
             "owner/name:FILE)"
         )
     return fetch(match["repository"], match["file"])
+
+
+def _no_config(directory: Path) -> ConfigError:
+    """What is missing, and where it may be instead: in a subfolder, or (the hub's cache) in a snapshot."""
+    found = sorted(
+        str(file.parent) for where in ("*", "snapshots/*") for file in directory.glob(f"{where}/config.json")
+    )
+    step = "name the folder that has it, or download it beside the weights"
+    if found:
+        others = len(found) - 1
+        which = "1 other folder that has one" if others == 1 else f"{others} other folders that have one"
+        more = f" (or {which})" if others else ""
+        step = f"did you mean {printable(found[0])}{more}?"
+    return ConfigError(f"{directory}: no config.json: not a Hugging Face checkpoint; {step}")
 
 
 def _refuse_format(path: Path) -> None:

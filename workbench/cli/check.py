@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, TextIO
+from typing import TYPE_CHECKING, Annotated, TextIO
 
 import typer
 from rich.console import Console
@@ -12,7 +12,6 @@ from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.text import clean
-from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
@@ -23,9 +22,14 @@ from lockstep.workbench.export.cases import cases
 from lockstep.workbench.export.check_text import inconclusive, render, where
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.judgements.golden_event import GoldenEvent
-from lockstep.workbench.library import judging
-from lockstep.workbench.library.verdict import Verdict
 from lockstep.workbench.paths import session_of
+
+if TYPE_CHECKING:
+    from lockstep.workbench.checking.pipeline import CheckResult
+    from lockstep.workbench.library.verdict import Verdict
+
+#: Shown while what judges is imported.
+STARTING = "loading the libraries"
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -130,6 +134,9 @@ def check(
     recording = session_of(target)
     with ScratchFolder.make("check") as scratch:
         with Status() as status:
+            status.say(STARTING)
+            from lockstep.workbench.library import judging  # seconds, on a slow machine
+
             found = judging.check(
                 target, prompt=prompt, ids=ids, chat=chat, prompt_tokens=prompt_tokens, tp=tp, ep=ep, steps=steps,
                 faults=fault, device=device, dtype=dtype, floor=floor, reference=reference, load=load, weights=weights,

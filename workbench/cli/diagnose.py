@@ -10,12 +10,11 @@ from rich.console import Console
 
 from lockstep.sessions.text import clean
 from lockstep.workbench.cli import options
-from lockstep.workbench.cli.check import code_of
+from lockstep.workbench.cli.check import STARTING, code_of
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
 from lockstep.workbench.export.diagnosis_text import render_diagnosis
 from lockstep.workbench.export.json import dumps
-from lockstep.workbench.library import judging
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -100,6 +99,9 @@ def diagnose(
     Exit code 0: nothing is wrong. 1: something is, and the causes are named. 6: inconclusive.
     """
     with Status() as status:
+        status.say(STARTING)
+        from lockstep.workbench.library import judging  # seconds, on a slow machine
+
         found = judging.diagnose(
             target, model=model, golden=golden, reference=reference, branch=branch, prompt=prompt, ids=ids, chat=chat,
             prompt_tokens=prompt_tokens, tp=tp, ep=ep, steps=steps, faults=fault, device=device, dtype=dtype,

@@ -14,10 +14,10 @@ from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.foreign.added import ELSEWHERE, format_names, open_dump
-from lockstep.workbench.foreign.importing import recognised
 from lockstep.workbench.foreign.name_map import NameMap
 from lockstep.workbench.inferior.destination import may_write
 from lockstep.workbench.library.imported import ImportedRun, import_as
+from lockstep.workbench.models.dumps import recognised
 from lockstep.workbench.models.opening import open_model
 from lockstep.workbench.paths import new_session_path
 

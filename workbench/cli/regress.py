@@ -33,6 +33,8 @@ app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
 #: What `git bisect run` takes for a commit that cannot be tested.
 SKIP = 125
+#: Rows of the table of what differs.
+_ROWS = 12
 _CODES = {"match": Exit.OK, "diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
 
 
@@ -74,7 +76,7 @@ def regress(
         target = new_session_path("regress") if output is None else may_write(output)
         with panics_as_errors():
             reported = _run(command, find_session(baseline), bitwise, asked, target)
-            lost = _report(reported, target, baseline, junit_file, sarif_file, as_json)
+            lost = report(reported, target, baseline, junit_file, sarif_file, as_json)
     except Exception as error:
         if not bisect:
             raise
@@ -101,19 +103,29 @@ def _run(command: list[str], baseline: Path, bitwise: bool, asked: TapRequest, t
             return regression(run, good, bitwise=bitwise)
 
 
-def _report(
+def _show_differing(told: Regression, again: str) -> None:
+    """The operations that differ, cut to what leaves the verdict below them on a screen; `again` shows all."""
+    differing = told.comparison.differing
+    if not differing:
+        return
+    print(difference_rows(told.comparison, most=_ROWS).to_text())
+    if (more := len(differing) - _ROWS) > 0:
+        print(f"and {more} more: `{again}` shows all of them")
+
+
+def report(
     told: Regression, session: Path, baseline: Path, junit_file: Path | None, sarif_file: Path | None, as_json: bool
 ) -> list[str]:  # fmt: skip
     """What came of it, on stdout and in the files that were asked for; which of these could not be written."""
     if as_json:
         print(dumps({"session": str(session), "baseline": str(baseline), **plain(told)}))
     else:
+        again = f"lockstep diff {baseline} {session} --bitwise"
+        _show_differing(told, again)
+        tell(f"recorded in {session}; compare again with: {again}")
         print(told.coverage.in_words())
         how = "bit for bit" if not told.tolerance else f"beyond rounding ({told.tolerance:.2g} relative)"
         print(f"{told.verdict}, {how}: {told.why or in_words(told.comparison)}")
-        if told.comparison.differing:
-            print(difference_rows(told.comparison).to_text())
-        tell(f"recorded in {session}; compare again with: lockstep diff {baseline} {session} --bitwise")
     lost = write_report(junit_file, lambda out: out.write(junit_of(told)))
     lost += write_report(sarif_file, lambda out: out.write(sarif_of(told, session.name)))
     for words in lost:

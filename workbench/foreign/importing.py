@@ -26,7 +26,6 @@ class DumpFormat:
     writer: str
     module: str
     function: str
-    signs: tuple[str, ...]  # globs in the folder, one of which finds what this format alone has
 
     def open(self, folder: Path, model: Path | None) -> ForeignRun:
         """Open a dump of this format; `model` is the checkpoint it is of, if that is known. ForeignDumpError where it
@@ -46,36 +45,16 @@ def existing(folder: Path, writer: str) -> Path:
 
 _READERS = "lockstep.workbench.foreign.readers."
 
-#: The formats by the name that `lockstep import` knows.
+#: The formats by the name that `lockstep import` knows; what they are recognised by is in `models.dumps`.
 FORMATS: dict[str, DumpFormat] = {
-    "lockstep": DumpFormat("lockstep_tap.py", _READERS + "lockstep", "open_lockstep", ("rank*/tape.json",)),
-    "sglang": DumpFormat(
-        "--debug-tensor-dump-output-folder", _READERS + "sglang", "open_sglang", ("TP*_PP*_Rank*_pid*",)
-    ),
-    "sglang-dumper": DumpFormat(
-        "SGLang's dumper.py",
-        _READERS + "sglang_dumper",
-        "open_sglang_dumper",
-        ("step=*___rank=*___*.pt", "*/step=*___rank=*___*.pt"),
-    ),
-    "llamacpp": DumpFormat(
-        "llama-debug, or a cb_eval callback,",
-        _READERS + "llamacpp",
-        "open_llamacpp",
-        ("pass*/ids.npy", "llamacpp-*-tokens.bin"),
-    ),
+    "lockstep": DumpFormat("lockstep_tap.py", _READERS + "lockstep", "open_lockstep"),
+    "sglang": DumpFormat("--debug-tensor-dump-output-folder", _READERS + "sglang", "open_sglang"),
+    "sglang-dumper": DumpFormat("SGLang's dumper.py", _READERS + "sglang_dumper", "open_sglang_dumper"),
+    "llamacpp": DumpFormat("llama-debug, or a cb_eval callback,", _READERS + "llamacpp", "open_llamacpp"),
     "transformers": DumpFormat(
-        "model_addition_debugger_context",
-        _READERS + "transformers",
-        "open_transformers",
-        ("*_debug_tree_FULL_TENSORS.json", "*/*_debug_tree_FULL_TENSORS.json"),
+        "model_addition_debugger_context", _READERS + "transformers", "open_transformers"
     ),
 }
-
-
-def recognised(folder: Path) -> list[str]:
-    """The formats that a folder has a file or folder of, by names alone."""
-    return [name for name, form in FORMATS.items() if any(any(folder.glob(sign)) for sign in form.signs)]
 
 
 class ImportOptions(TypedDict, total=False):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
@@ -17,7 +18,9 @@ from lockstep.engine.errors import CheckpointError, ConfigError
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.demo.checkpoints import DEMOS, demo_path
 from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.models.dumps import recognised
 from lockstep.workbench.models.tokenizer import Tokenizer, find_tokenizer
+from lockstep.workbench.paths import session_of
 
 DEMO = "demo"
 
@@ -43,10 +46,21 @@ class OpenedModel:
 
 
 def refuse_dump(name: str) -> None:
-    """UsageError where MODEL is the folder that a tape has written, which is to become a session first."""
-    if os.path.isfile(os.path.join(name, "rank0", "tape.json")):
+    """UsageError where MODEL is a recording, or the folder that another engine has written, which is to become one
+    first."""
+    given = shlex.quote(name)
+    if (recording := session_of(name)) is not None and recording.is_file():
         raise UsageError(
-            f"{name} is a dump: make a session of it, `lockstep import lockstep {name} -o run.session`, and name that"
+            f"{name} is a recording, not a model: `lockstep replay {given}` opens it, "
+            f"`lockstep check {given}` judges it"
+        )
+    if not os.path.isdir(name) or os.path.exists(os.path.join(name, "config.json")):
+        return
+    if forms := recognised(Path(name)):
+        which = f"{forms[0]} dump" if len(forms) == 1 else f"dump ({' or '.join(forms)})"
+        raise UsageError(
+            f"{name} is a {which}, not a model: make a session of it, "
+            f"`lockstep import {forms[0]} {given} -o run.session`, and name that"
         )
 
 

@@ -57,8 +57,8 @@ def _entry(dtype: Any = "F32", shape: Any = (2,), offsets: Any = (0, 8)) -> dict
 ONE = '{"dtype": "F32", "shape": [2], "data_offsets": [0, 8]}'
 
 BROKEN: dict[str, tuple[bytes, str]] = {
-    "empty": (b"", "truncated: 0 bytes"),
-    "seven bytes": (b"\1" * 7, "truncated: 7 bytes"),
+    "empty": (b"", "truncated: 0 bytes, .*; download it again"),
+    "seven bytes": (b"\1" * 7, "truncated: 7 bytes, .*; download it again"),
     "claims 2^60": (struct.pack("<Q", 2**60) + b"{}", "claims 1152921504606846976 bytes but only 2 follow"),
     "claims one too many": (struct.pack("<Q", 3) + b"{}", "claims 3 bytes but only 2 follow"),
     "html": (b"<!DOCTYPE html><html>no such page</html>", "the header claims .* bytes but only"),
@@ -253,7 +253,20 @@ def test_files_that_are_missing_are_named(single: Path, tmp_path: Path) -> None:
         single, r"2 safetensors files \(a.safetensors, b.safetensors\) but no model.safetensors.index.json"
     )
     (single / "config.json").unlink()
-    _refused(single, "no config.json: not a Hugging Face checkpoint", ConfigError)
+    _refused(
+        single,
+        "no config.json: not a Hugging Face checkpoint; name the folder that has it, or download",
+        ConfigError,
+    )
+
+
+@pytest.mark.parametrize("inner", ["weights", "snapshots/0f1e2d"])
+def test_the_subfolder_with_the_configuration_is_named(inner: str, tmp_path: Path) -> None:
+    first, second = tmp_path / inner, tmp_path / f"{inner}_2"
+    for folder, ending in [(first, r"\?"), (second, r" \(or 1 other folder that has one\)\?")]:
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        _refused(tmp_path, f"no config.json: .*; did you mean {first}{ending}$", ConfigError)
 
 
 def test_a_damaged_config_is_refused(single: Path) -> None:

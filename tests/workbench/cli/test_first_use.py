@@ -72,3 +72,31 @@ def test_a_recording_of_another_engine_names_a_command_that_keeps_the_verdict(
         pass
     assert run(["replay", str(path), "--batch", "--ex", "golden"]) != 0
     assert "lockstep check run.session --model MODEL --save JUDGED.session" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("command", ["check", "diagnose"])
+def test_a_status_is_shown_before_the_libraries_are_imported(command: str) -> None:
+    program = f"""
+import sys
+class Noticed:
+    def find_spec(self, name, *rest):
+        if name == "lockstep.workbench.library.judging":
+            sys.stderr.write("JUDGING")
+            raise SystemExit(0)
+sys.meta_path.insert(0, Noticed())
+sys.argv = ["lockstep", "{command}", "demo"]
+from lockstep.workbench.cli.entry import main
+main()
+"""
+    terminal, side = os.openpty()
+    try:
+        subprocess.run(
+            [sys.executable, "-c", program], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=side
+        )
+        shown = os.read(terminal, 65536).decode()
+    finally:
+        os.close(side)
+        os.close(terminal)
+    before, found, _ = shown.partition("JUDGING")
+    assert found
+    assert "lockstep: loading the libraries…" in before

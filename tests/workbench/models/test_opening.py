@@ -9,6 +9,9 @@ import pytest
 
 from lockstep.engine.errors import CheckpointError
 from lockstep.workbench.demo import GGUF_DIR
+from lockstep.workbench.exit_codes import UsageError
+from lockstep.workbench.foreign.importing import FORMATS
+from lockstep.workbench.models.dumps import SIGNS
 from lockstep.workbench.models.identify import identify
 from lockstep.workbench.models.opening import open_model
 
@@ -43,3 +46,35 @@ def test_a_damaged_gguf_file_says_what_is_wrong(tmp_path: Path) -> None:
         open_model(str(file))
     found = identify(str(file))
     assert (found.kind, "truncated" in found.told) == ("nothing", True)
+
+
+@pytest.mark.parametrize(
+    ("file", "form"),
+    [
+        ("rank1/tape.json", "lockstep"),
+        ("TP0_PP0_Rank0_pid7/Pass00000.pt", "sglang"),
+        ("pass0/ids.npy", "llamacpp"),
+    ],
+)
+def test_the_command_that_imports_a_dump_is_named(file: str, form: str, tmp_path: Path) -> None:
+    folder = tmp_path / "a dump"
+    (folder / file).parent.mkdir(parents=True)
+    (folder / file).touch()
+    with pytest.raises(UsageError) as caught:
+        open_model(str(folder))
+    assert f"is a {form} dump, not a model" in str(caught.value)
+    assert f"`lockstep import {form} '{folder}' -o run.session`" in str(caught.value)
+    (folder / "config.json").write_text("[]")  # a checkpoint with a dump beside it: its own error
+    with pytest.raises(CheckpointError, match="expected a JSON object"):
+        open_model(str(folder))
+
+
+def test_every_format_has_a_sign_that_it_is_recognised_by() -> None:
+    assert SIGNS.keys() == FORMATS.keys()
+
+
+def test_a_recording_is_no_model() -> None:
+    with pytest.raises(
+        UsageError, match="is a recording, not a model: `lockstep replay gallery/mask-additive`"
+    ):
+        open_model("gallery/mask-additive")

@@ -15,6 +15,7 @@ from lockstep.workbench.tui.panes.attention import AttentionPane
 from lockstep.workbench.tui.widgets.heatmap import Heatmap
 from lockstep.workbench.tui.widgets.multiples import Multiples
 from lockstep.workbench.words.numbers import number
+from tests.workbench.tui import synthetic
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.synthetic import PROMPT, TEXTS, build
 
@@ -213,3 +214,22 @@ async def test_inside_a_step_the_layer_that_has_just_passed_is_shown(bench: Benc
             assert "of step 1: step 2 has not come here yet" in "\n".join(text_of(pilot))
     finally:
         writer.close()
+
+
+async def test_scores_are_offered_only_where_there_are_some(
+    bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bench() as pilot:
+        await press(pilot, "2")
+        assert "v scores" in text_of(pilot)[-1]
+    without = [
+        spec for spec in synthetic.tap_specs(synthetic.LAYERS) if not spec.name.endswith("attn.scores")
+    ]
+    monkeypatch.setattr(synthetic, "tap_specs", lambda layers: without)
+    path = build(tmp_path / "imported.session", nan_from=None, fork=False, emitted=[9])
+    async with bench(path=path) as pilot:
+        await press(pilot, "2")
+        assert "layer 0 probs" in "\n".join(text_of(pilot))
+        assert "scores" not in text_of(pilot)[-1]
+        await press(pilot, "v")
+        assert "layer 0 probs" in "\n".join(text_of(pilot))

@@ -36,9 +36,13 @@ def row_diff(a: Session, branch_a: int, b: Session, branch_b: int) -> Comparison
     return ComparisonTable(title, _COLUMNS, rows, "no row differs", verdict, rests)
 
 
-def difference_rows(found: RowComparison) -> TableResult:
-    """Every tap that differs, in the order of execution."""
-    return TableResult("", _COLUMNS, [_row(one) for one in found.differing], empty="no row differs")
+def difference_rows(found: RowComparison, most: int | None = None) -> TableResult:
+    """Every tap that differs, in the order of execution; or `most` of them, for which those that differ by themselves
+    come first."""
+    shown = list(found.differing)
+    if most is not None:
+        shown = sorted(shown, key=lambda one: not one.own)[:most]
+    return TableResult("", _COLUMNS, [_row(one) for one in shown], empty="no row differs")
 
 
 def summary_lines(a: Session, b: Session, found: RowComparison) -> list[str]:

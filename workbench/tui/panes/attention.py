@@ -41,6 +41,8 @@ from lockstep.workbench.tui.widgets.text_block import TextBlock
 from lockstep.workbench.views.attention import LayerAttention, attention_and_golden
 
 _MODES = ("heads", "head", "rows")
+#: How the taps of scores end.
+_SCORES = ".attn.scores"
 #: From this width on a head is large beside all heads.
 _WIDE = 84
 
@@ -107,6 +109,18 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
         """The layer of the present operation, or the one that has just passed."""
         return attention_and_golden, (self.kind,)
 
+    @property
+    def hints(self) -> list[KeyHint]:
+        """Without that of scores where there are none."""
+        return [hint for hint in super().hints if hint.press != "v" or self._has_scores]
+
+    @property
+    def _has_scores(self) -> bool:
+        """Whether scores are recorded, or can be: what other engines compute in one kernel are not."""
+        if self.overview is None:
+            return True
+        return any(tap.endswith(_SCORES) and tap not in self.overview.absent for tap in self.overview.taps)
+
     def lacks(self) -> str:
         """The layer's own attention, whole."""
         return "" if self._linear() else f"capture layers.{self._layer}.attn.{self.kind}"
@@ -135,7 +149,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
             self.empty(
                 f"Layer {snapshot.layer}'s attention {snapshot.kind} at step {self.where.step} were not captured"
                 + (f":\n{why}.\n\n" if why else ".\n\n")
-                + ("v  probabilities" if snapshot.kind == "scores" else "v  scores"),
+                + ("v  probabilities" if snapshot.kind == "scores" else "v  scores" if self._has_scores else ""),
                 f"a  captures them (:{self.lacks()})",
             )
             return
@@ -274,6 +288,9 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
 
     def action_kind(self) -> None:
         """Probabilities or scores."""
+        if self.kind == "probs" and not self._has_scores:
+            self.notify("This recording has no scores.", severity="warning")
+            return
         self.kind = "scores" if self.kind == "probs" else "probs"
         self._say("scores, masked, before softmax" if self.kind == "scores" else "probabilities")
         self.again()

@@ -16,9 +16,10 @@ from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.diagnosis.diagnose import diagnose
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.foreign.importing import FORMATS, import_run, recognised
+from lockstep.workbench.foreign.importing import FORMATS, import_run
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.llamacpp import open_llamacpp
+from lockstep.workbench.models.dumps import recognised
 from lockstep.workbench.references.llamacpp import library
 from tests.checkpoints import tiny_checkpoint
 from tests.gguf_twins import gguf_twin

@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.workbench.foreign.importing import recognised
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.sglang import open_sglang
+from lockstep.workbench.models.dumps import recognised
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import computed
 from tests.workbench.foreign.readers.comparing import all_passes, assert_is

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 import torch
 
-from lockstep.workbench.foreign.importing import recognised
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.readers.dims import layout_of
 from lockstep.workbench.foreign.readers.sglang_dumper import open_sglang_dumper
+from lockstep.workbench.models.dumps import recognised
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import computed
 from tests.workbench.foreign.readers.comparing import all_passes, assert_is

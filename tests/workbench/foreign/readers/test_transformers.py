@@ -11,9 +11,9 @@ import pytest
 import torch
 from transformers import model_addition_debugger_context
 
-from lockstep.workbench.foreign.importing import recognised
 from lockstep.workbench.foreign.passes import ForeignDumpError, ForeignTensor
 from lockstep.workbench.foreign.readers.transformers import open_transformers
+from lockstep.workbench.models.dumps import recognised
 from lockstep.workbench.references.loading import CACHE
 from tests.checkpoints import tiny_model
 from tests.workbench.foreign.readers.activations import Computed, computed
