@@ -33,6 +33,7 @@ from lockstep.workbench.diagnosis.hypotheses.products.products import (
 )
 from lockstep.workbench.diagnosis.hypotheses.products.split_sums import rounded_partials, split_sums
 from lockstep.workbench.diagnosis.hypotheses.recurrent import STATEFUL, recurrent_edits
+from lockstep.workbench.diagnosis.hypotheses.rotation.lookups import misread_tables
 from lockstep.workbench.diagnosis.hypotheses.rotation.parts import (
     partial_rotations,
     positions_of_pairs,
@@ -131,7 +132,14 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (product_fits, coarse_inputs),
     "norm": (repeated, coarse_inputs),
     "cache": (stored_stages, index_maps, cached_cells, scaled_rows, cached_offsets),
-    "rope": (fitted_frequencies, positions_of_pairs, combined_rotations, coarse_inputs, behind_the_table),
+    "rope": (
+        fitted_frequencies,
+        misread_tables,
+        positions_of_pairs,
+        combined_rotations,
+        coarse_inputs,
+        behind_the_table,
+    ),
     "residual": (row_maps, coarse_inputs),
     "activation": (row_maps, wrapped_index, coarse_inputs),
     "linear": (product_coarse, split_sums, product_fits, block_terms),

@@ -26,7 +26,8 @@ from lockstep.workbench.diagnosis.range_of_dtype import beyond_range
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.rounding_order import rounding_orders
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS, SearchTime
-from lockstep.workbench.diagnosis.stream_scale import ScaledStream, scaled_stream
+from lockstep.workbench.diagnosis.stream_order import ordered_stream
+from lockstep.workbench.diagnosis.stream_scale import RestoredStream, scaled_stream
 from lockstep.workbench.judgements.cause import Cause
 
 
@@ -69,16 +70,16 @@ def diagnose(
     taps = RecordedTaps(Recording(engine, branch), truth)
     time = SearchTime(seconds)
     seen, extent = survey(sites(taps, facts), taps, time), Extent.of(taps)
-    scaled = None if seen.ended else scaled_stream(taps, facts, {finding.tap for finding in seen.findings})
-    if scaled is not None:
-        taps = scaled.taps
+    restored = None if seen.ended else _restored(taps, facts, {finding.tap for finding in seen.findings})
+    if restored is not None:
+        taps = restored.taps
         seen = survey(sites(taps, facts), taps, time)
     found = groups(seen.findings)
     without = {} if seen.ended else harmless(found, taps, facts)
     over = [] if floor is None or truth is None else list(beyond_range(found, Recording(floor), truth))
     wrong = [group for number, group in enumerate(found) if number not in without and number not in over]
     harmless_taps = (
-        *(() if scaled is None else scaled.right),
+        *(() if restored is None else restored.right),
         *(tap for effect in without.values() for tap in effect.through),
         *(finding.tap for number in over for finding in found[number].findings),
     )
@@ -99,7 +100,7 @@ def diagnose(
             *([] if choices is None else [choices.cause]),
         ),
         (
-            *([] if scaled is None else [_note_of_stream(scaled, extent)]),
+            *([] if restored is None else [_note_of_stream(restored, extent)]),
             *(_note(found[number], effect, extent) for number, effect in without.items()),
             *(f"as the reference in {facts.dtype}: {_what(found[number], extent)}" for number in over),
             *_notes_of_time(seen, extent),
@@ -139,8 +140,14 @@ def _notes_of_rounding(
         yield one.in_words(extent.layers)
 
 
-def _note_of_stream(scaled: ScaledStream, extent: Extent) -> str:
-    return f"differs, has no effect here: {taps_in_words(scaled.right, extent.layers)}: {scaled.text}"
+def _restored(taps: RecordedTaps, facts: Facts, wrong: set[str]) -> RestoredStream | None:
+    """The recording with its residual stream as the checkpoint has it, where the engine keeps all of it in another
+    form."""
+    return scaled_stream(taps, facts, wrong) or ordered_stream(taps, facts, wrong)
+
+
+def _note_of_stream(restored: RestoredStream, extent: Extent) -> str:
+    return f"differs, has no effect here: {taps_in_words(restored.right, extent.layers)}: {restored.text}"
 
 
 def _note(group: FindingGroup, effect: Effect, extent: Extent) -> str:

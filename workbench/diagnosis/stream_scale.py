@@ -29,20 +29,16 @@ _FARTHEST = 2.0**64
 
 
 @dataclass(frozen=True, slots=True)
-class ScaledStream:
-    """The recording without the factors, which were found at `right`: operations that are right without them."""
+class RestoredStream:
+    """The recording with its stream as the checkpoint has it, and what the engine does to it throughout. `right`:
+    taps of the stream that are right so."""
 
     taps: RecordedTaps
     right: tuple[str, ...]
-    factors: tuple[float, ...]
-
-    @property
-    def text(self) -> str:
-        words = " and ".join(f"{named(one)} times" for one in self.factors[:4])
-        return f"the whole residual stream is {words} what it should be; every norm divides that out again"
+    text: str
 
 
-def scaled_stream(taps: RecordedTaps, facts: Facts, wrong: Collection[str]) -> ScaledStream | None:
+def scaled_stream(taps: RecordedTaps, facts: Facts, wrong: Collection[str]) -> RestoredStream | None:
     """The recording's stream at its right size, if what writes to it shares a factor that it should not have: what
     does not is wrong at the right size, as an epsilon is that was left as it was. `wrong` are the taps of operations
     that err."""
@@ -50,12 +46,18 @@ def scaled_stream(taps: RecordedTaps, facts: Facts, wrong: Collection[str]) -> S
     if not factors or not all(1 / _FARTHEST <= value <= _FARTHEST for value in factors.values()):
         return None
     scaled = taps.scaled({tap: 1 / value for tap, value in factors.items()})
-    before, after = _wrong(factors, taps, facts), _wrong(factors, scaled, facts)
+    before, after = erring(factors, taps, facts), erring(factors, scaled, facts)
     writers = {kind for kinds in _ADDED.values() for kind in kinds}
     if 2 * len(after) >= len(before) or not any(local_name(tap) in writers for tap in before - after):
         return None
     right = tuple(tap for tap in factors if tap not in after)
-    return ScaledStream(scaled, right, tuple(dict.fromkeys(factors[tap] for tap in right)))
+    sizes = tuple(dict.fromkeys(factors[tap] for tap in right))
+    words = " and ".join(f"{named(one)} times" for one in sizes[:4])
+    return RestoredStream(
+        scaled,
+        right,
+        f"the whole residual stream is {words} what it should be; every norm divides that out again",
+    )
 
 
 def _factors(taps: RecordedTaps, facts: Facts, wrong: Collection[str]) -> dict[str, float]:
@@ -79,7 +81,8 @@ def _own_factor(tap: str, taps: RecordedTaps, facts: Facts) -> float:
     return 1.0
 
 
-def _wrong(names: dict[str, float], taps: RecordedTaps, facts: Facts) -> set[str]:
+def erring(names: Collection[str], taps: RecordedTaps, facts: Facts) -> set[str]:
+    """Those of these taps at which an operation is wrong on its own inputs."""
     return {tap for tap in names if any(site.deviation for site in _judged(tap, taps, facts))}
 
 

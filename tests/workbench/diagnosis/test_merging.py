@@ -92,6 +92,19 @@ def test_ranks_that_have_the_same_shard_are_told_together() -> None:
     assert sentence_of(same) == f"each of these ranks computes with rank 0's shard of {module}"
 
 
+def test_ranks_whose_shards_begin_elsewhere_are_told_apart() -> None:
+    shifted = [
+        (at(i, "q", rank), [Edit((), "map", ("shard_shifted",), at=(8.0, due, "attn.q_proj", taken))])
+        for i in range(2)
+        for rank, due, taken in ((1, 24.0, 16.0), (3, 72.0, 64.0))
+    ]
+    module = "model.layers.*.self_attn.q_proj"
+    assert sentence_of(shifted) == (
+        f"rank 1 computes with rows 16 and on of {module} instead of 24 and on; "
+        f"rank 3 computes with rows 64 and on of {module} instead of 72 and on"
+    )
+
+
 def test_two_causes_of_one_operation_stay_two() -> None:
     one = wrong("layers.0.attn.q_proj", hypothesis("bias_dropped", {"times": 0}))
     two = wrong("layers.2.attn.q_proj", hypothesis("transposed", {}), order=20)

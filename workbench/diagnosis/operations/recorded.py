@@ -162,6 +162,13 @@ class RecordedTaps:
         }
         return other
 
+    def ordered(self, taps: Collection[str], order: NDArray[np.intp]) -> RecordedTaps:
+        """The same recording with the channels (last axis) of some taps in that order. Tensors with another number of
+        them stay as they are."""
+        other = copy(self)
+        other._replaced = {**self._replaced, **{tap: _in_order(self._decoded(tap), order) for tap in taps}}
+        return other
+
     def lead(self, tap: str, rank: int) -> int:
         """The lowest rank whose tensors of that tap equal this rank's bit for bit, throughout."""
         return self._decoded(tap).lead[rank] if self.has(tap) else 0
@@ -196,6 +203,16 @@ class RecordedTaps:
 def _times(decoded: _Decoded, factor: float) -> _Decoded:
     arrays = {
         rank: tuple(None if x is None else x * factor for x in held) for rank, held in decoded.arrays.items()
+    }
+    return _Decoded(decoded.lead, arrays, decoded.nbytes)
+
+
+def _in_order(decoded: _Decoded, order: NDArray[np.intp]) -> _Decoded:
+    arrays = {
+        rank: tuple(
+            x[..., order] if x is not None and x.ndim and x.shape[-1] == len(order) else x for x in held
+        )
+        for rank, held in decoded.arrays.items()
     }
     return _Decoded(decoded.lead, arrays, decoded.nbytes)
 

@@ -305,16 +305,16 @@ def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
         rules.setdefault(
             tuple(min(h // other, kv - 1) for h in range(heads)), (f"kv_heads_groups_of_{other}", reported)
         )
-    if tuple(used) in rules:
-        return rules[tuple(used)]
-    wrong = [
-        f"query head {head} reads KV head {one} instead of {own[head]}"
-        for head, one in enumerate(used)
-        if one != own[head]
-    ]
+    wrong = [head for head in range(heads) if used[head] != own[head]]
+    name, reported = rules.get(tuple(used), ("", ""))
+    if name and not (
+        len(wrong) == 1 and name.startswith("kv_heads_groups_of_")
+    ):  # one head fits some by chance
+        return name, reported
+    listed = [f"query head {head} reads KV head {used[head]} instead of {own[head]}" for head in wrong]
     return (
         "kv_heads_listed",
-        f"{', '.join(wrong[:6])}{', …' if len(wrong) > 6 else ''}; the others read their own",
+        f"{', '.join(listed[:6])}{', …' if len(listed) > 6 else ''}; the others read their own",
     )
 
 

@@ -60,6 +60,8 @@ SAMPLE, TOKENS = 128, 128
 SPARE, SPARE_IN_ALL = 4, 32
 #: What rounding to few bits may leave, over what was seen.
 ROUNDED = 0.02
+#: A block whose multiple is less than that much of the largest is right.
+_NOTHING = 1e-3
 #: What a fit may leave of the error, over what of it each of the equations has that were not used up.
 LEAVES = 0.1
 
@@ -194,13 +196,14 @@ def _variants(
     predicted = wrong.replay(weight=weight)
     if predicted is None:
         return
-    text = f"{_what(layout)} of {site.weights['weight']} {mistake.text}"
+    touched = _touched(by)
+    text = f"{_what(layout, touched)} of {site.weights['weight']} {mistake.text}"
     if mistake.terms == (_itself,):
         factors = 1 + by[:, 0]
         text += f", {factors.min():.4g} to {factors.max():.4g} times the right one (quantised weights)"
         text += whose_scales(site, factors, columns, layout.rows, layout.columns, layout.starts)
     text += f"; besides it is rounded: {rounded:.2g} of the output is left" if rounded else ""
-    parameters = by[0].size * len(_groups(wrong, layout.rows))
+    parameters = len(mistake.terms) * int(touched.sum()) * len(_groups(wrong, layout.rows))
     # Where the tokens are few, all that they have left over had to fit by itself.
     most = wrong.error.size // (2 * ELEMENTS_A_PARAMETER)
     fitted = {"rows": layout.rows, "columns": layout.columns, "first": by.ravel()[:8].tolist()}
@@ -208,9 +211,20 @@ def _variants(
     yield Variant(mistake.name, "weight", text, fitted, predicted, min(parameters, most), noise=noise)
 
 
-def _what(layout: _Layout) -> str:
-    """A block in words."""
+def _touched(by: Array) -> NDArray[np.bool_]:
+    """Which blocks of in features are wrong at all, by their multiples [columns, terms, blocks]."""
+    size = np.abs(by).max(0)
+    return np.asarray((size > _NOTHING * size.max(1, keepdims=True)).any(0))
+
+
+def _what(layout: _Layout, touched: NDArray[np.bool_]) -> str:
+    """A block in words, and how many along the in features are meant."""
     across = f"{layout.columns} in features" if layout.columns else ""
+    if not touched.all():
+        some = f"{touched.sum()} of {len(touched)} blocks of {across}"
+        if layout.rows != 1:
+            return f"{some}, {layout.rows} out features each," if layout.rows else some
+        return f"{some} in each row"
     if layout.rows == 1:
         return f"each block of {across} in each row" if across else "each row (out feature)"
     down = f"{layout.rows} out features" if layout.rows else ""

@@ -85,16 +85,21 @@ def ids_elsewhere(site: Site) -> Iterator[Mapped]:
     shifts = (near - some - start) % len(whole)
     if not shifts.any():
         return
-    first, taken = (float(some[0]) + start, float(near[0])), np.arange(site.seen.shape[1]) + start
+    taken = np.arange(site.seen.shape[1]) + start
     if len(set(shifts.tolist())) == 1:
         ranks = len(site.taps.ranks)
         parts = float(shifts[0]) * ranks / len(whole)
         joint = 0 < round(parts) < ranks and abs(parts - round(parts)) * len(whole) < 2 * ranks
+        first = (float(some[0] + start), float(near[0]))
         edit = mapped("vocabulary_joined" if joint else "vocabulary_shifted", at=first)
         yield edit, every[:, (taken + shifts[0]) % len(whole)], 0
     elif len(wrong.columns) <= _ORDERED:
+        own = taken.copy()
         taken[wrong.columns] = nearest_columns(site.seen[:, wrong.columns], every)
-        yield mapped("vocabulary_permuted", at=first), every[:, taken], 0
+        moved = np.flatnonzero(taken != own)
+        if len(moved):
+            at = (float(own[moved[0]]), float(taken[moved[0]]))
+            yield mapped("vocabulary_permuted", at=at), every[:, taken], 0
 
 
 def rows_shifted(site: Site) -> Iterator[Mapped]:

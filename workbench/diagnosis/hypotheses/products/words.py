@@ -34,18 +34,27 @@ def told(site: Site, edits: Sequence[Edit]) -> Told | None:
 
 
 def sentence_of(places: Sequence[tuple[Setting, Sequence[Edit]]]) -> str:
-    """The same edits at several places; what is another at each of them is told of each."""
+    """The same edits at several places; what is another at each of them is told of each, and so are figures of a rank's
+    own."""
     parts: dict[object, list[Phrase]] = {}
     for at, edits in places:
         found = phrase_of(at, edits)
         if found is not None:
-            parts.setdefault(found.apart, []).append(found)
+            own = _figures_of_rank(found)
+            parts.setdefault((found.apart, own), []).append(found)
     return "; ".join(_said(phrases) for phrases in parts.values())
 
 
 def _said(phrases: Sequence[Phrase]) -> str:
     fields = {key: together([one.fields.get(key, "") for one in phrases]) for key in phrases[0].fields}
     return phrases[0].text.format(*phrases[0].figures, **fields)
+
+
+def _figures_of_rank(one: Phrase) -> str:
+    """What is said of a rank, names of tensors and the rank's left out; "" of what is said of no rank."""
+    if "{rank}" not in one.text:
+        return ""
+    return one.text.format(*one.figures, **dict.fromkeys(one.fields, ""))
 
 
 def together(names: Sequence[str]) -> str:
@@ -128,7 +137,7 @@ def _map(at: Setting, edit: Edit) -> Phrase:
             at,
             str(name),
             *edit.at,
-            apart=edit.at[0],
+            apart=edit.at[0] if name == "shard" else None,
             fitted={"shard_of": edit.at[0]} if name == "shard" else {},
         )
     return phrase(at, str(name), *detail, *edit.at)

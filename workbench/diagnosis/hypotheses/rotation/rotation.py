@@ -28,6 +28,7 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import (
     frequency_rules,
     rules_of_other_layers,
 )
+from lockstep.workbench.diagnosis.hypotheses.rotation.lookups import across_heads
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotated import NEAR, Rotated
@@ -46,7 +47,7 @@ def rotations(site: Site) -> Iterator[Variant]:
     yield from _other_channels(r)
     if not r.x.size:  # no other edit has anything to act on
         return
-    for edits in (_conventions, _factors, _positions, _heads, _frequencies, _inputs):
+    for edits in (_conventions, across_heads, _factors, _positions, _heads, _frequencies, _inputs):
         yield from edits(r)
 
 

@@ -28,6 +28,8 @@ from lockstep.workbench.diagnosis.recording import Array
 Reading = Callable[[int, int, int], Array | None]
 #: (id, sentence, the source of each head)
 _Rule = tuple[str, str, NDArray[np.int64]]
+#: Rules that hold for a single wrong head by chance: so many ways are there to cut heads into groups.
+_BY_CHANCE = "groups_of_"
 
 
 def score_heads(site: Site) -> Iterator[Variant]:
@@ -141,6 +143,8 @@ def _variants(
         fits = all(
             s in found[h] if h in found else right is None or s == right[h] for h, s in enumerate(read_by)
         )
+        if fits and len(found) == 1 and one[0].startswith(_BY_CHANCE):
+            continue
         if fits and all(
             read_by != other[2].tolist() for other in fitting
         ):  # one map under two names is told once
@@ -159,6 +163,7 @@ def _variants(
         chosen = {head: min(fits) for head, fits in found.items()}
         text = ", ".join(words.format(head, source, right[head]) for head, source in list(chosen.items())[:4])
         text += f" and {len(chosen) - 4} more" if len(chosen) > 4 else ""
+        text += ", counted within the rank" if len(site.taps.ranks) > 1 else ""
         predicted = _predicted(site, of, chosen)
         yield Variant(f"{name}_listed", "heads", text, {"map": _written(chosen)}, predicted, len(chosen),
                       noise=noise)  # fmt: skip

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.workbench.diagnosis.hypotheses.products.block_terms import block_terms
 from lockstep.workbench.diagnosis.operations.site import Site
-from tests.workbench.diagnosis.variants.made import ROWS, Array, drawn, fits, made_site
+from tests.workbench.diagnosis.variants.made import ROWS, Array, accepted, drawn, fits, made_site
 
 RNG = np.random.default_rng(0)
 NAME = "model.layers.1.mlp.down_proj.weight"
@@ -45,6 +45,22 @@ def test_a_block_that_is_dequantised_wrongly_is_named(case: str) -> None:
     assert (found.accepted, found.variant.name) == (True, name)
     assert block in found.variant.text
     assert words in found.variant.text
+
+
+def test_offsets_of_some_blocks_are_no_adapter() -> None:
+    """Of the blocks of sixteen every second takes the zero points of the one before: together a matrix of low rank."""
+    groups = W.reshape(64, 6, 16)
+    step = np.ptp(groups, axis=-1, keepdims=True) / 15
+    zeros = np.round(-groups.min(-1, keepdims=True) / step)
+    wrong = groups + step * (zeros - zeros[:, np.arange(6) // 2 * 2])
+    first = accepted(site(wrong))[0]
+    assert first.variant.name == "block_offsets"
+    assert "3 of 6 blocks of 16 in features in each row" in first.variant.text
+
+
+def test_an_adapter_is_no_offset_of_blocks() -> None:
+    down, up = drawn(RNG, 2, 96, size=0.1), drawn(RNG, 64, 2, size=0.1)
+    assert accepted(site(W + up @ down))[0].variant.name == "low_rank"
 
 
 def test_another_ranks_scales_are_told() -> None:

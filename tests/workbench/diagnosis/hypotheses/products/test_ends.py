@@ -117,6 +117,12 @@ BUGS: list[tuple[Patch, str, str, str]] = [
     (head(lambda x: x.log_softmax(-1)), "logits", "log_softmax", "log-probabilities"),
     (head(torch.zeros_like), "logits", "head_zero", "all logits are zero"),
     (head(lambda x: x.roll(1, -1)), "logits", "vocabulary_shifted", "stand at other ids"),
+    (
+        head(lambda x: torch.cat([x[..., :24], x[..., 24:48].flip(-1), x[..., 48:]], -1)),
+        "logits",
+        "vocabulary_permuted",
+        "id 24 has that of id 47",
+    ),
     (pooled, "logits", "head_input", "the mean of the tokens of the pass"),
     (hidden, "logits", "head_unnormed", "last norm is skipped"),
     (row_before, "logits", "row_of_another_token", "1 before the last"),

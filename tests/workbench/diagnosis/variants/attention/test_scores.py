@@ -192,6 +192,20 @@ def test_wrong_scores_are_named(spoil: Any, name: str, words: str) -> None:
     assert (first.name, words in first.text) == (name, True), first.text
 
 
+def test_a_single_head_is_told_by_itself() -> None:
+    """Whose map is h // 1 as well, cut off at the last KV head."""
+
+    def spoil(x: Tensor, at: At) -> Tensor:
+        if at.rank == 0:
+            return x
+        k = at.taps["k_cache"][:, [0, 1, 1, 1]]
+        return again(at.taps["q_rope"], k, at)
+
+    first = causes(Run(model(), {"scores": spoil}, ranks=2), "scores", rank=1)[0].variant
+    assert first.name == "kv_heads_listed"
+    assert first.text == "query head 1 reads KV head 1 instead of 0, counted within the rank"
+
+
 MASKS: list[tuple[str, Any, str, str]] = [
     ("none", lambda at: causal(at) & False, "mask_missing", "see later ones"),
     (
