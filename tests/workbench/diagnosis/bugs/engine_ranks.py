@@ -30,6 +30,7 @@ from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.run.sequences import StepResult
 from lockstep.engine.taps.hub import CapturePolicy
+from lockstep.engine.taps.names import local_name
 from lockstep.sessions import SequenceStep, SessionWriter, StepRecord, TensorRecord
 from lockstep.sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SequenceMeta, SessionMeta
 from lockstep.workbench.inferior.step_record import taps_of
@@ -81,6 +82,7 @@ class Spoilt:
     seams: dict[str, Callable[..., Any]] = field(default_factory=dict)
     by_layer: dict[int, dict[str, Callable[..., Any]]] = field(default_factory=dict)
     changes: list[Callable[[Decoder], None]] = field(default_factory=list)
+    begun: list[Callable[[Runner], None]] = field(default_factory=list)
     runner: Runner | None = None
 
     @property
@@ -113,12 +115,23 @@ class Spoilt:
         """`change` what was loaded."""
         self.changes.append(change)
 
-    def scale_rows_of(self, seq: int, x: Tensor, factor: float) -> Tensor:
-        """x [T, …] of the whole batch with the rows of one sequence times `factor`."""
-        out = x.clone()
+    def running(self, change: Callable[[Runner], None]) -> None:
+        """`change` the runner before its first pass."""
+        self.begun.append(change)
+
+    def later(self, right: Callable[..., Any], wrong: Callable[..., Any]) -> Callable[..., Any]:
+        """`right` for prompts, `wrong` in decode steps."""
+        return lambda *args, **kwargs: (wrong if self.decode else right)(*args, **kwargs)
+
+    def at(self, tap: str) -> bool:
+        """Whether the rank has come to that tap of any layer."""
+        assert self.runner is not None, "it runs"
+        return local_name(self.runner.specs[self.comm.place].name) == tap
+
+    def rows(self, seq: int) -> slice:
+        """A sequence's rows of the packed batch."""
         span = self.batch.spans[seq]
-        out[span.start : span.stop] *= factor
-        return out
+        return slice(span.start, span.stop)
 
     def start(self, path: Path) -> Runner:
         """Load the checkpoint with all that was changed."""
@@ -137,6 +150,8 @@ class Spoilt:
         self.runner = Runner(loader.model, self.config, self.comm, rules, load)
         specs = range(len(self.runner.specs))
         self.runner.watch(CapturePolicy(True, dict.fromkeys(specs, "full")))
+        for begin in self.begun:
+            begin(self.runner)
         return self.runner
 
     def _bind_by_layer(self, decoder: Decoder) -> None:

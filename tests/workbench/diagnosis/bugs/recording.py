@@ -65,7 +65,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]] 
     "llama-sharp": ("llama", {}, _larger("q_proj", 12.0)),
     "qwen2-large-bias": ("qwen2", {}, _larger("k_proj.bias", 40.0)),
     "qwen2-kv8": ("qwen2", {"num_key_value_heads": 8, "tie_word_embeddings": False}, lambda weights: None),
-    **{name: (family, overrides, lambda weights: None) for name, (family, overrides) in EVERY_VARIANT.items()},
+    **{
+        name: (family, overrides, lambda weights: None) for name, (family, overrides) in EVERY_VARIANT.items()
+    },
 }
 
 
