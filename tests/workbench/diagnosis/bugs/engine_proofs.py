@@ -21,8 +21,8 @@ CHOICES = ("mlp.topk_ids", "attn.index_chosen", "attn.shared_chosen")
 def misplaced(bug: Bug, recordings: Recordings) -> str:
     """Where a bug shows first, if that is not its place, or why it is not to be seen there; "" if it is. Before its
     place every bit is that of the engine without it, on every rank."""
-    recorded, place = recordings.of(bug), bug.place
-    with Session.open(recorded.engine) as ours, Session.open(recordings.faultless(bug)) as right:
+    place = bug.place
+    with Session.open(recordings.spoilt(bug)) as ours, Session.open(recordings.faultless(bug)) as right:
         step, tap, ranks = next(_differences(ours, right, recordings.steps), (0, "", set()))
         if not tap:
             return "nowhere"
@@ -39,14 +39,16 @@ def misplaced(bug: Bug, recordings: Recordings) -> str:
 
 def moved(bug: Bug, recordings: Recordings) -> str:
     """What is wrong with a control: it must change bits, and no more than rounding does; "" for nothing."""
-    recorded = recordings.of(bug)
-    with Session.open(recorded.engine) as ours, Session.open(recordings.faultless(bug)) as right:
+    with Session.open(recordings.spoilt(bug)) as ours, Session.open(recordings.faultless(bug)) as right:
         found = list(_differences(ours, right, recordings.steps))
         if not found:
             return "no bit is changed"
         step, tap, _ = found[0]
         far = max(_apart(a, b) for a, b, _ in _parts(ours, right, tap, step))
-        return "" if far <= ROUNDING[bug.dtype] else f"{tap} at step {step} is {far:.1e} apart"
+        if far > ROUNDING[bug.dtype]:
+            return f"{tap} at step {step} is {far:.1e} apart"
+        end = max(_apart(a, b) for a, b, _ in _parts(ours, right, "logits", recordings.steps))
+        return "" if end <= 10 * ROUNDING[bug.dtype] else f"the logits are {end:.1e} apart"
 
 
 def _rounding(bug: Bug, tap: str) -> float:

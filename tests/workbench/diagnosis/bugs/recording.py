@@ -91,26 +91,33 @@ class Recordings:
 
     def of(self, bug: Bug) -> Recorded:
         """Record the bug. A session that exists is used again."""
-        torch.set_num_threads(1)
+        engine = self.spoilt(bug)
         checkpoint, golden = self.reference(bug.model, bug.seed)
-        forced = forced_onto(golden)
-        request = GoldenRequest(str(checkpoint), forced, self.steps, bug.dtype)  # type: ignore[arg-type]
         floor = golden.with_name(f"{bug.dtype}.session")
         if not floor.exists():
-            record(request, floor)
-        engine = golden.with_name(f"{bug.name}.session")
-        if not engine.exists():
-            spoil(bug, request, engine)
+            record(self._request(bug), floor)
         return Recorded(engine, golden, floor, checkpoint)
+
+    def spoilt(self, bug: Bug) -> Path:
+        """The session with the bug alone."""
+        torch.set_num_threads(1)
+        _, golden = self.reference(bug.model, bug.seed)
+        path = golden.with_name(f"{bug.name}.session")
+        if not path.exists():
+            spoil(bug, self._request(bug), path)
+        return path
 
     def faultless(self, bug: Bug) -> Path:
         """The session of our engine without the bug, of the same model, prompts, dtype and ranks."""
-        checkpoint, golden = self.reference(bug.model, bug.seed)
+        _, golden = self.reference(bug.model, bug.seed)
         path = golden.with_name(f"engine-{bug.dtype}-{bug.tp}-{bug.ep}.session")
         if not path.exists():
-            request = GoldenRequest(str(checkpoint), forced_onto(golden), self.steps, bug.dtype)  # type: ignore[arg-type]
-            _run_engine(bug, lambda p: None, request, path)
+            _run_engine(bug, lambda p: None, self._request(bug), path)
         return path
+
+    def _request(self, bug: Bug) -> GoldenRequest:
+        checkpoint, golden = self.reference(bug.model, bug.seed)
+        return GoldenRequest(str(checkpoint), forced_onto(golden), self.steps, bug.dtype)  # type: ignore[arg-type]
 
     def reference(self, model: str, seed: int) -> tuple[Path, Path]:
         """A model's checkpoint and its golden session."""
