@@ -33,7 +33,8 @@ def misplaced(bug: Bug, recordings: Recordings) -> str:
         far = max(_apart(a, b) for a, b, _ in _parts(ours, right, tap, step))
         if not far > 2 * _rounding(bug, tap):
             return f"{tap} is {far:.1e} apart"
-        end = max(_apart(a, b) for a, b, _ in _parts(ours, right, "logits", step))
+        ends = {step, recordings.steps}  # what is wrong with a state shows in the logits of the next step
+        end = max(_apart(a, b) for one in ends for a, b, _ in _parts(ours, right, "logits", one))
         return "" if end > 0 else "the logits are not changed"
 
 
