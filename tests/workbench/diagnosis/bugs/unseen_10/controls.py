@@ -234,10 +234,8 @@ def heads_of_the_indexer_are_added_one_by_one(p: Spoilt) -> None:
     p.rules(index_scores=scores)
 
 
-@control("norm", model="gemma3", dtype="bfloat16", ep=1)
-def weights_of_the_norms_are_applied_in_float32(p: Spoilt) -> None:
-    """And the root is a power."""
-
+@control("norm", model="gemma3", ep=1)
+def root_of_the_norms_is_a_power(p: Spoilt) -> None:
     def norm(x, weight, eps, form):
         wide = x.float()
         normed = wide * (wide.square().mean(-1, keepdim=True) + eps).pow(-0.5)
