@@ -235,10 +235,10 @@ def heads_of_the_indexer_are_added_one_by_one(p: Spoilt) -> None:
 
 
 @control("norm", model="gemma3", ep=1)
-def root_of_the_norms_is_a_power(p: Spoilt) -> None:
+def norms_divide_by_the_root(p: Spoilt) -> None:
     def norm(x, weight, eps, form):
         wide = x.float()
-        normed = wide * (wide.square().mean(-1, keepdim=True) + eps).pow(-0.5)
+        normed = wide / (wide.square().mean(-1, keepdim=True) + eps).sqrt()
         return scaled(normed, weight, form, x.dtype)
 
     p.rules(norm=norm)
