@@ -1,4 +1,4 @@
-"""`Bug`: one mistake put into transformers' own modules, and what a developer would call it.
+"""`Bug`: one mistake put into transformers' own modules, or into our engine, and what a developer would call it.
 
     @bug("rope", accepted=("rope", "positions"), words="clamp", taps=ROTATED, model="llama")
     def positions_clamped(p):
@@ -15,8 +15,10 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from tests.workbench.diagnosis.bugs.patched import Patched
+#: Spoils one rank: a `Patched` model of transformers', or a `Spoilt` engine.
+Patch = Callable[[Any], None]
 
 #: Taps at which what concerns several of them may show first.
 QKV = ("attn.q_proj", "attn.k_proj", "attn.v_proj")
@@ -42,19 +44,20 @@ class Place:
 @dataclass(frozen=True, slots=True)
 class Bug:
     """`patch` spoils a loaded model. `accepted` are the classes of cause that are right; `words` is a regular
-    expression that a sentence has to match which says what is wrong, not only where. `harmless`: a control, of which
-    no cause may be told."""
+    expression that a sentence has to match which says what is wrong, not only where. `ep`: of Lockstep's own engine, in
+    so many groups of experts; 0: of transformers' modules. `harmless`: a control, of which no cause may be told."""
 
     name: str
     group: str
     accepted: tuple[str, ...]
     words: str
     place: Place
-    patch: Callable[[Patched], None]
+    patch: Patch
     model: str = "qwen2-tied"
     dtype: str = "float32"
     tp: int = 1
     harmless: bool = False
+    ep: int = 0
 
     @property
     def seed(self) -> int:
@@ -101,24 +104,25 @@ def bug(
     model: str = "qwen2-tied",
     dtype: str = "float32",
     tp: int = 1,
-) -> Callable[[Callable[[Patched], None]], Callable[[Patched], None]]:
+    ep: int = 0,
+) -> Callable[[Patch], Patch]:
     """Declares the bug that the decorated function puts in; its name is the function's."""
 
-    def declare(patch: Callable[[Patched], None]) -> Callable[[Patched], None]:
+    def declare(patch: Patch) -> Patch:
         place = Place(taps, layers, heads, ranks, step)
-        _declare(Bug(patch.__name__, group, accepted, words, place, patch, model, dtype, tp))
+        _declare(Bug(patch.__name__, group, accepted, words, place, patch, model, dtype, tp, ep=ep))
         return patch
 
     return declare
 
 
 def control(
-    group: str, *, model: str = "qwen2-tied", dtype: str = "float32", tp: int = 1
-) -> Callable[[Callable[[Patched], None]], Callable[[Patched], None]]:
+    group: str, *, model: str = "qwen2-tied", dtype: str = "float32", tp: int = 1, ep: int = 0
+) -> Callable[[Patch], Patch]:
     """Declares the harmless change that the decorated function makes."""
 
-    def declare(patch: Callable[[Patched], None]) -> Callable[[Patched], None]:
-        _declare(Bug(patch.__name__, group, (), "", Place(()), patch, model, dtype, tp, harmless=True))
+    def declare(patch: Patch) -> Patch:
+        _declare(Bug(patch.__name__, group, (), "", Place(()), patch, model, dtype, tp, True, ep))
         return patch
 
     return declare

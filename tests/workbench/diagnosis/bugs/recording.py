@@ -19,8 +19,9 @@ from lockstep.workbench.references.golden import forced_onto
 from lockstep.workbench.references.loading import load_golden
 from lockstep.workbench.references.request import GoldenRequest, GoldenSequence
 from lockstep.workbench.references.transformers_recorder import record
-from tests.checkpoints import VARIANTS, tiny_checkpoint
-from tests.workbench.diagnosis.bugs.bug import Bug
+from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint
+from tests.workbench.diagnosis.bugs.bug import Bug, Patch
+from tests.workbench.diagnosis.bugs.engine_ranks import record_engine
 from tests.workbench.diagnosis.bugs.patched import Patched, dispatching
 from tests.workbench.diagnosis.bugs.sharded import Ring, record_ranks, shard
 
@@ -49,7 +50,7 @@ def _larger(name: str, factor: float) -> Callable[[dict[str, Any]], None]:
     return edit
 
 
-#: Models beside `VARIANTS`: family, overrides, what is done to the weights.
+#: Models beside `EVERY_VARIANT`: family, overrides, what is done to the weights.
 MODELS: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]] = {
     "qwen2-deep": ("qwen2", {"num_hidden_layers": 6}, lambda weights: None),
     "llama-deep": ("llama", {"num_hidden_layers": 6}, lambda weights: None),
@@ -64,7 +65,9 @@ MODELS: dict[str, tuple[str, dict[str, Any], Callable[[dict[str, Any]], None]]] 
     "llama-sharp": ("llama", {}, _larger("q_proj", 12.0)),
     "qwen2-large-bias": ("qwen2", {}, _larger("k_proj.bias", 40.0)),
     "qwen2-kv8": ("qwen2", {"num_key_value_heads": 8, "tie_word_embeddings": False}, lambda weights: None),
-    **{name: (family, overrides, lambda weights: None) for name, (family, overrides) in VARIANTS.items()},
+    **{
+        name: (family, overrides, lambda weights: None) for name, (family, overrides) in EVERY_VARIANT.items()
+    },
 }
 
 
@@ -88,17 +91,33 @@ class Recordings:
 
     def of(self, bug: Bug) -> Recorded:
         """Record the bug. A session that exists is used again."""
-        torch.set_num_threads(1)
+        engine = self.spoilt(bug)
         checkpoint, golden = self.reference(bug.model, bug.seed)
-        forced = forced_onto(golden)
-        request = GoldenRequest(str(checkpoint), forced, self.steps, bug.dtype)  # type: ignore[arg-type]
         floor = golden.with_name(f"{bug.dtype}.session")
         if not floor.exists():
-            record(request, floor)
-        engine = golden.with_name(f"{bug.name}.session")
-        if not engine.exists():
-            spoil(bug, request, engine)
+            record(self._request(bug), floor)
         return Recorded(engine, golden, floor, checkpoint)
+
+    def spoilt(self, bug: Bug) -> Path:
+        """The session with the bug alone."""
+        torch.set_num_threads(1)
+        _, golden = self.reference(bug.model, bug.seed)
+        path = golden.with_name(f"{bug.name}.session")
+        if not path.exists():
+            spoil(bug, self._request(bug), path)
+        return path
+
+    def faultless(self, bug: Bug) -> Path:
+        """The session of our engine without the bug, of the same model, prompts, dtype and ranks."""
+        _, golden = self.reference(bug.model, bug.seed)
+        path = golden.with_name(f"engine-{bug.dtype}-{bug.tp}-{bug.ep}.session")
+        if not path.exists():
+            _run_engine(bug, lambda p: None, self._request(bug), path)
+        return path
+
+    def _request(self, bug: Bug) -> GoldenRequest:
+        checkpoint, golden = self.reference(bug.model, bug.seed)
+        return GoldenRequest(str(checkpoint), forced_onto(golden), self.steps, bug.dtype)  # type: ignore[arg-type]
 
     def reference(self, model: str, seed: int) -> tuple[Path, Path]:
         """A model's checkpoint and its golden session."""
@@ -144,7 +163,11 @@ def _checkpoint(folder: Path, model: str, seed: int) -> Path:
 
 
 def spoil(bug: Bug, request: GoldenRequest, path: Path) -> None:
-    """Record the model with the bug in it, by the project's own recorder; by ranks where there are several."""
+    """Record the model with the bug in it, by the project's own recorder; by ranks where there are several; or our own
+    engine."""
+    if bug.ep:
+        _run_engine(bug, bug.patch, request, path)
+        return
     model = load_golden(Path(request.model), request.dtype, "cpu")
     model.prompt_lengths = [len(one.prompt) for one in request.sequences]
     torch.manual_seed(bug.seed)
@@ -165,3 +188,8 @@ def spoil(bug: Bug, request: GoldenRequest, path: Path) -> None:
             models.append(one)
         stack.enter_context(dispatching(model))
         record_ranks(models, ring, request, path)
+
+
+def _run_engine(bug: Bug, patch: Patch, request: GoldenRequest, path: Path) -> None:
+    torch.manual_seed(bug.seed)
+    record_engine(patch, request, path, tp=bug.tp, ep=bug.ep)
