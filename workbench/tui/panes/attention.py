@@ -149,7 +149,13 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
             self.empty(
                 f"Layer {snapshot.layer}'s attention {snapshot.kind} at step {self.where.step} were not captured"
                 + (f":\n{why}.\n\n" if why else ".\n\n")
-                + ("v  probabilities" if snapshot.kind == "scores" else "v  scores" if self._has_scores else ""),
+                + (
+                    "v  probabilities"
+                    if snapshot.kind == "scores"
+                    else "v  scores"
+                    if self._has_scores
+                    else ""
+                ),
                 f"a  captures them (:{self.lacks()})",
             )
             return
