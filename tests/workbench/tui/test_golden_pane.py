@@ -78,14 +78,14 @@ async def test_how_many_times_the_noise_floor_is_said_once(bench: Bench) -> None
 
 async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:
     async with bench() as pilot:
-        await press(pilot, "7")
+        await press(pilot, "1", "down", "down", "7")
         assert any("was not compared with a golden reference" in line for line in text_of(pilot))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
 async def test_a_comparison_that_runs_shows_how_far_it_has_come(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size) as pilot:
-        await press(pilot, "7")
+        await press(pilot, "1", "down", "down", "7")
         driver = pilot.app.screen.driver
         for going, shown in ((3, "━━━━────────"), (6, "━━━━━━━━────")):
             driver.stages = [
