@@ -55,7 +55,8 @@ _OF_CLASS: Mapping[str, Remedy] = {
         ("Blaizzy/mlx-vlm#1983", "jundot/omlx#2363"),
     ),
     "scores": Remedy(
-        "scores are q·k / sqrt(head_dim) and nothing else, unless the model's configuration says so",
+        "scores are q·k times the scale of the configuration and nothing else: attention_multiplier (Granite) or "
+        "1/sqrt(query_pre_attn_scalar) (Gemma) where it has them, else 1/sqrt(head_dim)",
         ("mlc-ai/mlc-llm#3426",),
     ),
     "mask": Remedy(

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 import msgspec
 
+from lockstep.engine.taps.names import matches
 from lockstep.sessions import Session
 from lockstep.sessions.meta import CaptureMeta, SamplingMeta, SessionMeta
 from lockstep.sessions.state import State, state_of
@@ -75,7 +76,7 @@ def identify(session: Session, trail: Trail, known: Iterable[CatalogueEntry]) ->
         steps=max((line.steps for line in lines), default=0),
         state=state_of(session),
         faults=_faults(lines, known),
-        facts=tuple(_facts(session.meta, trail)),
+        facts=tuple(_facts(session, trail)),
     )
 
 
@@ -129,7 +130,8 @@ def _faults(lines: Iterable[BranchLine], known: Iterable[CatalogueEntry]) -> tup
     )
 
 
-def _facts(meta: SessionMeta, trail: Trail) -> Iterable[tuple[str, str]]:
+def _facts(session: Session, trail: Trail) -> Iterable[tuple[str, str]]:
+    meta = session.meta
     model = meta.model
     counts = ((model.num_layers, "layer"), (model.num_heads, "head"), (model.num_kv_heads, "KV head"))
     shape = [plural(count, noun) for count, noun in counts if count is not None]
@@ -152,12 +154,21 @@ def _facts(meta: SessionMeta, trail: Trail) -> Iterable[tuple[str, str]]:
     if meta.config.backend:
         yield "backend", said(meta.config.backend, 160)
     if meta.capture is not None:
-        yield "capture", _compact(meta.capture)
+        yield "capture", _compact(_of_taps(meta.capture, [tap.name for tap in session.taps]))
     if sampling := _sampling(meta):
         yield "sampling", sampling
     if trail.decode_seconds > 0:
         rate = trail.decode_tokens / trail.decode_seconds
         yield "speed", f"{rate:.1f} tokens/s in decode, recording included"
+
+
+def _of_taps(told: CaptureMeta, taps: Sequence[str]) -> CaptureMeta:
+    """Without the globs that fit no tap: the usual ones are of all families."""
+
+    def fitting(globs: Sequence[str]) -> tuple[str, ...]:
+        return tuple(glob for glob in globs if any(matches(tap, [glob]) for tap in taps))
+
+    return msgspec.structs.replace(told, full=fitting(told.full), last=fitting(told.last))
 
 
 def _compact(told: CaptureMeta | SamplingMeta) -> str:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lockstep.engine.taps.names import local_name
+from lockstep.sessions import Session
+from lockstep.sessions.records import VerdictRecord
 from lockstep.sessions.text import clean
 from lockstep.workbench.judgements.golden_event import last_golden_event
 from lockstep.workbench.views.source import SessionSource
@@ -29,7 +32,7 @@ class JudgedStep:
     """The judged taps of a step in execution order, by tap index; the first that failed; the steps of the branch
     that have verdicts; what is known to cause its first divergence, best first, and what came of the first of these in
     the reference (`proof`); what the judgement of the branch noted, and whether it could tell nothing
-    ("inconclusive")."""
+    ("inconclusive"). `divergence` is the step and the tap of the first wrong operation of the whole branch."""
 
     step: int
     taps: dict[int, GoldenTap]
@@ -39,6 +42,7 @@ class JudgedStep:
     notes: tuple[str, ...] = ()
     inconclusive: bool = False
     proof: str = ""
+    divergence: tuple[int, int] | None = None
 
 
 def judged_step(source: SessionSource, where: Where) -> JudgedStep:
@@ -53,16 +57,27 @@ def judged_step(source: SessionSource, where: Where) -> JudgedStep:
     event = last_golden_event(session, where.branch)
     known = causes(session, where.branch)
     proved = known[0].reproduction if known else None
+    judged = session.verdicts(branch=where.branch)
     return JudgedStep(
         where.step,
         taps,
         next((tap for tap in taps.values() if tap.judged is first), None),
-        tuple(sorted({verdict.step for verdict in session.verdicts(branch=where.branch)})),
+        tuple(sorted({verdict.step for verdict in judged})),
         tuple(cause.in_words() for cause in known),
         () if event is None else tuple(event.remarks),
         event is not None and event.verdict == "inconclusive",
         "" if proved is None else clean(proved.in_words(), limit=300),
+        _divergence(session, judged),
     )
+
+
+def _divergence(session: Session, judged: Iterable[VerdictRecord]) -> tuple[int, int] | None:
+    wrong = (
+        (one.step, session.tap(one.tap).index)
+        for one in judged
+        if session.has_tap(one.tap) and Judged.of(one).state == "fail"
+    )
+    return min(wrong, default=None)
 
 
 #: What a verdict's figures are called.

@@ -43,3 +43,11 @@ def test_numbers_are_drawn_together() -> None:
     assert numbers_in_words([7, 0, 1, 2, 3]) == "0–3, 7"
     assert numbers_in_words([4, 5]) == "4, 5"
     assert numbers_in_words([]) == ""
+
+
+def test_the_scale_of_scores_is_the_configurations_own() -> None:
+    fix = dict(cause_lines(Cause("scores_scale", "scores are scaled by 1", kind="scores")))["fix"]
+    own, _, usual = fix.partition("else ")
+    assert "attention_multiplier" in own
+    assert "query_pre_attn_scalar" in own
+    assert usual == "1/sqrt(head_dim)"

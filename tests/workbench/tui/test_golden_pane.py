@@ -33,6 +33,23 @@ async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
         assert re.search(r"\d+ right  \d+ wrong", reported)
 
 
+async def test_a_recording_that_diverges_opens_at_its_first_wrong_operation(bench: Bench) -> None:
+    async with bench() as pilot:
+        assert pilot.app.screen.place.step == 11
+        await press(pilot, "7")
+        assert any("first wrong: layers.0.attn.scores" in line for line in text_of(pilot))
+        overview = pilot.app.screen.overview
+        place = pilot.app.screen.place
+        assert (place.step, overview.taps[place.tap]) == (6, "layers.0.attn.scores")
+
+
+async def test_golden_stays_where_one_has_gone(bench: Bench) -> None:
+    async with bench() as pilot:
+        await press(pilot, "1", "down", "down", "7")
+        assert pilot.app.screen.place.step == 11
+        assert any("Step 11 was not compared" in line for line in text_of(pilot))
+
+
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
 async def test_the_error_over_depth_is_a_curve_with_its_noise_floor(
     bench: Bench, size: tuple[int, int]
@@ -61,14 +78,14 @@ async def test_how_many_times_the_noise_floor_is_said_once(bench: Bench) -> None
 
 async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:
     async with bench() as pilot:
-        await press(pilot, "7")
+        await press(pilot, "1", "down", "down", "7")
         assert any("was not compared with a golden reference" in line for line in text_of(pilot))
 
 
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
 async def test_a_comparison_that_runs_shows_how_far_it_has_come(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size) as pilot:
-        await press(pilot, "7")
+        await press(pilot, "1", "down", "down", "7")
         driver = pilot.app.screen.driver
         for going, shown in ((3, "━━━━────────"), (6, "━━━━━━━━────")):
             driver.stages = [

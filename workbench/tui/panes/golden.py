@@ -99,7 +99,9 @@ the noise floor that it is held against; × is an error without a number, such a
 
     def answer(self, snapshot: JudgedStep) -> None:
         """Show them."""
-        self.snapshot = snapshot
+        opened, self.snapshot = self.snapshot is None, snapshot
+        if opened and (found := self._to_open_at(snapshot)) is not None:
+            self.post_message(found)
         self.set_class(not snapshot.taps, "-bare")
         if not snapshot.taps:
             if self._stages:
@@ -124,6 +126,16 @@ the noise floor that it is held against; × is an error without a number, such a
         self._found = False
         self.query_one("#legend", TextBlock).show([legend()])
         self._draw()
+
+    def _to_open_at(self, snapshot: JudgedStep) -> Pane.Go | None:
+        """The first wrong operation of a recording in which nobody has gone anywhere yet."""
+        overview = self.overview
+        if self.live or overview is None or snapshot.divergence is None:
+            return None
+        if self.where.tap or self.where.step + 1 < overview.branch(self.where.branch).steps:
+            return None
+        step, tap = snapshot.divergence
+        return self.Go(step=step, tap=tap)
 
     def progress(self, stages: Sequence[CommandStage]) -> None:
         """Show it above the verdicts that there are, as long as a comparison runs; then what it has found."""
