@@ -26,7 +26,8 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+import traceback
+from collections.abc import Callable, Iterator
 from itertools import islice
 from pathlib import Path
 
@@ -88,13 +89,22 @@ def _measure(options: argparse.Namespace, root: Path) -> dict[str, Row]:
             for key, run in islice((one for one in new if options.match in one[0]), options.limit):
                 if time.monotonic() > until:
                     return known
-                row = msgspec.structs.replace(run(), key=f"{part}: {key}")
+                row = msgspec.structs.replace(_row(part, run), key=f"{part}: {key}")
                 known[row.key] = row
                 append(options.rows, row)
                 print(f"{row.outcome:10} {row.key}: {row.why} {row.said}"[:200], file=sys.stderr, flush=True)
     finally:
         engines.close()
     return known
+
+
+def _row(part: str, run: Callable[[], Row]) -> Row:
+    """A diagnosis that ends in an exception has missed what is wrong, and the others are still measured."""
+    try:
+        return run()
+    except Exception as error:
+        traceback.print_exc()
+        return Row("", part, "", "missed", why=f"ended in {type(error).__name__}: {error}")
 
 
 if __name__ == "__main__":

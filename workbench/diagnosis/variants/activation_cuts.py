@@ -17,6 +17,8 @@ _POWERS = range(8, 25)
 
 def wrapped_index(site: Site) -> Iterator[Variant]:
     """Gate and up, packed or each by itself, are read at an index that wraps at a power of two."""
+    if "gate" not in site.inputs:  # of an MLP without one, as Nemotron-H's
+        return
     gate, up = site.inputs["gate"], site.inputs["up"]
     if not gate.shape == up.shape == site.seen.shape:
         return

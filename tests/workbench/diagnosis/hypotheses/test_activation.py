@@ -13,7 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 from transformers.activations import ACT2FN
 
-from tests.workbench.diagnosis.variants.made import DECODE, ROWS, Array, accepted, best, drawn, made_site
+from tests.workbench.diagnosis.variants.made import (
+    DECODE,
+    ROWS,
+    Array,
+    accepted,
+    best,
+    drawn,
+    made_site,
+    of_model,
+)
 
 RNG = np.random.default_rng(0)
 GATE, UP, OTHER = (drawn(RNG, len(ROWS), 96, size=3) for _ in range(3))
@@ -163,3 +172,12 @@ def test_a_rank_s_gate_with_columns_of_the_whole_up() -> None:
         tp=2, others={"layers.1.mlp.up": whole},
     )  # fmt: skip
     assert "the columns of up of all ranks are out of order, 7 after it" in best(found)[0].variant.text
+
+
+def test_an_mlp_without_a_gate_is_diagnosed_as_well() -> None:
+    """As Nemotron-H's, relu² of up: nothing that is tried looks for a gate."""
+    model = of_model(gated=False, activation="relu2")
+    found = best(made_site("activation", "layers.1.mlp.act", {"up": UP}, F.relu(U).numpy(), model=model))
+    assert all("gate" not in one.variant.text for one in found)
+    right = made_site("activation", "layers.1.mlp.act", {"up": UP}, F.relu(U).square().numpy(), model=model)
+    assert right.deviation is None
