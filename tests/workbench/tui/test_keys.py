@@ -227,6 +227,21 @@ async def test_the_keys_of_the_panes_are_the_users_too(session: Path, tmp_path: 
     reader.close()
 
 
+@pytest.mark.parametrize(("size", "columns"), [((100, 60), 1), ((140, 60), 2)])
+async def test_the_help_cuts_no_word(session: Path, size: tuple[int, int], columns: int) -> None:
+    reader = Reader.open(session)
+    async with LockstepApp(replaying(reader)).run_test(size=size) as pilot:
+        await settle(pilot)
+        await press(pilot, "question_mark")
+        sheet = text_of(pilot)
+        first = next(line for line in sheet if "next token" in line)
+        assert ("two branches" in first) == (columns == 2)
+        assert not any(
+            "…" in line.partition("│")[2].rpartition("│")[0].replace("1 … 9", "") for line in sheet[3:40]
+        )
+    reader.close()
+
+
 @pytest.mark.parametrize(
     ("text", "told"),
     [

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import zip_longest
 from typing import ClassVar
 
 from textual.app import ComposeResult
@@ -12,6 +13,9 @@ from textual.widgets import Static
 
 from lockstep.workbench.tui.screens.dialog import Dialog
 from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine
+
+#: Cells of a key, and between two columns.
+_KEY, _APART = 9, 3
 
 
 class HelpScreen(Dialog[None]):
@@ -33,18 +37,31 @@ class HelpScreen(Dialog[None]):
             yield TextBlock(id="all-keys")
 
     def on_mount(self) -> None:
-        """Lay the keys out."""
-        wide = self.app.size.width >= 100
-        half = -(-len(self._keys) // 2) if wide else len(self._keys)
+        """Lay the keys out once it is known how wide the sheet is."""
+        self.query_one("#sheet").focus()
+        self.call_after_refresh(self._lay_out)
+
+    def _lay_out(self) -> None:
+        half = -(-len(self._keys) // 2)
+        columns = [self._keys[:half], self._keys[half:]]
+        sheet = self.query_one("#sheet")
+        if sum(map(_width, columns)) + _APART > sheet.scrollable_content_region.width:  # no word is cut
+            columns = [self._keys]
         lines: list[TextLine] = []
-        for i in range(half):
-            pairs = [self._keys[i]] + ([self._keys[i + half]] if i + half < len(self._keys) else [])
+        for row in zip_longest(*columns, fillvalue=("", "")):
             line: list[tuple[str, str]] = []
-            for key, what in pairs:
-                line += [(f"{key:>9}  ", "strong"), (f"{what:<34}", "quiet")]
+            for column, (key, what) in zip(columns, row, strict=True):
+                line += [
+                    (f"{key:>{_KEY}}  ", "strong"),
+                    (what.ljust(_width(column) - _KEY - 2 + _APART), "quiet"),
+                ]
             lines.append(line)
         self.query_one(TextBlock).show(lines)
-        self.query_one("#sheet").focus()
+
+
+def _width(column: Sequence[tuple[str, str]]) -> int:
+    """Cells of a column of keys and what they do."""
+    return _KEY + 2 + max(len(what) for _, what in column)
 
 
 def reflowed(text: str) -> str:
