@@ -72,7 +72,9 @@ from lockstep.workbench.diagnosis.variants.attention.merged_heads import merged_
 from lockstep.workbench.diagnosis.variants.attention.padded_keys import padded_keys
 from lockstep.workbench.diagnosis.variants.attention.score_biases import score_biases
 from lockstep.workbench.diagnosis.variants.attention.score_factors import score_dimensions, score_factors
+from lockstep.workbench.diagnosis.variants.attention.score_orders import score_orders
 from lockstep.workbench.diagnosis.variants.attention.scores import scores
+from lockstep.workbench.diagnosis.variants.attention.skipped_blocks import skipped_blocks
 from lockstep.workbench.diagnosis.variants.attention.softmax import softmaxes
 from lockstep.workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
 from lockstep.workbench.diagnosis.variants.attention.softmax_functions import other_functions
@@ -86,7 +88,13 @@ from lockstep.workbench.diagnosis.variants.caches.offsets import cached_offsets
 from lockstep.workbench.diagnosis.variants.caches.stored_stages import stored_stages
 from lockstep.workbench.diagnosis.variants.grids import on_a_grid
 from lockstep.workbench.diagnosis.variants.layers import repeated, skipped
-from lockstep.workbench.diagnosis.variants.low_precision import coarse_inputs, coarse_operands, coarse_results
+from lockstep.workbench.diagnosis.variants.low_precision import (
+    coarse_inputs,
+    coarse_operands,
+    coarse_results,
+    in_eight_bits,
+)
+from lockstep.workbench.diagnosis.variants.other_layers import results_of_other_layers
 from lockstep.workbench.diagnosis.variants.overflow import not_finite, overflows
 
 #: Operation -> banks that are always tried.
@@ -125,7 +133,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
 }
 
 #: Banks that are always tried, whatever the operation.
-EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results)
+EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results, in_eight_bits)
 
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
@@ -139,13 +147,22 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         combined_rotations,
         coarse_inputs,
         behind_the_table,
+        results_of_other_layers,
     ),
     "residual": (row_maps, coarse_inputs),
     "activation": (row_maps, wrapped_index, coarse_inputs),
     "linear": (product_coarse, split_sums, product_fits, block_terms),
     "head": (product_coarse, split_sums, product_fits, block_terms),
     "reduce": (product_coarse, rounded_partials, product_fits),
-    "scores": (coarse_operands, coarse_products, combined_scores, score_dimensions, irregular_masks),
+    "scores": (
+        coarse_operands,
+        coarse_products,
+        combined_scores,
+        score_dimensions,
+        score_orders,
+        irregular_masks,
+        results_of_other_layers,
+    ),
     "softmax": (
         padded_keys,
         coarse_probabilities,
@@ -153,10 +170,26 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         denominators,
         coarse_operands,
         other_functions,
+        skipped_blocks,
+        results_of_other_layers,
     ),
-    "context": (coarse_operands, coarse_probabilities, split_keys),
-    "weights": (coarse_operands, unlikely, padded_keys, coarse_probabilities, split_keys),
-    "attention": (coarse_operands, unlikely, padded_keys, coarse_probabilities, split_keys),
+    "context": (coarse_operands, coarse_probabilities, split_keys, results_of_other_layers),
+    "weights": (
+        coarse_operands,
+        unlikely,
+        padded_keys,
+        coarse_probabilities,
+        split_keys,
+        results_of_other_layers,
+    ),
+    "attention": (
+        coarse_operands,
+        unlikely,
+        padded_keys,
+        coarse_probabilities,
+        split_keys,
+        results_of_other_layers,
+    ),
 }
 
 

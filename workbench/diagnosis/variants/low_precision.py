@@ -19,6 +19,9 @@ from lockstep.workbench.diagnosis.recording import Array
 #: How far a result that lies on the grid of a type may be from the right one, in roundings, and what that says.
 _APART = ((1.02, "is rounded to"), (2.04, "is cut to"), (16.0, "is computed, with roundings on the way, in"))
 
+#: Formats of eight bits without a scale: half a unit in the last place, and the smallest step.
+_EIGHT_BITS = (("float8 (e4m3)", 2.0**-4, 2.0**-9), ("float8 (e5m2)", 2.0**-3, 2.0**-16))
+
 
 def coarse_results(site: Site) -> Iterator[Variant]:
     """Everything that is wrong lies on the grid of a coarser type, near the right result."""
@@ -41,12 +44,36 @@ def coarse_results(site: Site) -> Iterator[Variant]:
                 return
 
 
+def in_eight_bits(site: Site) -> Iterator[Variant]:
+    """The same of formats of eight bits, of results that are rounded once: caches and attention have banks for it."""
+    deviation, part = site.deviation, site.parts[0]
+    if deviation is None or not part.fits or site.operation not in ROW_WISE:
+        return
+    scope = deviation.scopes[0]
+    for name, unit, step in _EIGHT_BITS:
+        change = ROUNDINGS[name]
+        if not np.array_equal(change(part.seen[scope]), part.seen[scope]):
+            continue
+        coarse = change(part.expected)
+        assert coarse is not None, "these round whatever the shape"
+        guess = _near(part, 1.02 * unit, step / 2, np.asarray(coarse))
+        if (guess == part.seen)[scope].all():
+            text = f"the result is rounded to {name}"
+            yield Variant("low_precision", "precision", text, {"dtype": name}, guess)
+            return
+
+
 def _snapped(part: Part, dtype: str, apart: float, inside: float) -> Array:
     """What was seen where it is that near to the right result; else that, rounded. Noise grows by `inside` where the
     operation rounds on its way as well."""
-    near = np.abs(part.seen - part.expected) <= apart * np.abs(part.expected) + 5 * inside * part.noise
+    return _near(part, apart, 5 * (inside - 1) * part.noise, rounded(part.expected, dtype).astype(np.float64))
+
+
+def _near(part: Part, apart: float, least: Array | float, coarse: Array) -> Array:
+    """What was seen where it is so near to the right result, relative, or `least` beside rounding; else `coarse`."""
+    near = np.abs(part.seen - part.expected) <= apart * np.abs(part.expected) + least + 5 * part.noise
     same = near | (part.seen == part.expected)
-    return np.where(same, part.seen, rounded(part.expected, dtype).astype(np.float64))
+    return np.where(same, part.seen, coarse)
 
 
 def coarse_inputs(site: Site) -> Iterator[Variant]:

@@ -29,10 +29,10 @@ GATE, UP, OTHER = (drawn(RNG, len(ROWS), 96, size=3) for _ in range(3))
 G, U = torch.tensor(GATE), torch.tensor(UP)
 
 
-def site(seen: Array, gate: Array = GATE, **options: Any) -> Any:
+def site(seen: Array, gate: Array = GATE, up: Array = UP, **options: Any) -> Any:
     others = {"layers.0.mlp.gate": OTHER, "layers.0.mlp.up": OTHER + 1}
     return made_site(
-        "activation", "layers.1.mlp.act", {"gate": gate, "up": UP}, seen, others=others, **options
+        "activation", "layers.1.mlp.act", {"gate": gate, "up": up}, seen, others=others, **options
     )
 
 
@@ -51,6 +51,16 @@ def test_a_gate_so_low_that_its_sigmoid_underflows_is_right(dtype: str) -> None:
     forms = [F.silu(g) * u, g * torch.sigmoid(g) * u, g / (1 + torch.exp(-g)) * u]
     for seen in forms[:2] if dtype == "float16" else forms:  # where exp overflows from 12 on
         assert site(seen.double().numpy(), gate, dtype=dtype).deviation is None
+
+
+@pytest.mark.parametrize("dtype", [torch.float8_e4m3fn, torch.float8_e5m2])
+def test_a_result_in_eight_bits_is_named(dtype: torch.dtype) -> None:
+    """Its smallest numbers are those that are rounded to steps of one size."""
+    right = F.silu(G) * (0.05 * U)
+    assert ((right.abs() < 2**-7) & (right != 0)).any()
+    found = accepted(site(right.to(dtype).double().numpy(), up=0.05 * UP))
+    assert found[0].variant.name == "low_precision"
+    assert ("e4m3" if dtype == torch.float8_e4m3fn else "e5m2") in found[0].variant.text
 
 
 def largest(x: Tensor, count: int) -> Tensor:

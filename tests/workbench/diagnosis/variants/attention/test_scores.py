@@ -168,6 +168,18 @@ SCORES: list[tuple[str, Any, str, str]] = [
         "scores_bias_relative",
         "relative position bias",
     ),
+    (
+        "halves of packed words exchanged",
+        operands(lambda q, k, at: (q.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), k)),
+        "scores_dimension_order",
+        "neighbours in each other's place",
+    ),
+    (
+        "dimensions backwards in one head",
+        operands(lambda q, k, at: (torch.cat([q[:, :7], q[:, 7:].flip(-1)], 1), k)),
+        "scores_dimension_order",
+        "from the last to the first",
+    ),
     ("constant", lambda x, at: x + 3.0, "scores_constant", "a constant is added to all scores"),
     ("tiled", kv_map(lambda h: h % 4), "kv_heads_tiled", "h % n"),
     ("reversed", kv_map(lambda h: 3 - h // 2), "kv_heads_reversed", "reversed"),

@@ -51,7 +51,27 @@ def head_of_another(x: Tensor, at: At) -> Tensor:
     return x
 
 
+def without_small(x: Tensor, size: int) -> Tensor:
+    """A softmax without the blocks whose largest score is 0.6 below the row's."""
+    blocks = torch.nn.functional.pad(x, (0, -x.shape[-1] % size), value=-INF).unflatten(-1, (-1, size))
+    highest = blocks.amax(-1, keepdim=True)
+    kept = blocks.masked_fill(highest < x.amax(-1)[..., None, None] - 0.6, -INF).flatten(-2)
+    return kept[..., : x.shape[-1]].softmax(-1)
+
+
+def of_layer_below(x: Tensor, at: At) -> Tensor:
+    return at.run.held["layers.0.attn.probs", at.rank][-1] if at.layer == 1 else x
+
+
 SOFTMAX: list[tuple[str, Any, str, str]] = [
+    (
+        "small blocks left out",
+        of_scores(lambda x: without_small(x, 4)),
+        "softmax_skipped",
+        "blocks of 4 keys whose largest score",
+    ),
+    ("small keys left out", of_scores(lambda x: without_small(x, 1)), "softmax_skipped", "keys whose score"),
+    ("of the layer below", of_layer_below, "result_of_layer", "those of layer 0"),
     ("over queries", of_scores(lambda x: x.softmax(1)), "softmax_over_queries", "over the queries"),
     ("over heads", of_scores(lambda x: x.softmax(0).nan_to_num(0)), "softmax_over_heads", "over the heads"),
     (
