@@ -7,6 +7,7 @@ import pytest
 from lockstep.sessions.records import STATISTICS
 from lockstep.workbench.cli.console import Console
 from lockstep.workbench.debugger.answers import Stop
+from lockstep.workbench.debugger.core import motion
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.errors import CommandError, NotCaptured
 from lockstep.workbench.exit_codes import Exit
@@ -55,8 +56,11 @@ def test_watch_live_is_what_the_record_says(live: Live) -> None:
     assert back.step <= 2
 
 
-def test_a_condition_is_judged_on_a_short_step_when_it_is_over(live: Live) -> None:
+def test_a_condition_is_judged_on_a_short_step_when_it_is_over(
+    live: Live, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Where asking the ranks at every tap would cost many times the step; the stop is the same."""
+    monkeypatch.setattr(motion, "_SOON", 60.0)  # short on any machine, whatever else it does
     debugger = live(tp=2)
     texts(debugger, "next 2", "break layers.*.mlp.act if step == 3 and rms > 0")
     assert debugger.executor is not None
