@@ -24,13 +24,12 @@ from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     NEWEST_FIRST,
-    NEXT_SLOT,
-    SLOT_BEFORE,
     TRAINED,
     captured,
     other_heads,
     other_slots,
     other_widths,
+    slot_names,
 )
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST, NORMALISED_IN
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
@@ -384,7 +383,9 @@ def _other_befores(site: Site) -> Iterator[Edit]:
     else:
         yield from (Edit("before", "operand", (_OTHERS.format(seq),)) for seq in others)
         yield from (Edit("before", "applied", (dtype,)) for dtype in _KEPT_IN)
-    yield from (Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, NEXT_SLOT, SLOT_BEFORE))
+    yield from (
+        Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, *(name for name, *_ in slot_names()))
+    )
     yield Edit("before", "operand", (_LEFT_BEFORE,))
     yield from (Edit("before", "operand", (_LEFT.format(seq),)) for seq in others)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,10 +20,12 @@ from lockstep.workbench.diagnosis.recording import Array
 TRAINED = ("A_log", "dt_bias", "D")
 #: Where a gated norm may take its squares together.
 ALL_GROUPS, SINGLE_HEADS = "width of all groups", "width of a head"
-#: What a sequence may meet: a slot of the batch that is not its own, its own rows in another order.
-NEXT_SLOT, SLOT_BEFORE = "what the next slot of the batch has", "what the slot before it in the batch has"
+#: What a sequence may meet: its own rows in another order; of the batch's next or last slot what that has, and writes
+#: back to there, or to its own; where the sequences before it in the batch have written in this step already, or not.
 NEWEST_FIRST = "its rows, newest first"
-_SLOTS: Mapping[str, int] = {NEXT_SLOT: 1, SLOT_BEFORE: -1}
+SLOTS: Mapping[str, int] = {"next slot": 1, "slot before": -1}
+WRITTEN_TO: Mapping[str, bool] = {"read and written": True, "read alone": False}
+WITHIN_STEP = ", as this step leaves it"
 
 
 def captured(site: Site, tap: str) -> Iterator[tuple[SequencePass, Array]]:
@@ -121,8 +124,17 @@ def other_widths(site: Site, part: Part) -> dict[str, float]:
     return {name: width for name, width in widths.items() if width != mamba.norm_width}
 
 
+def slot_names() -> Iterator[tuple[str, int, bool, bool]]:
+    """(name, the distance of the slot that is read, whether it is written to as well, whether what this step has
+    written there before is read)."""
+    for slot, by in SLOTS.items():
+        for how, written in WRITTEN_TO.items():
+            yield f"{slot}, {how}", by, written, False
+        yield f"{slot}, read alone{WITHIN_STEP}", by, False, True
+
+
 def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
-    """(step, sequence) -> by name what a pass meets where, from the first wrong step on, sequences have each other's
+    """(step, sequence) -> by name what a pass meets where, from the first wrong step on, sequences read others'
     slots; of a convolution also where its rows are kept newest first."""
     deviation = site.deviation
     assert deviation is not None, "what is right needs no hypothesis"
@@ -130,25 +142,45 @@ def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
     first = min(part.rows[0].step for part in wrong)
     met: dict[tuple[int, int], dict[str, Array]] = {}
     sequences = sorted({one.seq for one in site.taps.passes})
-    for name, by in _SLOTS.items():
+    for name, by, written, at_once in slot_names():
+        if len(sequences) < 2 or (by < 0 and len(sequences) == 2):  # alone, or the same as the next
+            continue
         slots = dict(zip(sequences, np.roll(sequences, -by).tolist(), strict=True))
-        if len(sequences) > 1 and (by > 0 or len(sequences) > 2):
-            _meet(site, met, name, lambda one, slots=slots: slots[one.seq] if one.step >= first else one.seq)
+        _meet(site, met, name, _Slots(slots, first, written, at_once))
     if site.operation == "conv":
-        _meet(site, met, NEWEST_FIRST, lambda one: one.seq, lambda rows: rows[::-1])
+        _meet(site, met, NEWEST_FIRST, _Slots({}, first, False, False), lambda rows: rows[::-1])
     return met
 
 
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Whose slot each sequence reads from a step on, whether it writes there too, and whether at once."""
+
+    read: Mapping[int, int]
+    first: int
+    written: bool
+    at_once: bool
+
+    def of(self, one: SequencePass) -> int:
+        return self.read.get(one.seq, one.seq) if one.step >= self.first else one.seq
+
+
 def _meet(
-    site: Site, met: dict[tuple[int, int], dict[str, Array]], name: str,
-    slot: Callable[[SequencePass], int], order: Callable[[Array], Array] = lambda rows: rows,
+    site: Site, met: dict[tuple[int, int], dict[str, Array]], name: str, slots: _Slots,
+    order: Callable[[Array], Array] = lambda rows: rows,
 ) -> None:  # fmt: skip
-    """What each pass finds in its slot, and leaves there: the last rows of a convolution, or a state."""
+    """What each pass finds in its slot, and leaves: the last rows of a convolution, or a state."""
     convolved = site.operation == "conv"
     assert site.declared is not None, "what layers with a state read is known"
     nothing = np.zeros_like(site.parts[0].inputs["before"])
     held: dict[int, Array] = {}
+    left: dict[int, Array] = {}
+    step = -1
     for one, x in captured(site, site.declared.inputs["x"] if convolved else state_of(site.operation)):
-        before = held.get(slot(one), nothing)
+        if one.step != step or slots.at_once:  # else the step reads what the one before it has left
+            held |= left
+            step, left = one.step, {}
+        before = held.get(slots.of(one), nothing)
         met.setdefault((one.step, one.seq), {})[name] = before
-        held[slot(one)] = order(np.concatenate([before, x])[-len(before) :]) if convolved else x[0]
+        rows = order(np.concatenate([before, x])[-len(before) :]) if convolved else x[0]
+        left[slots.of(one) if slots.written else one.seq] = rows

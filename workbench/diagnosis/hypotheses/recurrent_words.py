@@ -8,9 +8,8 @@ from lockstep.engine.config import ModelConfig
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     ALL_GROUPS,
     NEWEST_FIRST,
-    NEXT_SLOT,
     SINGLE_HEADS,
-    SLOT_BEFORE,
+    slot_names,
 )
 from lockstep.workbench.judgements.cause import numbers_in_words
 
@@ -28,8 +27,9 @@ _GROUPED = (
 #: What the gated norm of Mamba-2 gives where it is taken before the gate.
 NORM_FIRST = "norm before the gate"
 _OF_SLOTS = {
-    NEXT_SLOT: "a sequence reads and writes another sequence's {0}: that of the next slot of the batch",
-    SLOT_BEFORE: "a sequence reads and writes another sequence's {0}: that of the slot before in the batch",
+    name: f"a sequence {'reads and writes' if written else 'reads'} another sequence's {{0}}: that of the batch's "
+    f"{'next slot' if by > 0 else 'slot before'}"
+    for name, by, written, _ in slot_names()
 }
 _STEP = "the step size is rounded to {0} before the state is changed by it"
 _UNFORGOTTEN = "decay is not applied: the state keeps all that it has"
