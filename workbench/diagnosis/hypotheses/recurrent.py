@@ -72,13 +72,18 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         return
     left = _left(site) if site.operation in RECURRENT else {}
     given = [_given(site, part, left) for part in site.parts]
+    others = other_heads(
+        site, site.parts[0], given[0]
+    )  # the same vectors in all parts; gates have one part alone
+    read = {name: x for named in others.values() for name, x in named.items()}
+    given = [one | read for one in given]
     if site.operation in RECURRENT:
         met = other_slots(site)
         given = [
             known | met.get((part.rows[-1].step, part.rows[-1].seq), {})
             for known, part in zip(given, site.parts, strict=True)
         ]
-    for edits in dict.fromkeys(_candidates(site, formula, given)):
+    for edits in dict.fromkeys(_candidates(site, formula, given, others)):
         try:
             tree = together(edits, formula)
             first = _value(tree, given[smallest], site.parts[smallest])
@@ -303,7 +308,9 @@ def _of_heads(site: Site, x: Array, heads: int) -> Array:
     return np.asarray(np.linalg.norm(parted.reshape(heads, -1), axis=-1))
 
 
-def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Edit, ...]]:
+def _candidates(
+    site: Site, formula: Node, given: Sequence[Mapping[str, Any]], others: Mapping[str, Mapping[str, Array]]
+) -> Iterator[tuple[Edit, ...]]:
     """Other pairs of queries and keys with values, other beginnings, and every single edit without a number to solve
     for."""
     pairs = [path for path, node in nodes(formula) if node.name == "paired"]
@@ -327,8 +334,8 @@ def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -
         yield from ((Edit("norm_width", "operand", (name,)),) for name in other_widths(site, site.parts[0]))
     elif site.operation == "gated_norm":
         yield (Edit((), "before", ("x",)),)
-    for leaf, others in other_heads(site, site.parts[0], given[0]).items():
-        yield from ((Edit(leaf, "operand", (name,)),) for name in others)
+    for leaf, named in others.items():
+        yield from ((Edit(leaf, "operand", (name,)),) for name in named)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 
@@ -406,8 +413,6 @@ def _given(site: Site, part: Part, left: Mapping[int, Array]) -> dict[str, Any]:
         given |= {f"{leaf} {name}": x for leaf, name, x in coarse}
     if "whole_gate" in part.inputs and "weight" in given:
         given[NORM_FIRST] = _norm_first(given)
-    for others in other_heads(site, part, given).values():
-        given |= others
     given |= other_widths(site, part)
     if not left:
         return given
