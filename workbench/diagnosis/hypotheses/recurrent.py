@@ -113,17 +113,17 @@ def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) ->
 
 
 def _scaled(site: Site) -> Iterator[Variant]:
-    """The result times a number that is fitted."""
+    """The result of a row-wise operation, which has one part, times a number that is fitted."""
     assert site.deviation is not None, "what is right needs no hypothesis"
-    parts = list(zip(site.parts, site.deviation.scopes, strict=True))
-    by = factor_of(*(np.concatenate([x[scope] for x, scope in one]) for one in (
-        [(part.expected, scope) for part, scope in parts], [(part.seen, scope) for part, scope in parts])))  # fmt: skip
+    scope = site.deviation.scopes[0]
+    by = factor_of(site.expected[scope], site.seen[scope])
+    if not math.isfinite(by):
+        return
     nearest = round(2 * by) / 2
     by = nearest if abs(by - nearest) <= resolution(site) * max(1.0, abs(by)) else by
     edits = (Edit((), "applied", ("scaled", by)),)
     words = told(site, edits)
-    predicted = [by * part.expected for part in site.parts]
-    yield Variant(words.name, words.kind, words.text, words.fitted, predicted, 1, edits=edits)
+    yield Variant(words.name, words.kind, words.text, words.fitted, by * site.expected, 1, edits=edits)
 
 
 def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[Variant]:
