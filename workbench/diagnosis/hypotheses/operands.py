@@ -33,6 +33,9 @@ WITH_KEY, OWN_PART = (
     "this rank's share of the channels, zeros elsewhere",
 )
 
+#: What it may read where a written row is taken to begin with the rotated part, which lies at its end.
+BEHIND_KEY = "the last channels of what is written, the rotated part being taken from its front,"
+
 #: What the weight of a norm over the heads of all ranks is where a rank reads it from its beginning.
 FIRST_PART = "the weight of the first rank's channels"
 

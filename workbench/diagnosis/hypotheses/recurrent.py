@@ -18,16 +18,24 @@ from lockstep.engine.graph.formula import Node, numbers_of, silu
 from lockstep.engine.graph.operation import READ_FROM, STATES, state_of
 from lockstep.engine.graph.recurrence import by_heads, mean_of_groups, side_by_side
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
-from lockstep.workbench.diagnosis.hypotheses.fits import narrower
+from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, narrower, resolution
 from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
+    NEWEST_FIRST,
+    TRAINED,
+    captured,
+    other_heads,
+    other_slots,
+    other_widths,
+    slot_names,
+)
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST, NORMALISED_IN
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
 from lockstep.workbench.diagnosis.operations.facts import rounded
-from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -41,8 +49,6 @@ _LEFT_BEFORE = "what the sequence before it has left"
 _KEPT_IN = ("bfloat16", "float16")
 #: Numbers of 16 bits in a vector of a CPU: 0 of what has no end to them, 1 << 30 of what has no vectors.
 _LANES = (0, 16, 32, 1 << 30)
-#: Numbers of each head, which checkpoints of 16 bits have in float32.
-_TRAINED = ("A_log", "dt_bias", "D")
 #: How queries and keys may have been normalised: rounded afterwards, or each step in fewer bits.
 _UNIT = ("rounded to {}", *(f"{NORMALISED_IN}{{}}, {lanes} lanes" for lanes in _LANES))
 #: The last tokens of a pass from which on a state is tried to have begun.
@@ -66,7 +72,18 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         return
     left = _left(site) if site.operation in RECURRENT else {}
     given = [_given(site, part, left) for part in site.parts]
-    for edits in dict.fromkeys(_candidates(site, formula, given)):
+    others = other_heads(
+        site, site.parts[0], given[0]
+    )  # the same vectors in all parts; gates have one part alone
+    read = {name: x for named in others.values() for name, x in named.items()}
+    given = [one | read for one in given]
+    if site.operation in RECURRENT:
+        met = other_slots(site)
+        given = [
+            known | met.get((part.rows[-1].step, part.rows[-1].seq), {})
+            for known, part in zip(given, site.parts, strict=True)
+        ]
+    for edits in dict.fromkeys(_candidates(site, formula, given, others)):
         try:
             tree = together(edits, formula)
             first = _value(tree, given[smallest], site.parts[smallest])
@@ -82,6 +99,8 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         predicted = [one for one in found if one is not None]
         if len(predicted) == len(found):
             yield _variant(site, edits, predicted)
+    if site.operation in GATES:
+        yield from _scaled(site)
     if site.operation in RECURRENT:
         yield from _lost_within(site, formula, given)
     if site.operation == "conv":
@@ -91,6 +110,20 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:
     words = told(site, edits)
     return Variant(words.name, words.kind, words.text, words.fitted, predicted, edits=edits)
+
+
+def _scaled(site: Site) -> Iterator[Variant]:
+    """The result of a row-wise operation, which has one part, times a number that is fitted."""
+    assert site.deviation is not None, "what is right needs no hypothesis"
+    scope = site.deviation.scopes[0]
+    by = factor_of(site.expected[scope], site.seen[scope])
+    if not math.isfinite(by):
+        return
+    nearest = round(2 * by) / 2
+    by = nearest if abs(by - nearest) <= resolution(site) * max(1.0, abs(by)) else by
+    edits = (Edit((), "applied", ("scaled", by)),)
+    words = told(site, edits)
+    yield Variant(words.name, words.kind, words.text, words.fitted, by * site.expected, 1, edits=edits)
 
 
 def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[Variant]:
@@ -275,7 +308,9 @@ def _of_heads(site: Site, x: Array, heads: int) -> Array:
     return np.asarray(np.linalg.norm(parted.reshape(heads, -1), axis=-1))
 
 
-def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[tuple[Edit, ...]]:
+def _candidates(
+    site: Site, formula: Node, given: Sequence[Mapping[str, Any]], others: Mapping[str, Mapping[str, Array]]
+) -> Iterator[tuple[Edit, ...]]:
     """Other pairs of queries and keys with values, other beginnings, and every single edit without a number to solve
     for."""
     pairs = [path for path, node in nodes(formula) if node.name == "paired"]
@@ -289,13 +324,18 @@ def _candidates(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -
         yield from _coarse(site, formula)
         raw = (path for path, node in nodes(formula) if node.name == "exp" and node.args == (Node("A_log"),))
         yield from ((Edit(path, "left_out", (0.0,)),) for path in raw)
-    trained = [leaf for leaf in _TRAINED if leaf in leaves(formula)]
+    trained = [leaf for leaf in TRAINED if leaf in leaves(formula)]
     for dtype in _KEPT_IN if trained else ():  # cast with all others of the model
         yield tuple(Edit(leaf, "applied", (dtype,)) for leaf in trained)
         yield from ((Edit(leaf, "applied", (dtype,)),) for leaf in trained)
     if site.operation == "gated_norm" and "whole_gate" in given[0]:
         yield (Edit((), "operands", ("whole", "x", "whole_gate", "gate")),)
         yield (Edit((), "operand", (NORM_FIRST,)),)
+        yield from ((Edit("norm_width", "operand", (name,)),) for name in other_widths(site, site.parts[0]))
+    elif site.operation == "gated_norm":
+        yield (Edit((), "before", ("x",)),)
+    for leaf, named in others.items():
+        yield from ((Edit(leaf, "operand", (name,)),) for name in named)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 
@@ -350,6 +390,9 @@ def _other_befores(site: Site) -> Iterator[Edit]:
     else:
         yield from (Edit("before", "operand", (_OTHERS.format(seq),)) for seq in others)
         yield from (Edit("before", "applied", (dtype,)) for dtype in _KEPT_IN)
+    yield from (
+        Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, *(name for name, *_ in slot_names()))
+    )
     yield Edit("before", "operand", (_LEFT_BEFORE,))
     yield from (Edit("before", "operand", (_LEFT.format(seq),)) for seq in others)
 
@@ -370,6 +413,7 @@ def _given(site: Site, part: Part, left: Mapping[int, Array]) -> dict[str, Any]:
         given |= {f"{leaf} {name}": x for leaf, name, x in coarse}
     if "whole_gate" in part.inputs and "weight" in given:
         given[NORM_FIRST] = _norm_first(given)
+    given |= other_widths(site, part)
     if not left:
         return given
     own = part.rows[-1].seq
@@ -381,7 +425,7 @@ def _of_others(site: Site, part: Part) -> dict[str, Array]:
     """The last state that was written of each sequence up to the pass, its own in the same pass left out."""
     found: dict[str, Array] = {}
     step, seq = part.rows[-1].step, part.rows[-1].seq
-    for one, x in _captured(site, state_of(site.operation)):
+    for one, x in captured(site, state_of(site.operation)):
         if one.step < step or (one.step == step and one.seq != seq):
             found[_OTHERS.format(one.seq)] = x[0]
     return found
@@ -390,10 +434,10 @@ def _of_others(site: Site, part: Part) -> dict[str, Array]:
 def _left(site: Site) -> dict[int, Array]:
     """What each sequence had at its end: its state, or a convolution's last rows, zeros before the first."""
     if site.operation != "conv":
-        return {one.seq: x[0] for one, x in _captured(site, state_of(site.operation))}
+        return {one.seq: x[0] for one, x in captured(site, state_of(site.operation))}
     assert site.declared is not None, "what linear attention reads is known"
     before, found = site.parts[0].inputs["before"], dict[int, Array]()
-    for one, x in _captured(site, site.declared.inputs["x"]):
+    for one, x in captured(site, site.declared.inputs["x"]):
         rows = np.concatenate([found.get(one.seq, np.zeros_like(before)), x])
         found[one.seq] = rows[-len(before) :]
     return found
@@ -408,11 +452,6 @@ def _norm_first(given: Mapping[str, Any]) -> Array:
     """What a norm gives whose gate is multiplied after it, not before."""
     mean = mean_of_groups(np.square(given["whole"]), given["x"], given["norm_width"])
     return np.asarray(given["x"] / np.sqrt(mean + given["eps"]) * given["weight"] * silu(given["gate"]))
-
-
-def _captured(site: Site, tap: str) -> Iterator[tuple[SequencePass, Array]]:
-    tensors = site.taps.tensors(site.near(tap), site.rank)
-    yield from ((one, x) for one, x in zip(site.taps.passes, tensors, strict=True) if x is not None)
 
 
 def _value(tree: Node, given: Mapping[str, Any], part: Part) -> Array | None:

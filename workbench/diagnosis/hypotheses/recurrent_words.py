@@ -5,6 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep.engine.config import ModelConfig
+from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
+    ALL_GROUPS,
+    NEWEST_FIRST,
+    SINGLE_HEADS,
+    slot_names,
+)
 from lockstep.workbench.judgements.cause import numbers_in_words
 
 _RESTARTED = "the state is not carried on: the pass begins with zeros in place of what the sequence has"
@@ -20,6 +26,11 @@ _GROUPED = (
 )
 #: What the gated norm of Mamba-2 gives where it is taken before the gate.
 NORM_FIRST = "norm before the gate"
+_OF_SLOTS = {
+    name: f"a sequence {'reads and writes' if written else 'reads'} another sequence's {{0}}: that of the batch's "
+    f"{'next slot' if by > 0 else 'slot before'}"
+    for name, by, written, _ in slot_names()
+}
 _STEP = "the step size is rounded to {0} before the state is changed by it"
 _UNFORGOTTEN = "decay is not applied: the state keeps all that it has"
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> what ran.
@@ -72,6 +83,22 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     ("step_size", "clamped", "left_out", 0.0): "the step size is not clamped to time_step_limit",
     ("ssm_read", "add", "left_out", 0.0): "the skip is left out: D x is not added to what is read from the state",
     ("gated_norm", "multiply", "operand", NORM_FIRST): "the gate is multiplied after the norm, not before it",
+    ("gated_norm", "norm_width", "operand", ALL_GROUPS):
+        "the mean of squares is over the channels of all groups together, not over each group's own",
+    ("gated_norm", "norm_width", "operand", SINGLE_HEADS):
+        "the mean of squares is over each head's own channels, not over those of its whole group",
+    ("conv", "before", "operand", NEWEST_FIRST):
+        "the rows kept for the convolution are read in reverse order: they are kept newest first",
+    **{
+        (operation, "before", "operand", name): text.format(kept)
+        for operation, kept in (
+            ("conv", "kept rows"),
+            *dict.fromkeys(("state", "delta", "ssm_state", "ssm_read"), "state").items(),
+        )
+        for name, text in _OF_SLOTS.items()
+    },
+    ("sigmoid", "sigmoid", "applied", "scaled"):
+        "beta is {by} times its sigmoid; 2 times are for negative eigenvalues",
     ("gated_norm", "multiply", "operands", "whole"):
         "the mean of squares is over the rank's own channels, not over those of all ranks that share a group",
     **{

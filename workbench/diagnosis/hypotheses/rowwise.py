@@ -30,6 +30,7 @@ from lockstep.workbench.diagnosis.hypotheses.maps import (
     rows_of_terms,
 )
 from lockstep.workbench.diagnosis.hypotheses.operands import (
+    BEHIND_KEY,
     FIRST_PART,
     OWN_PART,
     READER,
@@ -65,6 +66,8 @@ _TOLD = 12
 PAIR_ELEMENTS = 1 << 11
 #: What else the numbers of a clamped activation may be.
 CLAMP_NUMBERS: Mapping[str, tuple[float, ...]] = {"limit": (math.inf,), "slope": (1.0,)}
+#: What of a written latent a norm may read.
+_OF_WRITTEN = (WITH_KEY, BEHIND_KEY, OWN_PART)
 _MIXING = ("rows_before", "rows_after", "rows_mean_of_sequence", "rows_mean_of_step")
 
 
@@ -189,7 +192,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     return RowTrial(site, formula_at(site), Lazy(tokens), Lazy(weights)), replace(
         choices,
         operands={**_with_parts(operands, tokens), **choices.operands},
-        results=[name for name in tokens if name not in (*own, "whole", "angles", WITH_KEY, OWN_PART)],
+        results=[name for name in tokens if name not in (*own, "whole", "angles", *_OF_WRITTEN)],
         added=added,
         together=[names for names in _elsewhere(site) if all(one in others for one in names.values())],
         dtypes=tuple(narrower(site.facts.dtype)),
@@ -199,7 +202,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
 
 
 def _with_parts(operands: Mapping[str, list[str]], tokens: Mapping[str, Load]) -> dict[str, list[str]]:
-    parts = [name for name in (WITH_KEY, OWN_PART) if name in tokens]
+    parts = [name for name in _OF_WRITTEN if name in tokens]
     return {role: [*names, *(parts if role == "x" else ())] for role, names in operands.items()}
 
 
@@ -239,7 +242,8 @@ def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choi
 
 
 def _of_latents(site: Site) -> dict[str, Load]:
-    """What a norm of latents may read instead: the part of a key that lies behind them too; of several ranks the
+    """What a norm of latents may read instead: the part of a key that lies behind them too, or in place of as many
+    channels at their front; of several ranks the
     channels of one alone."""
     if site.kind not in LATENT_NORMS:
         return {}
@@ -247,7 +251,9 @@ def _of_latents(site: Site) -> dict[str, Load]:
     written, width = site.rows_of(tap), site.expected.shape[-1]
     if written is None:
         return {}
-    found: dict[str, Load] = {WITH_KEY: lambda: written} if written.shape[-1] > width else {}
+    found: dict[str, Load] = {}
+    if written.shape[-1] > width:
+        found |= {WITH_KEY: lambda: written, BEHIND_KEY: lambda: written[:, -width:]}
     size = -(-written.shape[-1] // count)
     inside = np.arange(written.shape[-1]) // size == site.rank
     if count > 1:

@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from lockstep.engine.config.latent import LatentConfig
 from tests.workbench.diagnosis.variants.made import (
     DECODE,
     MODEL,
@@ -307,3 +308,14 @@ def test_norms_of_another_form_are_named(case: str) -> None:
     found = best(at)
     assert found
     assert all(words in one.variant.text for one in found), [one.variant.text for one in found]
+
+
+def test_a_latent_whose_rotated_part_is_taken_from_the_front() -> None:
+    model = of_model(latent=LatentConfig(kv_rank=32, plain_dim=16, rope_dim=8, value_dim=16))
+    written, w, tap = drawn(RNG, len(ROWS), 40), 1 + drawn(RNG, 32) / 4, "layers.1.attn.kv_a_norm"
+    seen = norm(written[:, 8:], w)
+    site = made_site(
+        "norm", tap, {"x": written[:, :32]}, seen, model=model, others={"layers.1.attn.kv_a_proj": written},
+        weights={"model.layers.1.self_attn.kv_a_layernorm.weight": w},
+    )  # fmt: skip
+    assert "the rotated part being taken from its front" in best(site)[0].variant.text

@@ -18,6 +18,8 @@ from lockstep.workbench.diagnosis.recording import Array
 
 #: From masked scores [heads, T, K] to probabilities.
 Form = Callable[[Array], Array]
+#: Into how many parts keys may be split, of which each counts the sink.
+_SPLITS = (2, 3, 4, 8, 16)
 #: Form -> the name of the variant, and what it says; of another operand with its number.
 SINK_WORDS: Mapping[str, tuple[str, str]] = {
     "left_out": ("sinks_left_out", "the sinks are left out: the softmax is over the keys alone"),
@@ -38,6 +40,12 @@ SINK_WORDS: Mapping[str, tuple[str, str]] = {
         "sinks_logarithm",
         "the sinks themselves, not their exponentials, are in the softmax's sum",
     ),
+    "counted": (
+        "sinks_counted_again",
+        "the sink stands {0:g} times in the softmax's sum, as where {0:g} splits of the keys each count it",
+    ),
+    "scaled": ("sinks_scaled", "the sinks are multiplied by {0:.5g}, the scale of the scores"),
+    "divided": ("sinks_scaled", "the sinks are divided by {0:.5g}, the scale of the scores"),
     "head": ("sinks_of_other_heads", "the sink of each head is that of the head {0:g} after it"),
     "group": (
         "sinks_of_neighbours",
@@ -66,13 +74,17 @@ def sink_forms(site: Site) -> Iterator[tuple[Detail, Form]]:
 
 def _other_sinks(site: Site, sinks: Array) -> Iterator[tuple[Detail, Array]]:
     """Other numbers in their place."""
+    model = site.facts.model
     yield ("zero",), np.zeros_like(sinks)
     yield ("negative",), -sinks
     yield ("backwards",), sinks[::-1]
+    for count in _SPLITS:
+        yield ("counted", float(count)), sinks + np.log(count)
+    yield ("scaled", model.scale), sinks * model.scale
+    yield ("divided", model.scale), sinks / model.scale
     yield ("first",), np.full_like(sinks, sinks[0])
     for by in range(1, len(sinks)):
         yield ("head", float(by)), np.roll(sinks, -by)
-    model = site.facts.model
     group = model.num_heads // model.num_kv_heads
     if len(sinks) % group == 0:
         for by in range(1, group):

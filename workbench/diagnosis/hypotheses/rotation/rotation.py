@@ -276,7 +276,20 @@ def _inputs(r: Rotated) -> Iterator[Variant]:
             text = f"{kind} is rotated: {own}_norm is left out" if skipped else f"{kind} is taken for {own}"
             name_of, class_of = ("norm_skipped", "norm") if skipped else ("rope_input", "rope")
             yield r.variant(name_of, class_of, text, {"input": kind}, predicted)
+    yield from _front_of_latent(r)
     yield from _late_bias(r, own)
+
+
+def _front_of_latent(r: Rotated) -> Iterator[Variant]:
+    """Of a written latent the first channels are rotated, where a key's rotated part lies at its end."""
+    written = r.site.rows_of(r.site.near("attn.kv_a_proj")) if r.site.kind == "attn.rope_key" else None
+    if written is None or written.shape[-1] <= r.whole.shape[-1]:
+        return
+    first = written[:, None, : r.whole.shape[-1]][..., r.order]
+    text = "what is rotated is taken from the front of the written latent, where the part of the key lies at its end"
+    yield r.variant(
+        "rope_input", "rope", text, {"input": "front"}, rotate(first, r.phase, r.factor), moved=True
+    )
 
 
 def _late_bias(r: Rotated, own: str) -> Iterator[Variant]:

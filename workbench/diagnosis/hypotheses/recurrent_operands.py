@@ -1,0 +1,186 @@
+"""What a formula of layers with a state may read instead: numbers of other heads, what another slot has kept."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from lockstep.engine.graph.operation import state_of
+from lockstep.engine.taps.names import layer_of
+from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.recorded import SequencePass
+from lockstep.workbench.diagnosis.operations.shares import rank_spans
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+
+#: Numbers of each head, which checkpoints of 16 bits have in float32.
+TRAINED = ("A_log", "dt_bias", "D")
+#: Where a gated norm may take its squares together.
+ALL_GROUPS, SINGLE_HEADS = "width of all groups", "width of a head"
+#: What a sequence may meet: its own rows in another order; of the batch's next or last slot what that has, and writes
+#: back to there, or to its own; where the sequences before it in the batch have written in this step already, or not.
+NEWEST_FIRST = "its rows, newest first"
+SLOTS: Mapping[str, int] = {"next slot": 1, "slot before": -1}
+WRITTEN_TO: Mapping[str, bool] = {"read and written": True, "read alone": False}
+WITHIN_STEP = ", as this step leaves it"
+
+
+def captured(site: Site, tap: str) -> Iterator[tuple[SequencePass, Array]]:
+    """What the rank recorded at a tap of the layer, by pass."""
+    tensors = site.taps.tensors(site.near(tap), site.rank)
+    yield from ((one, x) for one, x in zip(site.taps.passes, tensors, strict=True) if x is not None)
+
+
+def other_heads(site: Site, part: Part, given: Mapping[str, object]) -> dict[str, dict[str, Array]]:
+    """Leaf -> by name what it may be instead: a trained vector, or the gate, of other heads."""
+    found = {leaf: _other_vectors(site, leaf, len(part.expected)) for leaf in TRAINED if leaf in site.weights}
+    if "gate" in part.inputs and site.operation in ("gate", "gated_norm"):
+        found["gate"] = _other_gates(site, part)
+    own = {leaf: np.asarray(given[leaf]) for leaf in found if leaf in given}
+    return {leaf: dict(_distinct(others, own[leaf])) for leaf, others in found.items() if leaf in own}
+
+
+def _distinct(others: Mapping[str, Array], own: Array) -> Iterator[tuple[str, Array]]:
+    """Those of the same shape that differ from it, and from those before them."""
+    known = [own]
+    for name, x in others.items():
+        if x.shape == own.shape and not any(np.array_equal(x, one) for one in known):
+            known.append(x)
+            yield name, x
+
+
+def _orders(heads: int) -> Iterator[tuple[str, NDArray[np.intp]]]:
+    """Ways in which heads are mistaken for each other: the head that each one gets."""
+    own = np.arange(heads)
+    yield "of the head 1 further", np.roll(own, -1)
+    yield "of the head before", np.roll(own, 1)
+    yield "of the heads in reverse order", own[::-1]
+    yield "of the first head", 0 * own
+    for count in range(2, heads // 2 + 1):
+        if heads % count == 0:
+            yield f"of heads in {count} interleaved groups", own.reshape(count, -1).T.ravel()
+
+
+def _other_vectors(site: Site, leaf: str, count: int) -> dict[str, Array]:
+    """A trained vector of other heads of the rank, of all of them, of another rank's or another layer's."""
+    name = site.weights[leaf]
+    whole, found = site.facts.weight(name), dict[str, Array]()
+    if whole is None:
+        return {}
+    span = slice(0, len(whole)) if site.span is None else site.span
+    for rank in site.taps.ranks:
+        other = rank_spans(site.tap, site.operation, rank, site.taps, site.facts)[0]
+        if rank != site.rank and other is not None:
+            found[f"{leaf} of rank {rank}'s heads"] = whole[other]
+    found |= {f"{leaf} {words}": whole[span][order] for words, order in _orders(len(whole[span]))}
+    found |= {f"{leaf} {words}, over all ranks": whole[order][span] for words, order in _orders(len(whole))}
+    for layer in range(site.facts.model.num_layers):
+        other_layer = name.replace(f".{site.layer}.", f".{layer}.", 1)
+        vector = site.facts.vector(other_layer) if layer != layer_of(site.tap) else None
+        if vector is not None and vector.shape == whole.shape:
+            found[f"{leaf} of layer {layer}"] = vector[span]
+    return found
+
+
+def _other_gates(site: Site, part: Part) -> dict[str, Array]:
+    """A gate of other heads of the rank, or another rank's."""
+    own, found = part.inputs["gate"], dict[str, Array]()
+    width = _head_width(site)
+    if width and own.shape[-1] % width == 0:
+        heads = own.reshape(len(own), -1, width)
+        for words, order in _orders(heads.shape[1]):
+            found[f"the gate {words}"] = heads[:, order].reshape(own.shape)
+    declared = site.declared
+    for rank in site.taps.ranks:
+        other = None if declared is None else site.rows_of(site.near(declared.inputs["gate"]), rank)
+        if rank != site.rank and other is not None:
+            found[f"the gate of rank {rank}'s heads"] = other
+    return found
+
+
+def _head_width(site: Site) -> int:
+    """Columns of a head that has a gate of its own; 0 where there is none."""
+    model = site.facts.model
+    if site.operation == "gate":
+        return model.value_dim
+    if model.linear is not None:
+        return model.linear.value_dim
+    return 0 if model.mamba is None else model.mamba.head_dim
+
+
+def other_widths(site: Site, part: Part) -> dict[str, float]:
+    """Channels whose squares the gated norm of Mamba-2 may take together: of all groups that the rank has whole, or of
+    each head."""
+    mamba = site.facts.model.mamba
+    if mamba is None or site.operation != "gated_norm":
+        return {}
+    channels = part.inputs["x"].shape[-1]
+    widths = {SINGLE_HEADS: float(mamba.head_dim)}
+    if part.inputs["whole"].shape[-1] == channels:
+        widths[ALL_GROUPS] = float(channels)
+    return {name: width for name, width in widths.items() if width != mamba.norm_width}
+
+
+def slot_names() -> Iterator[tuple[str, int, bool, bool]]:
+    """(name, the distance of the slot that is read, whether it is written to as well, whether what this step has
+    written there before is read)."""
+    for slot, by in SLOTS.items():
+        for how, written in WRITTEN_TO.items():
+            yield f"{slot}, {how}", by, written, False
+        yield f"{slot}, read alone{WITHIN_STEP}", by, False, True
+
+
+def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
+    """(step, sequence) -> by name what a pass meets where, from the first wrong step on, sequences read others'
+    slots; of a convolution also where its rows are kept newest first."""
+    deviation = site.deviation
+    assert deviation is not None, "what is right needs no hypothesis"
+    wrong = [part for part, scope in zip(site.parts, deviation.scopes, strict=True) if scope.any()]
+    first = min(part.rows[0].step for part in wrong)
+    met: dict[tuple[int, int], dict[str, Array]] = {}
+    sequences = sorted({one.seq for one in site.taps.passes})
+    for name, by, written, at_once in slot_names():
+        if len(sequences) < 2 or (by < 0 and len(sequences) == 2):  # alone, or the same as the next
+            continue
+        slots = dict(zip(sequences, np.roll(sequences, -by).tolist(), strict=True))
+        _meet(site, met, name, _Slots(slots, first, written, at_once))
+    if site.operation == "conv":
+        _meet(site, met, NEWEST_FIRST, _Slots({}, first, False, False), lambda rows: rows[::-1])
+    return met
+
+
+@dataclass(frozen=True, slots=True)
+class _Slots:
+    """Whose slot each sequence reads from a step on, whether it writes there too, and whether at once."""
+
+    read: Mapping[int, int]
+    first: int
+    written: bool
+    at_once: bool
+
+    def of(self, one: SequencePass) -> int:
+        return self.read.get(one.seq, one.seq) if one.step >= self.first else one.seq
+
+
+def _meet(
+    site: Site, met: dict[tuple[int, int], dict[str, Array]], name: str, slots: _Slots,
+    order: Callable[[Array], Array] = lambda rows: rows,
+) -> None:  # fmt: skip
+    """What each pass finds in its slot, and leaves: the last rows of a convolution, or a state."""
+    convolved = site.operation == "conv"
+    assert site.declared is not None, "what layers with a state read is known"
+    nothing = np.zeros_like(site.parts[0].inputs["before"])
+    held: dict[int, Array] = {}
+    left: dict[int, Array] = {}
+    step = -1
+    for one, x in captured(site, site.declared.inputs["x"] if convolved else state_of(site.operation)):
+        if one.step != step or slots.at_once:  # else the step reads what the one before it has left
+            held |= left
+            step, left = one.step, {}
+        before = held.get(slots.of(one), nothing)
+        met.setdefault((one.step, one.seq), {})[name] = before
+        rows = order(np.concatenate([before, x])[-len(before) :]) if convolved else x[0]
+        left[slots.of(one) if slots.written else one.seq] = rows
