@@ -26,6 +26,8 @@ _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
     "ids": (), "jitter": (0.0,),
 }  # fmt: skip
+#: Functions that take rows of other tokens.
+_MIXING = ("rows_before", "rows_after", "rows_before_in_turn")
 #: Hypotheses that are told of a site.
 _TOLD = 12
 
@@ -95,5 +97,5 @@ def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edi
                     yield Edit((*path, 1), "applied", ("multiply", "routed_factor"))
     if any(node.name == "routed_factor" for _, node in nodes(formula)):
         yield Edit((), "applied", ("multiply", "routed_factor"))
-    choices = Choices(numbers=_NUMBERS, orders=False)
+    choices = Choices(numbers=_NUMBERS, orders=False, rows=_MIXING)
     yield from (one for one in edits_of(formula, choices) if not (one.kind == "number" and one.free))

@@ -241,9 +241,14 @@ def _mixing(rows: Sequence[Row]) -> dict[str, Callable[[Array], Array]]:
     own = np.arange(len(rows))
     before = np.maximum(own - 1, 0)
     after = np.minimum(own + 1, len(rows) - 1)
+    steps = np.array([row.step for row in rows], dtype=np.intp)
+    in_turn = own.copy()
+    for step in np.unique(steps):
+        in_turn[steps == step] = np.roll(own[steps == step], 1)
     return {
         "rows_before": lambda x: x[before],
         "rows_after": lambda x: x[after],
+        "rows_before_in_turn": lambda x: x[in_turn],
         "rows_mean_of_sequence": lambda x: _over_groups(x, of_sequence),
         "rows_mean_of_step": lambda x: _over_groups(x, of_step),
     }
