@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.engine.config import EngineConfig, ModelConfig
 from lockstep.engine.errors import RequestError
+from lockstep.engine.peaks import peak_of, start_over
 from lockstep.engine.ranks.client import Client
 from lockstep.engine.ranks.messages import AddSequence, RemoveSequence, RunStep, WatchTaps
 from lockstep.engine.run.estimates import (
@@ -22,7 +23,6 @@ from lockstep.engine.run.estimates import (
 )
 from lockstep.engine.run.memory import check_loadable
 from lockstep.engine.taps.names import model_taps
-from lockstep.workbench.bench.peaks import peak_of, start_over
 from tests.checkpoints import tiny_checkpoint
 
 WIDE = {
