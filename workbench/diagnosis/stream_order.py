@@ -73,11 +73,11 @@ def matched(seen: Array, expected: Array, noise: Array) -> NDArray[np.intp] | No
     Of columns that are alike the first stands for the first."""
     if not np.isfinite(seen).all():
         return None
-    apart = (seen**2).sum(axis=0)[None, :] - 2 * expected.T @ seen
+    squares = (seen**2).sum(axis=0)
     found = np.empty(expected.shape[1], np.intp)
     free = np.zeros(seen.shape[1])
     for column in range(len(found)):
-        found[column] = np.argmin(apart[column] + free)
+        found[column] = np.argmin(squares - 2 * expected[:, column] @ seen + free)
         free[found[column]] = np.inf
     error, rounding = (np.linalg.norm(x, axis=0) for x in (seen[:, found] - expected, noise))
     return found if bool((error <= 4 * rounding).all()) else None

@@ -152,9 +152,8 @@ def sentence(at: Setting, edits: Sequence[Edit]) -> str:
         right, ran = formula_text(at.formula, _LEAVES.get(at.operation, {})), _formula(at, edits)
         text = f"{text}{': ' * bool(text)}{ran} is computed instead of {right}"
     named = edits[0].detail[:1] == ("single_columns_scaled",)
-    rounded = all(
-        class_of(at, one) == "precision" for one in edits
-    )  # which shows where it happens to cross a step
+    # What is rounded shows where it happens to cross a step.
+    rounded = all(class_of(at, one) == "precision" for one in edits)
     if at.channels and not named and not rounded:
         text = f"{text}, at channel{'s' * (len(at.channels) > 1)} {numbers_in_words(at.channels)} alone"
     if at.replica and edits[0].place == () and edits[0].detail[:1] == ("scaled",):
