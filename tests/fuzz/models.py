@@ -60,11 +60,11 @@ def random_model(chance: random.Random, family: str = "") -> RandomModel:
 
 
 #: Families that assume a width of heads of their own where none is stated.
-HEADED = ("qwen3", "mistral", "gemma2", "gemma3_text", "glm4", "gpt_oss", "mixtral")
+HEADED = ("qwen3", "mistral", "gemma2", "gemma3_text", "glm4", "gpt_oss", "mixtral", "gemma", "glm4_moe")
 #: Those whose heads are as wide as several numbers say.
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
 #: Those, and one whose norms are as wide as the hidden size in transformers.
-UNSTATED = (*LATENT, "olmoe")
+UNSTATED = (*LATENT, "olmoe", "cohere", "stablelm")
 
 
 def _llama(chance: random.Random, layers: int, head_dim: int) -> Fields:
@@ -294,6 +294,54 @@ def _qwen3_5_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return _linear(chance, layers, head_dim) | _gated_shared(chance)
 
 
+def _glm4_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    share = chance.choice((0.5, 1.0))
+    rotation = _rotation(chance, int(head_dim * share), ("default", "linear", "yarn"))
+    return {
+        **_experts(chance),
+        "n_routed_experts": 8,
+        "num_experts_per_tok": chance.choice((1, 2)),  # one group has four experts
+        "n_shared_experts": 1,
+        "n_group": 2,
+        "topk_group": chance.choice((1, 2)),
+        "first_k_dense_replace": chance.randint(0, layers),
+        "attention_bias": chance.random() < 0.5,
+        "use_qk_norm": chance.random() < 0.5,
+        "rope_parameters": rotation | {"partial_rotary_factor": share},
+    }
+
+
+def _gemma1(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {"attention_bias": chance.random() < 0.3}
+
+
+def _nemotron(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {
+        **_llama(chance, layers, head_dim),
+        "norm_eps": chance.choice((1e-6, 1e-5, 1e-3)),
+        "rope_parameters": _rotation(chance, head_dim, ("default", "linear"))
+        | {"partial_rotary_factor": 1.0},
+    }
+
+
+def _cohere(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {
+        "attention_bias": chance.random() < 0.5,
+        "logit_scale": chance.choice((0.0625, 0.3125, 1.0)),
+        "layer_norm_eps": chance.choice((1e-6, 1e-5, 1e-3)),
+    }
+
+
+def _stablelm(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    return {
+        "use_qkv_bias": chance.random() < 0.5,
+        "use_parallel_residual": chance.random() < 0.3,
+        "layer_norm_eps": chance.choice((1e-6, 1e-5, 1e-3)),
+        "rope_parameters": _rotation(chance, head_dim, ("default", "linear"))
+        | {"partial_rotary_factor": 1.0},
+    }
+
+
 #: Family -> what it alone has: (chance, layers, head_dim).
 OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
     "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "olmo2": _olmo2, "olmo3": _olmo3,
@@ -302,6 +350,8 @@ OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
     "glm4_moe_lite": _glm4_moe_lite, "qwen3_next": _qwen3_next, "qwen3_5_text": _linear,
     "qwen3_5_moe_text": _qwen3_5_moe, "mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "olmoe": _olmoe,
     "qwen2_moe": _qwen2_moe, "gpt_oss": _gpt_oss,
+    "glm4_moe": _glm4_moe, "gemma": _gemma1, "arcee": _llama, "nemotron": _nemotron, "cohere": _cohere,
+    "stablelm": _stablelm,
 }  # fmt: skip
 
 

@@ -21,6 +21,13 @@ from tests.fuzz.models import DTYPES, random_degree, random_model, random_prompt
 
 STEPS = 6
 DRAWS = 2000
+#: The name of the norms' constant in families that do not have `rms_norm_eps`.
+EPSILON = {
+    "starcoder2": "norm_epsilon",
+    "nemotron": "norm_eps",
+    "cohere": "layer_norm_eps",
+    "stablelm": "layer_norm_eps",
+}
 #: Standard deviations that an exact sampler passes once in some million tries.
 FAR = 5.0
 
@@ -58,7 +65,7 @@ def config_parity(seed: int, directory: Path) -> None:
     corrections = [one for one in built.named_buffers() if one[0].endswith(shards.CORRECTION)]
     expected = {name: tuple(tensor.shape) for name, tensor in (*built.named_parameters(), *corrections)}
     assert _as_stored(model) == expected
-    assert model.rms_eps == (theirs.norm_epsilon if made.family == "starcoder2" else theirs.rms_norm_eps)
+    assert model.rms_eps == getattr(theirs, EPSILON.get(made.family, "rms_norm_eps"))
     kinds = (
         getattr(theirs, "layer_types", None)
         or ["sliding_attention" if getattr(theirs, "sliding_window", None) else "full_attention"]
