@@ -28,7 +28,7 @@ _FORMS: Mapping[str, tuple[str, int]] = {
     "clamped_above": ("min({0}, {1})", 9),
     "clamped_below": ("max({0}, {1})", 9),
     "clamped_within": ("clamp({0}, ±{1})", 9),
-    "relu_squared": ("relu({0})²", 9),
+    "relu2": ("relu({0})²", 9),
     "silu_of_the_negated": ("silu(-{0})", 9),
     "total": ("sum({0})", 9),
     "swish": ("{0} * sigmoid({1} * {0})", 2),

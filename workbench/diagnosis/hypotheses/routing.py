@@ -92,9 +92,11 @@ def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edi
                 yield Edit(path, "function", ("unweighed",))
             case "weighed_sum":
                 yield Edit(path, "function", ("unweighted_sum",))
-                yield Edit((*path, 1), "applied", ("shares",))
+                yield from (Edit((*path, 1), "applied", (one,)) for one in ("shares", "squared", "backwards"))
                 if "routed_factor" in others:
                     yield Edit((*path, 1), "applied", ("multiply", "routed_factor"))
+    if any(node.name in ("taken", "mixed") for _, node in nodes(formula)):
+        yield Edit((), "applied", ("falling",))
     if any(node.name == "routed_factor" for _, node in nodes(formula)):
         yield Edit((), "applied", ("multiply", "routed_factor"))
     choices = Choices(numbers=_NUMBERS, orders=False, rows=_MIXING)

@@ -58,6 +58,19 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         ("combine_unweighted", "experts' outputs are added up without their weights"),
     ("combine", "weights", "applied", "shares"):
         ("weights_renormalised_at_sum", "weights are renormalised once more where the experts' outputs are added up"),
+    ("combine", "weights", "applied", "squared"): (
+        "weights_applied_twice",
+        "experts' outputs are multiplied by their weights twice, as by a kernel that has done so and behind it",
+    ),
+    ("combine", "weights", "applied", "backwards"): (
+        "slots_backwards", "experts' outputs meet the weights of their slots in reverse order",
+    ),
+    **{
+        ("choice_weights", root, "applied", "falling"): (
+            "weights_by_size", "weights stand from the largest to the smallest, not as the experts' ids do",
+        )
+        for root in ("taken", "shares", "multiply", "mixed")
+    },
     ("combine", "weights", "applied", "multiply"): (
         "weights_scaled_twice",
         "routed_scaling_factor is applied twice: to the weights, and where the experts' outputs are added up",

@@ -100,6 +100,9 @@ BUGS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "without weights": (
         "qwen3-moe", _kernel(lambda f, m, x, ids, w: f(x, ids, torch.ones_like(w))), "combine", "combine_unweighted",
     ),
+    "weighed twice": (
+        "olmoe", _kernel(lambda f, m, x, ids, w: f(x, ids, w * w)), "combine", "weights_applied_twice",
+    ),
     "a lost expert": (
         "qwen3-moe", _kernel(lambda f, m, x, ids, w: f(x, ids, w.masked_fill(ids == 3, 0))), "combine", "experts_lost",
     ),
