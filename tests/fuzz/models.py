@@ -11,11 +11,11 @@ from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
 from lockstep.engine.config.thresholds import thresholds
 from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES
+from tests.fuzz.draws import Fields, both_types, experts, rotation, types
+from tests.fuzz.further_models import FURTHER
 
 DTYPES = ("float32", "bfloat16", "float16")
 DEGREES = (1, 2, 3, 4)
-
-Fields = dict[str, Any]
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,16 +55,22 @@ def random_model(chance: random.Random, family: str = "") -> RandomModel:
         if family != "qwen2" and chance.random() < 0.5:  # a head's width is not the hidden size's share
             fields["hidden_size"] = kv_heads * group * chance.choice((2, 6, 10))
     if family not in ("phi3", "glm4", "gemma3_text", "olmo3"):
-        fields["rope_parameters"] = _rotation(chance, head_dim)
+        fields["rope_parameters"] = rotation(chance, head_dim)
     return RandomModel(family, fields | OWN[family](chance, layers, head_dim))
 
 
 #: Families that assume a width of heads of their own where none is stated.
-HEADED = ("qwen3", "mistral", "gemma2", "gemma3_text", "glm4", "gpt_oss", "mixtral", "gemma", "glm4_moe")
+HEADED = (
+    "qwen3", "mistral", "gemma2", "gemma3_text", "glm4", "gpt_oss", "mixtral", "gemma", "glm4_moe", "minimax_m2",
+    "nemotron_h", "seed_oss", "exaone4", "ernie4_5", "helium",
+)  # fmt: skip
 #: Those whose heads are as wide as several numbers say.
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
-#: Those, and one whose norms are as wide as the hidden size in transformers.
-UNSTATED = (*LATENT, "olmoe", "cohere", "stablelm")
+#: Those, those of no head_dim, and those whose norms are as wide as the hidden size in transformers.
+UNSTATED = (
+    *LATENT, "olmoe", "cohere", "stablelm", "flex_olmo", "lfm2", "lfm2_moe", "bamba", "granitemoehybrid", "phi",
+    "cohere2", "apertus", "olmo", "phimoe",
+)  # fmt: skip
 
 
 def _llama(chance: random.Random, layers: int, head_dim: int) -> Fields:
@@ -79,7 +85,7 @@ def _qwen2(chance: random.Random, layers: int, head_dim: int) -> Fields:
     if chance.random() < 0.6:
         return {}
     first = {"max_window_layers": chance.randint(0, layers)}
-    stated = first if chance.random() < 0.5 else {"layer_types": _types(chance, layers)}
+    stated = first if chance.random() < 0.5 else {"layer_types": types(chance, layers)}
     return {"use_sliding_window": True, "sliding_window": chance.choice((4, 9, 16)), **stated}
 
 
@@ -101,7 +107,7 @@ def _gemma2(chance: random.Random, layers: int, head_dim: int) -> Fields:
         **_gemma(chance),
         "attn_logit_softcapping": chance.choice((None, 2.0, 50.0)),
         "sliding_window": chance.choice((4, 9, 16)),
-        "layer_types": _types(chance, layers),
+        "layer_types": types(chance, layers),
     }
 
 
@@ -124,11 +130,11 @@ def _gemma(chance: random.Random) -> Fields:
 def _phi3(chance: random.Random, layers: int, head_dim: int) -> Fields:
     width = head_dim * chance.choice((1.0, 1.0, 0.75, 0.5))
     share = 1.0 if width % 2 else width / head_dim
-    rotation = _rotation(chance, int(head_dim * share), ("default", "longrope"))
+    turned = rotation(chance, int(head_dim * share), ("default", "longrope"))
     return {
-        "rope_parameters": rotation | {"partial_rotary_factor": share},
+        "rope_parameters": turned | {"partial_rotary_factor": share},
         # The configuration class takes it for the context that LongRoPE's factors are of.
-        "original_max_position_embeddings": rotation.get("original_max_position_embeddings", 64),
+        "original_max_position_embeddings": turned.get("original_max_position_embeddings", 64),
         "sliding_window": chance.choice((None, 4, 9, 16)),
     }
 
@@ -147,7 +153,7 @@ def _smollm3(chance: random.Random, layers: int, head_dim: int) -> Fields:
     window = {
         "use_sliding_window": True,
         "sliding_window": chance.choice((4, 9)),
-        "layer_types": _types(chance, layers),
+        "layer_types": types(chance, layers),
     }
     rotated = chance.choice((None, [chance.randrange(2) for _ in range(layers)]))  # None: by the interval
     return {
@@ -160,10 +166,10 @@ def _smollm3(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 def _glm4(chance: random.Random, layers: int, head_dim: int) -> Fields:
     share = chance.choice((0.5, 1.0))
-    rotation = _rotation(chance, int(head_dim * share), ("default", "linear", "llama3"))
+    turned = rotation(chance, int(head_dim * share), ("default", "linear", "llama3"))
     return {
         "attention_bias": chance.random() < 0.7,
-        "rope_parameters": rotation | {"partial_rotary_factor": share},
+        "rope_parameters": turned | {"partial_rotary_factor": share},
     }
 
 
@@ -179,9 +185,9 @@ def _starcoder2(chance: random.Random, layers: int, head_dim: int) -> Fields:
 def _latent(chance: random.Random, layers: int, head_dim: int) -> Fields:
     """Keys and values from latents; experts in some layers. DeepSeek-V2 rotates complex numbers: even widths."""
     rope, experts = chance.choice((2, 4, 8)), chance.choice((4, 8))
-    rotation = _rotation(chance, rope, ("default", "linear", "yarn", "yarn"))
-    if rotation["rope_type"] == "yarn" and chance.random() < 0.7:
-        rotation |= {"mscale": chance.choice((0.707, 1.0)), "mscale_all_dim": chance.choice((0.707, 1.0))}
+    turned = rotation(chance, rope, ("default", "linear", "yarn", "yarn"))
+    if turned["rope_type"] == "yarn" and chance.random() < 0.7:
+        turned |= {"mscale": chance.choice((0.707, 1.0)), "mscale_all_dim": chance.choice((0.707, 1.0))}
     return {
         "num_key_value_heads": None,
         "attention_bias": chance.random() < 0.3,
@@ -190,7 +196,7 @@ def _latent(chance: random.Random, layers: int, head_dim: int) -> Fields:
         "qk_nope_head_dim": 2 * chance.randint(2, 10),
         "qk_rope_head_dim": rope,
         "v_head_dim": chance.randint(3, 24),
-        "rope_parameters": rotation,
+        "rope_parameters": turned,
         "n_routed_experts": experts,
         "num_experts_per_tok": chance.choice((1, 2)),
         "n_shared_experts": chance.choice((1, 2)),
@@ -215,59 +221,43 @@ def _deepseek_v3(chance: random.Random, layers: int, head_dim: int) -> Fields:
 def _glm4_moe_lite(chance: random.Random, layers: int, head_dim: int) -> Fields:
     fields = _latent(chance, layers, head_dim)
     heads = chance.choice((2, 4))
-    types = [chance.choice(("dense", "sparse")) for _ in range(layers)]
-    return fields | {"num_attention_heads": heads, "num_key_value_heads": heads, "mlp_layer_types": types}
+    kinds = types(chance, layers, ("dense", "sparse"))
+    return fields | {"num_attention_heads": heads, "num_key_value_heads": heads, "mlp_layer_types": kinds}
 
 
 def _linear(chance: random.Random, layers: int, head_dim: int) -> Fields:
     """Gated DeltaNet in some layers, attention behind a gate in the others, of whose heads a part is rotated."""
-    types = [chance.choice(("linear_attention", "full_attention")) for _ in range(layers)]
-    types[0], types[-1] = chance.sample(
-        ["linear_attention", "full_attention"], 2
-    )  # transformers asks for both
     keys, share = chance.choice((1, 2, 4)), chance.choice((0.25, 0.5, 1.0))
     width = max(8, head_dim)
-    rotation = _rotation(chance, int(width * share), ("default", "linear", "yarn"))
+    turned = rotation(chance, int(width * share), ("default", "linear", "yarn"))
     return {
         "head_dim": width,
-        "layer_types": types,
+        "layer_types": both_types(chance, layers, ("linear_attention", "full_attention")),
         "linear_num_key_heads": keys,
         "linear_num_value_heads": keys * chance.choice((1, 2, 3)),
         "linear_key_head_dim": chance.choice((4, 8, 16)),
         "linear_value_head_dim": chance.choice((4, 12, 16)),
         "linear_conv_kernel_dim": chance.choice((2, 4)),
-        "rope_parameters": rotation | {"partial_rotary_factor": share},
-    }
-
-
-def _experts(chance: random.Random) -> Fields:
-    """By the names that most families have for them, and those of the others."""
-    count = chance.choice((4, 8))
-    return {
-        "num_experts": count,
-        "num_local_experts": count,
-        "num_experts_per_tok": chance.choice((1, 2, 3)),
-        "moe_intermediate_size": chance.randint(5, 40),
-        "norm_topk_prob": chance.random() < 0.7,
+        "rope_parameters": turned | {"partial_rotary_factor": share},
     }
 
 
 def _gated_shared(chance: random.Random) -> Fields:
     """Experts, and one to which every token goes through a gate."""
-    return _experts(chance) | {"shared_expert_intermediate_size": chance.randint(5, 40)}
+    return experts(chance) | {"shared_expert_intermediate_size": chance.randint(5, 40)}
 
 
 def _mixtral(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    return _experts(chance) | {"sliding_window": chance.choice((None, 4, 9, 16))}
+    return experts(chance) | {"sliding_window": chance.choice((None, 4, 9, 16))}
 
 
 def _qwen3_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
     single = {"mlp_only_layers": [chance.randrange(layers)], "attention_bias": chance.random() < 0.5}
-    return _experts(chance) | single
+    return experts(chance) | single
 
 
 def _olmoe(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    return _experts(chance) | _olmo2(chance, layers, head_dim)
+    return experts(chance) | _olmo2(chance, layers, head_dim)
 
 
 def _qwen2_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
@@ -276,12 +266,12 @@ def _qwen2_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 def _gpt_oss(chance: random.Random, layers: int, head_dim: int) -> Fields:
     """Gate and up lie in turn."""
-    return _experts(chance) | {
+    return experts(chance) | {
         "attention_bias": chance.random() < 0.7,
         "swiglu_limit": chance.choice((1.5, 7.0)),
         "sliding_window": chance.choice((4, 9, 16)),
-        "layer_types": _types(chance, layers),
-        "rope_parameters": _rotation(chance, head_dim, ("default", "linear", "yarn")) | {"truncate": False},
+        "layer_types": types(chance, layers),
+        "rope_parameters": rotation(chance, head_dim, ("default", "linear", "yarn")) | {"truncate": False},
     }
 
 
@@ -296,9 +286,9 @@ def _qwen3_5_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 def _glm4_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
     share = chance.choice((0.5, 1.0))
-    rotation = _rotation(chance, int(head_dim * share), ("default", "linear", "yarn"))
+    turned = rotation(chance, int(head_dim * share), ("default", "linear", "yarn"))
     return {
-        **_experts(chance),
+        **experts(chance),
         "n_routed_experts": 8,
         "num_experts_per_tok": chance.choice((1, 2)),  # one group has four experts
         "n_shared_experts": 1,
@@ -307,7 +297,7 @@ def _glm4_moe(chance: random.Random, layers: int, head_dim: int) -> Fields:
         "first_k_dense_replace": chance.randint(0, layers),
         "attention_bias": chance.random() < 0.5,
         "use_qk_norm": chance.random() < 0.5,
-        "rope_parameters": rotation | {"partial_rotary_factor": share},
+        "rope_parameters": turned | {"partial_rotary_factor": share},
     }
 
 
@@ -319,8 +309,7 @@ def _nemotron(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return {
         **_llama(chance, layers, head_dim),
         "norm_eps": chance.choice((1e-6, 1e-5, 1e-3)),
-        "rope_parameters": _rotation(chance, head_dim, ("default", "linear"))
-        | {"partial_rotary_factor": 1.0},
+        "rope_parameters": rotation(chance, head_dim, ("default", "linear")) | {"partial_rotary_factor": 1.0},
     }
 
 
@@ -337,8 +326,7 @@ def _stablelm(chance: random.Random, layers: int, head_dim: int) -> Fields:
         "use_qkv_bias": chance.random() < 0.5,
         "use_parallel_residual": chance.random() < 0.3,
         "layer_norm_eps": chance.choice((1e-6, 1e-5, 1e-3)),
-        "rope_parameters": _rotation(chance, head_dim, ("default", "linear"))
-        | {"partial_rotary_factor": 1.0},
+        "rope_parameters": rotation(chance, head_dim, ("default", "linear")) | {"partial_rotary_factor": 1.0},
     }
 
 
@@ -351,12 +339,8 @@ OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
     "qwen3_5_moe_text": _qwen3_5_moe, "mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "olmoe": _olmoe,
     "qwen2_moe": _qwen2_moe, "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe, "gemma": _gemma1, "arcee": _llama, "nemotron": _nemotron, "cohere": _cohere,
-    "stablelm": _stablelm,
+    "stablelm": _stablelm, **FURTHER,
 }  # fmt: skip
-
-
-def _types(chance: random.Random, layers: int) -> list[str]:
-    return [chance.choice(("full_attention", "sliding_attention")) for _ in range(layers)]
 
 
 def _by_type(
@@ -365,33 +349,12 @@ def _by_type(
     """Windows in some layers, and a rotation for each of the two types."""
     return {
         "sliding_window": chance.choice((4, 9, 16)),
-        "layer_types": _types(chance, layers),
+        "layer_types": types(chance, layers),
         "rope_parameters": {
-            "full_attention": _rotation(chance, head_dim, full),
-            "sliding_attention": _rotation(chance, head_dim, sliding),
+            "full_attention": rotation(chance, head_dim, full),
+            "sliding_attention": rotation(chance, head_dim, sliding),
         },
     }
-
-
-_KINDS = ("default", "default", "linear", "dynamic", "llama3", "yarn", "longrope")
-
-
-def _rotation(chance: random.Random, head_dim: int, kinds: tuple[str, ...] = _KINDS) -> Fields:
-    """Of `head_dim` channels."""
-    kind = chance.choice(kinds)
-    fields: Fields = {"rope_type": kind, "rope_theta": chance.choice((1e4, 5e5, 1e6))}
-    if kind != "default":
-        fields["factor"] = chance.choice((2.0, 4.0, 8.0))
-    if kind in ("llama3", "yarn", "longrope"):
-        fields["original_max_position_embeddings"] = chance.choice((16, 32, 64))
-    if kind == "llama3":
-        fields |= {"low_freq_factor": 1.0, "high_freq_factor": chance.choice((2.0, 4.0))}
-    if kind == "longrope":
-        fields |= {
-            name: [round(chance.uniform(1, 8), 2) for _ in range(head_dim // 2)]
-            for name in ("short_factor", "long_factor")
-        }
-    return fields
 
 
 def random_degree(chance: random.Random, model: ModelConfig) -> int:
