@@ -135,6 +135,16 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
 #: Banks that are always tried, whatever the operation.
 EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results, in_eight_bits)
 
+#: Of attention that was computed in one kernel.
+_FUSED: tuple[Bank, ...] = (
+    coarse_operands,
+    unlikely,
+    padded_keys,
+    coarse_probabilities,
+    split_keys,
+    results_of_other_layers,
+)
+
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (product_fits, coarse_inputs),
@@ -174,22 +184,8 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         results_of_other_layers,
     ),
     "context": (coarse_operands, coarse_probabilities, split_keys, results_of_other_layers),
-    "weights": (
-        coarse_operands,
-        unlikely,
-        padded_keys,
-        coarse_probabilities,
-        split_keys,
-        results_of_other_layers,
-    ),
-    "attention": (
-        coarse_operands,
-        unlikely,
-        padded_keys,
-        coarse_probabilities,
-        split_keys,
-        results_of_other_layers,
-    ),
+    "weights": _FUSED,
+    "attention": _FUSED,
 }
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
 from lockstep.engine.taps.names import local_name
 from lockstep.sessions import Session
-from lockstep.sessions.records import VerdictRecord
 from lockstep.sessions.text import clean
 from lockstep.workbench.judgements.golden_event import last_golden_event
 from lockstep.workbench.views.source import SessionSource
-from lockstep.workbench.views.verdicts import Judged, causes, first_failed, verdicts_at
+from lockstep.workbench.views.verdicts import Judged, causes, first_failed, judged_of, verdicts_at
 from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.numbers import times
 from lockstep.workbench.words.plain_text import figure_of
@@ -57,27 +55,25 @@ def judged_step(source: SessionSource, where: Where) -> JudgedStep:
     event = last_golden_event(session, where.branch)
     known = causes(session, where.branch)
     proved = known[0].reproduction if known else None
-    judged = session.verdicts(branch=where.branch)
+    judged = judged_of(session, where.branch)
     return JudgedStep(
         where.step,
         taps,
         next((tap for tap in taps.values() if tap.judged is first), None),
-        tuple(sorted({verdict.step for verdict in judged})),
+        tuple(sorted({one.step for one in judged})),
         tuple(cause.in_words() for cause in known),
         () if event is None else tuple(event.remarks),
         event is not None and event.verdict == "inconclusive",
         "" if proved is None else clean(proved.in_words(), limit=300),
-        _divergence(session, judged),
+        _place(session, first_failed(judged)),
     )
 
 
-def _divergence(session: Session, judged: Iterable[VerdictRecord]) -> tuple[int, int] | None:
-    wrong = (
-        (one.step, session.tap(one.tap).index)
-        for one in judged
-        if session.has_tap(one.tap) and Judged.of(one).state == "fail"
-    )
-    return min(wrong, default=None)
+def _place(session: Session, wrong: Judged | None) -> tuple[int, int] | None:
+    """Step and tap of an operation that is wrong by itself; None of one that inherited an error."""
+    if wrong is None or wrong.inherited or not session.has_tap(wrong.tap):
+        return None
+    return wrong.step, session.tap(wrong.tap).index
 
 
 #: What a verdict's figures are called.

@@ -72,9 +72,8 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         return
     left = _left(site) if site.operation in RECURRENT else {}
     given = [_given(site, part, left) for part in site.parts]
-    others = other_heads(
-        site, site.parts[0], given[0]
-    )  # the same vectors in all parts; gates have one part alone
+    # The same vectors in all parts; gates have one part alone.
+    others = other_heads(site, site.parts[0], given[0])
     read = {name: x for named in others.values() for name, x in named.items()}
     given = [one | read for one in given]
     if site.operation in RECURRENT:

@@ -243,8 +243,7 @@ def _of_norm(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choi
 
 def _of_latents(site: Site) -> dict[str, Load]:
     """What a norm of latents may read instead: the part of a key that lies behind them too, or in place of as many
-    channels at their front; of several ranks the
-    channels of one alone."""
+    channels at their front; of several ranks the channels of one alone."""
     if site.kind not in LATENT_NORMS:
         return {}
     tap, count = site.near(f"attn.{site.kind[5:-5]}_proj"), len(site.taps.ranks)

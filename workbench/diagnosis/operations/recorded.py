@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -53,6 +54,13 @@ class _Decoded:
     lead: tuple[int, ...]
     arrays: dict[int, tuple[Array | None, ...]]  # by lead, in the order of the passes
     nbytes: int
+
+    def changed(self, change: Callable[[Array], Array]) -> _Decoded:
+        """With every tensor changed in the same way."""
+        arrays = {
+            rank: tuple(None if x is None else change(x) for x in held) for rank, held in self.arrays.items()
+        }
+        return _Decoded(self.lead, arrays, self.nbytes)
 
 
 class RecordedTaps:
@@ -155,18 +163,19 @@ class RecordedTaps:
 
     def scaled(self, factors: Mapping[str, float]) -> RecordedTaps:
         """The same recording with the tensors of some taps multiplied by a number each."""
-        other = copy(self)
-        other._replaced = {
-            **self._replaced,
-            **{tap: _times(self._decoded(tap), x) for tap, x in factors.items()},
-        }
-        return other
+        return self._changed({tap: partial(np.multiply, factor) for tap, factor in factors.items()})
 
     def ordered(self, taps: Collection[str], order: NDArray[np.intp]) -> RecordedTaps:
         """The same recording with the channels (last axis) of some taps in that order. Tensors with another number of
         them stay as they are."""
+        return self._changed(dict.fromkeys(taps, partial(_in_order, order)))
+
+    def _changed(self, changes: Mapping[str, Callable[[Array], Array]]) -> RecordedTaps:
         other = copy(self)
-        other._replaced = {**self._replaced, **{tap: _in_order(self._decoded(tap), order) for tap in taps}}
+        other._replaced = {
+            **self._replaced,
+            **{tap: self._decoded(tap).changed(change) for tap, change in changes.items()},
+        }
         return other
 
     def lead(self, tap: str, rank: int) -> int:
@@ -200,21 +209,8 @@ class RecordedTaps:
         return _Decoded(lead, arrays, nbytes)
 
 
-def _times(decoded: _Decoded, factor: float) -> _Decoded:
-    arrays = {
-        rank: tuple(None if x is None else x * factor for x in held) for rank, held in decoded.arrays.items()
-    }
-    return _Decoded(decoded.lead, arrays, decoded.nbytes)
-
-
-def _in_order(decoded: _Decoded, order: NDArray[np.intp]) -> _Decoded:
-    arrays = {
-        rank: tuple(
-            x[..., order] if x is not None and x.ndim and x.shape[-1] == len(order) else x for x in held
-        )
-        for rank, held in decoded.arrays.items()
-    }
-    return _Decoded(decoded.lead, arrays, decoded.nbytes)
+def _in_order(order: NDArray[np.intp], x: Array) -> Array:
+    return x[..., order] if x.ndim and x.shape[-1] == len(order) else x
 
 
 def _alike(own: Sequence[TensorRecord | None], other: Sequence[TensorRecord | None]) -> bool:

@@ -146,16 +146,11 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
         if snapshot.values is None:
             absent = self.overview.absent if self.overview else {}
             why = absent.get(f"layers.{snapshot.layer}.attn.{snapshot.kind}", "")
+            scores = "v  scores" if self._has_scores else ""
             self.empty(
                 f"Layer {snapshot.layer}'s attention {snapshot.kind} at step {self.where.step} were not captured"
                 + (f":\n{why}.\n\n" if why else ".\n\n")
-                + (
-                    "v  probabilities"
-                    if snapshot.kind == "scores"
-                    else "v  scores"
-                    if self._has_scores
-                    else ""
-                ),
+                + ("v  probabilities" if snapshot.kind == "scores" else scores),
                 f"a  captures them (:{self.lacks()})",
             )
             return

@@ -307,9 +307,10 @@ def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
         )
     wrong = [head for head in range(heads) if used[head] != own[head]]
     name, reported = rules.get(tuple(used), ("", ""))
-    if name and not (
-        len(wrong) == 1 and name.startswith("kv_heads_groups_of_")
-    ):  # one head fits some by chance
+    by_chance = len(wrong) == 1 and name.startswith(
+        "kv_heads_groups_of_"
+    )  # one head fits some size of groups
+    if name and not by_chance:
         return name, reported
     listed = [f"query head {head} reads KV head {used[head]} instead of {own[head]}" for head in wrong]
     return (
