@@ -44,6 +44,13 @@ def expert_keys(writer: gguf.GGUFWriter, config: Config) -> None:
         writer.add_expert_feed_forward_length(config["intermediate_size"])
     if "shared_expert_intermediate_size" in config:
         writer.add_expert_shared_feed_forward_length(config["shared_expert_intermediate_size"])
+    if family == "nemotron_h":
+        writer.add_expert_shared_feed_forward_length(config["moe_shared_expert_intermediate_size"])
+        writer.add_expert_weights_scale(config["routed_scaling_factor"])
+        writer.add_expert_weights_norm(config["norm_topk_prob"])
+        writer.add_expert_shared_count(config["n_shared_experts"])
+    if "shared_intermediate_size" in config:
+        writer.add_expert_shared_feed_forward_length(config["shared_intermediate_size"])
     if family == "hunyuan_v1_moe":
         writer.add_expert_shared_feed_forward_length(config["intermediate_size"])
     if family == "llama4_text":
@@ -93,6 +100,8 @@ def unstacked(tensors: Tensors, config: Config, split_expansion: bool) -> Tensor
     for name, tensor in sorted(tensors.items(), key=lambda item: _number(item[0])):
         if match := _EXPERT.fullmatch(name):
             module = match[1].replace("block_sparse_moe", "mlp")
+            if module.startswith("backbone."):
+                module = module.replace("backbone", "model").replace("mixer", "mlp")
             experts.setdefault(f"{module}.experts.{_MIXTRAL.get(match[3], match[3])}.weight", []).append(
                 tensor
             )
@@ -109,6 +118,8 @@ def unstacked(tensors: Tensors, config: Config, split_expansion: bool) -> Tensor
             both = tensor.view(heads, plain + value, -1)
             found[name.replace("kv_b_proj", "k_b_proj")] = both[:, :plain].transpose(1, 2)
             found[name.replace("kv_b_proj", "v_b_proj")] = both[:, plain:]
+        elif name.endswith("_linear.weight"):
+            found |= _of_granite(name, tensor, config)
         elif name.endswith("e_score_correction_bias"):
             found[name.replace("_bias", ".bias")] = tensor
         elif name.endswith(".expert_bias"):
@@ -123,6 +134,20 @@ def unstacked(tensors: Tensors, config: Config, split_expansion: bool) -> Tensor
 def _number(name: str) -> int:
     match = _EXPERT.fullmatch(name)
     return int(match[2]) if match else -1
+
+
+def _of_granite(name: str, tensor: torch.Tensor, config: Config) -> Tensors:
+    """The experts' stacks, and the shared expert, which without experts is the MLP."""
+    if "shared_mlp" in name:
+        stem = name.split("shared_mlp")[0] + (
+            "mlp" if not config["num_local_experts"] else "mlp.shared_expert"
+        )
+    else:
+        stem = name.split("block_sparse_moe")[0] + "mlp.experts"
+    if name.endswith("output_linear.weight"):
+        return {f"{stem}.down_proj.weight": tensor}
+    gate, up = tensor.chunk(2, dim=-2)
+    return {f"{stem}.gate_proj.weight": gate, f"{stem}.up_proj.weight": up}
 
 
 def _of_llama4(name: str, tensor: torch.Tensor) -> Tensors:

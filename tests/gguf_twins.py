@@ -21,6 +21,7 @@ from safetensors.torch import load_file
 from tests.checkpoints import FAMILY_VARIANTS, LATENT_YARN
 from tests.gguf_experts import expert_keys, unstacked
 from tests.gguf_linear import as_linear, linear_keys
+from tests.gguf_mamba import as_mamba, mamba_keys
 
 ARCHITECTURES = {
     "llama": gguf.MODEL_ARCH.LLAMA,
@@ -34,6 +35,9 @@ ARCHITECTURES = {
     "olmo3": gguf.MODEL_ARCH.OLMO2,
     "phi3": gguf.MODEL_ARCH.PHI3,
     "granite": gguf.MODEL_ARCH.GRANITE,
+    "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
+    "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
+    "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,
@@ -82,6 +86,10 @@ PAIRED = (
     gguf.MODEL_ARCH.ARCEE,
     gguf.MODEL_ARCH.OLMO,
     gguf.MODEL_ARCH.MISTRAL3,
+    gguf.MODEL_ARCH.GRANITE_MOE,
+    gguf.MODEL_ARCH.GRANITE_HYBRID,
+    gguf.MODEL_ARCH.NEMOTRON_H,
+    gguf.MODEL_ARCH.NEMOTRON_H_MOE,
 )
 LINEAR = (gguf.MODEL_ARCH.QWEN3NEXT, gguf.MODEL_ARCH.QWEN35, gguf.MODEL_ARCH.QWEN35MOE)
 #: Whose norms are stored with 1 added.
@@ -120,6 +128,15 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
         "short_factor": [1.0, 1.25, 1.5, 2.0], "long_factor": [1.0, 2.0, 4.0, 8.0]}}),
     "granite": ("granite", {}),
     "granite-bias": ("granite", {"attention_bias": True, "mlp_bias": True}),
+    "granite-moe": ("granitemoe", {}),
+    "granite4": ("granitemoehybrid", {"num_local_experts": 0, "intermediate_size": 48, "mamba_n_groups": 2,
+                                      "tie_word_embeddings": True}),
+    "granite4-moe": ("granitemoehybrid", {"position_embedding_type": "rope"}),
+    "nemotron-h": ("nemotron_h", {"layers_block_type": ["linear_attention", "mlp", "full_attention", "mlp"],
+                                  "mlp_bias": True, "time_step_min": 1e-30}),
+    "nemotron-h-moe": ("nemotron_h", {"layers_block_type": ["linear_attention", "moe", "full_attention", "moe"],
+                                      "intermediate_size": 32, "time_step_min": 1e-30, "n_group": 1,
+                                      "topk_group": 1}),
     "smollm3": ("smollm3", {"num_hidden_layers": 4, "no_rope_layers": [1, 1, 1, 0]}),
     "glm4": ("glm4", {}),
     "starcoder2": ("starcoder2", {"sliding_window": None}),
@@ -187,6 +204,10 @@ def gguf_twin(
     are tensors that the checkpoint does not have."""
     config = json.loads((checkpoint / "config.json").read_text())
     architecture = ARCHITECTURES[config["model_type"]]
+    if (kinds := config.get("layers_block_type")) is not None:  # Nemotron-H's
+        config["num_hidden_layers"] = len(kinds)
+        if "moe" not in kinds:
+            config["n_routed_experts"], architecture = 0, gguf.MODEL_ARCH.NEMOTRON_H
     writer = gguf.GGUFWriter(path, gguf.MODEL_ARCH_NAMES[architecture], split_max_tensors=split_tensors)
     if f"{writer.arch}.block_count" not in (keys or {}):
         writer.add_block_count(config["num_hidden_layers"])
@@ -208,7 +229,7 @@ def gguf_twin(
         ]:
             writer.add_array(f"xielu.{number}", each)
     for name, tensor in (
-        as_linear(tensors, config, split_expansion) if architecture in LINEAR else tensors
+        as_linear(tensors, config, split_expansion) if architecture in LINEAR else as_mamba(tensors, config)
     ).items():
         target = names.get_name(name, try_suffixes=(".weight", ".bias"))
         assert target is not None, name
@@ -284,27 +305,36 @@ def _hyperparameters(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
     head_dim = config.get("head_dim") or config["hidden_size"] // heads
     writer.add_context_length(config["max_position_embeddings"])
     writer.add_embedding_length(config["hidden_size"])
-    writer.add_feed_forward_length(_feed_forward(config))
+    if family != "nemotron_h":
+        writer.add_feed_forward_length(_feed_forward(config))
     writer.add_head_count(heads)
-    if "conv_L_cache" in config:
+    if "ssm_state_size" in config or "mamba_d_state" in config:
+        mamba_keys(writer, config)
+    elif "conv_L_cache" in config:
         kinds = config["layer_types"]
         writer.add_head_count_kv([0 if kind == "conv" else config["num_key_value_heads"] for kind in kinds])
         writer.add_shortconv_l_cache(config["conv_L_cache"])
     elif "kv_lora_rank" not in config:
         writer.add_head_count_kv(config["num_key_value_heads"])
-    if family not in ("phi3", "phimoe", "granite") and "kv_lora_rank" not in config:
+    if (
+        family not in ("phi3", "phimoe", "granite", "granitemoe", "granitemoehybrid")
+        and "kv_lora_rank" not in config
+    ):
         writer.add_key_length(head_dim)
         writer.add_value_length(head_dim)
     if "conv_L_cache" in config:
         writer.add_layer_norm_rms_eps(config["norm_eps"])
-    elif found := [key for key in ("norm_epsilon", "norm_eps", "layer_norm_eps") if key in config]:
+    elif found := [
+        key for key in ("norm_epsilon", "norm_eps", "layer_norm_eps", "layer_norm_epsilon") if key in config
+    ]:
         writer.add_layer_norm_eps(config[found[0]])
     elif family == "olmo":
         writer.add_layer_norm_eps(1e-5)
     else:
         writer.add_layer_norm_rms_eps(config["rms_norm_eps"])
     writer.add_vocab_size(config["vocab_size"])
-    _rotation(writer, config, head_dim)
+    if "rope_parameters" in config:
+        _rotation(writer, config, head_dim)
     _of_its_own(writer, config)
     expert_keys(writer, config)
     if "linear_num_key_heads" in config:
@@ -379,7 +409,7 @@ def _of_its_own(writer: gguf.GGUFWriter, config: dict[str, Any]) -> None:
         writer.add_attn_logit_softcapping(config["attn_logit_softcapping"])
     if family in ("gemma2", "gemma3_text", "gemma4_text") and config["final_logit_softcapping"]:
         writer.add_final_logit_softcapping(config["final_logit_softcapping"])
-    if family == "granite":
+    if family in ("granite", "granitemoe", "granitemoehybrid"):
         writer.add_attention_scale(config["attention_multiplier"])
         writer.add_embedding_scale(config["embedding_multiplier"])
         writer.add_residual_scale(config["residual_multiplier"])
@@ -413,6 +443,8 @@ def _of_full(config: dict[str, Any], key: str) -> int:
 
 def _rope_factors(config: dict[str, Any]) -> dict[str, np.ndarray]:
     """The tensors that the converter makes of Llama 3.1's scaling, and of LongRoPE."""
+    if "rope_parameters" not in config:
+        return {}
     rope = config["rope_parameters"].get("full_attention", config["rope_parameters"])
     if rope["rope_type"] == "proportional":
         pairs = _of_full(config, "head_dim") // 2

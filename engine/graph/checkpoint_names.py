@@ -157,6 +157,8 @@ GGUF_STACKS: dict[str, str] = {
     "self_attn.qkv_proj": "attn_qkv",
     "linear_attn.in_proj_qkv": "attn_qkv",
     "conv.in_proj": "shortconv.in_proj",
+    "mamba.in_proj": "ssm_in",
+    "mixer.in_proj": "ssm_in",
 }
 #: The same of what models with linear attention stack otherwise than by whole modules: head by head, and kernels.
 GGUF_MIXED: dict[str, str] = {
@@ -181,6 +183,7 @@ GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
     "seed_oss": _MLP_NORM,
     "lfm2": _LFM2_GGUF,
     "lfm2_moe": _LFM2_GGUF,
+    "nemotron_h": {"mlp_norm": "attn_norm"},  # one norm a layer
 }
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {

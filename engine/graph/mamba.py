@@ -28,9 +28,10 @@ def _one(
     module: str = "",
     bias: Bias = "",
     form: Form = "rows",
+    gguf: str = "",
 ) -> Operation:
     module = module and f"mamba.{module}"
-    return Operation(f"attn.ssm_{tap}", kind, inputs, width, form, module, bias=bias, part="mamba")
+    return Operation(f"attn.ssm_{tap}", kind, inputs, width, form, module, gguf=gguf, bias=bias, part="mamba")
 
 
 _SCANNED = {"x": "attn.ssm_conv_x", "b": "attn.ssm_conv_b", "step": "attn.ssm_step"}
@@ -46,5 +47,8 @@ MAMBA = (
     _one("step", "step_size", {"x": "attn.ssm_dt"}, "ssm_heads"),
     _one("state", "ssm_state", _SCANNED, "ssm_channels", form="state"),
     _one("read", "ssm_read", {**_SCANNED, "c": "attn.ssm_conv_c"}, "ssm_channels"),
-    _one("norm", "gated_norm", {"x": "attn.ssm_read", "gate": "attn.ssm_z"}, "ssm_channels", "norm"),
+    _one(
+        "norm", "gated_norm", {"x": "attn.ssm_read", "gate": "attn.ssm_z"}, "ssm_channels", "norm",
+        gguf="ssm_norm",
+    ),
 )  # fmt: skip

@@ -17,7 +17,7 @@ from lockstep.engine.checkpoint.gguf.source import GgufSource
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.checkpoint.survey import NOT_FINITE, TensorSurvey, survey
 from lockstep.engine.checkpoint.ties import is_unread
-from lockstep.engine.config import EngineConfig, Family, check_fit
+from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
 from lockstep.engine.extras import need
 from lockstep.engine.parallel import shards
 from lockstep.engine.text import bytes_text
@@ -76,7 +76,7 @@ def inspect(
         _need_some([name for name in names if fnmatchcase(name, tensor)], tensor)
         found = survey(source, model.config, tp=tp, ep=ep, pattern=tensor, statistics=statistics)
         if as_json:
-            tensors = [_told(one, model.config.family) for one in found]
+            tensors = [_told(one, model.config) for one in found]
             head = {"metadata": metadata_told(source.headers)} if isinstance(source, GgufSource) else {}
             print(dumps(asdict(_summary(model, names)) | head | {"tp": tp, "tensors": tensors}))
             return
@@ -123,12 +123,12 @@ def _summary(model: OpenedModel, names: set[str]) -> CheckpointSummary:
     )
 
 
-def _told(one: TensorSurvey, family: Family) -> dict[str, object]:
+def _told(one: TensorSurvey, model: ModelConfig) -> dict[str, object]:
     return {
         "name": one.name,
         "dtype": one.info.dtype,
         "encoding": one.info.encoding or None,
-        "stored_as": gguf_name(one.name, family) if one.info.encoding else one.info.stored_as or one.name,
+        "stored_as": gguf_name(one.name, model) if one.info.encoding else one.info.stored_as or one.name,
         "shape": one.info.shape,
         "file": one.info.file.name,
         "shards": [

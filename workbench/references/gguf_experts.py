@@ -111,14 +111,23 @@ def stored_name(name: str) -> str:
         return f"model.layers.{layer}.mlp.gate.e_score_correction.bias"
     if name.endswith(".expert_bias"):
         return f"{name}.bias"
+    if name.endswith("block_sparse_moe.router.weight"):
+        return name.replace(".router.", ".router.layer.")
     return f"{name}.weight" if name.endswith((".sinks", ".layer_scalar")) else name
+
+
+#: The module that has a layer's experts, by `model_type`.
+_BLOCKS = {
+    **dict.fromkeys(("llama4_text", "lfm2_moe"), "feed_forward"),
+    **dict.fromkeys(("granitemoe", "granitemoehybrid"), "block_sparse_moe"),
+}
 
 
 def stack_experts(tensors: dict[str, Tensor], model_type: str) -> None:
     """In place of gate and up, and of keys and values of latents, the tensors that transformers has: those by their
     names in the file are taken out, these put in by their names there."""
     interleaved, turned = model_type == "gpt_oss", model_type in ("gpt_oss", "llama4_text")
-    block = "feed_forward" if model_type in ("llama4_text", "lfm2_moe") else "mlp"
+    block = _BLOCKS.get(model_type, "mlp")
     for name in [name for name in tensors if ".ffn_down_exps." in name]:
         layer, kind = name.split(".")[1], name.rsplit(".", 1)[1]
         module, down = f"model.layers.{layer}.{block}.experts", tensors.pop(name)

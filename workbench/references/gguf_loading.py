@@ -25,7 +25,7 @@ from transformers.modeling_gguf_pytorch_utils import (
 
 from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
-from lockstep.workbench.references import gguf_experts, gguf_further, gguf_linear
+from lockstep.workbench.references import gguf_experts, gguf_further, gguf_linear, gguf_mamba
 from lockstep.workbench.references.doubles import rotary_of
 from lockstep.workbench.references.gguf_experts import Told
 from lockstep.workbench.references.request import ReferenceFailure
@@ -142,16 +142,6 @@ def _phi3(file: WholeReader) -> Told:
     return {"rope_parameters": rope, "original_max_position_embeddings": original, "sliding_window": window}
 
 
-def _granite(file: WholeReader) -> Told:
-    width = file.value("embedding_length") // file.value("attention.head_count")
-    return {
-        "attention_multiplier": file.value("attention.scale") or width**-0.5,
-        "embedding_multiplier": file.value("embedding_scale") or 1.0,
-        "residual_multiplier": file.value("residual_scale") or 1.0,
-        "logits_scaling": file.value("logit_scale"),
-    }
-
-
 def _glm4(file: WholeReader) -> Told:
     width = file.value("attention.key_length") or file.value("embedding_length") // file.value(
         "attention.head_count"
@@ -235,7 +225,11 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     ),
     "olmo2": _Architecture("olmo2", _olmo2),
     "phi3": _Architecture("phi3", _phi3),
-    "granite": _Architecture("granite", _granite, LlamaTensorProcessor),
+    "granite": _Architecture("granite", gguf_mamba.granite, LlamaTensorProcessor),
+    "granitemoe": _Architecture("granitemoe", gguf_mamba.granite, LlamaTensorProcessor),
+    "granitehybrid": _Architecture("granitemoehybrid", gguf_mamba.granite_hybrid, LlamaTensorProcessor),
+    "nemotron_h": _Architecture("nemotron_h", gguf_mamba.nemotron_h, LlamaTensorProcessor),
+    "nemotron_h_moe": _Architecture("nemotron_h", gguf_mamba.nemotron_h, LlamaTensorProcessor),
     "smollm3": _Architecture("smollm3", processor=LlamaTensorProcessor),
     "glm4": _Architecture("glm4", _glm4),
     "starcoder2": _Architecture("starcoder2", _starcoder2),
@@ -357,7 +351,9 @@ def fill_from_gguf(model: Any, path: Path) -> None:
         values = gguf.dequantize(tensor.data, tensor.tensor_type)
         values = processor.process(weights=values, name=tensor.name).weights
         found[tensor.name] = torch.from_numpy(np.array(values)).to(model.dtype)
-    if "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
+    if model.config.model_type in gguf_mamba.FAMILIES:
+        gguf_mamba.restore_mamba(found, model.config)
+    elif "linear_attention" in (getattr(model.config, "layer_types", None) or ()):
         gguf_linear.restore_linear(found, model.config)
     for name in [name for name in found if name.endswith(".shortconv.conv.weight")]:
         found[name] = found[name].unsqueeze(1)
@@ -376,7 +372,11 @@ def fill_from_gguf(model: Any, path: Path) -> None:
             f"{printable(', '.join(sorted(homeless)[:3]))}; a golden reference needs all of them"
         )
     if model.config.tie_word_embeddings:
-        tensors["lm_head.weight"] = tensors["model.embed_tokens.weight"]
+        tensors["lm_head.weight"] = next(
+            tensors[name]
+            for name in ("model.embed_tokens.weight", "model.embeddings.weight")
+            if name in tensors
+        )
     model.load_state_dict(tensors)
 
 

@@ -34,6 +34,15 @@ from lockstep.engine.checkpoint.gguf.expert_architectures import (
 )
 from lockstep.engine.checkpoint.gguf.gemma4 import GEMMA4_KEYS, gemma4
 from lockstep.engine.checkpoint.gguf.linear_architectures import LINEAR_KEYS, qwen3_5, qwen3_5_moe
+from lockstep.engine.checkpoint.gguf.mamba_architectures import (
+    GRANITE_KEYS,
+    MULTIPLIERS,
+    NEMOTRON_KEYS,
+    granite_hybrid,
+    granite_moe,
+    multipliers,
+    nemotron_h,
+)
 from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
 from lockstep.engine.checkpoint.gguf.windows import PATTERN, WINDOW, rotated_by_windows, windows
 from lockstep.engine.config import Family
@@ -118,12 +127,7 @@ def _phi3(fields: Fields, of: StatedSizes) -> Own:
 
 
 def _granite(fields: Fields, of: StatedSizes) -> Own:
-    return {
-        "score_scale": fields.number("attention.scale", 0.0) or None,
-        "embedding_multiplier": fields.number("embedding_scale", 0.0) or 1.0,
-        "residual_multiplier": fields.number("residual_scale", 0.0) or 1.0,
-        "logit_divisor": fields.number("logit_scale", 1.0, above=0.0),
-    }
+    return multipliers(fields)
 
 
 def _smollm3(fields: Fields, of: StatedSizes) -> Own:
@@ -241,9 +245,11 @@ ARCHITECTURES: Mapping[str, Architecture] = {
     "gemma4": Architecture("gemma4_text", gemma4, (_LOGIT_CAP, *GEMMA4_KEYS)),
     "olmo2": Architecture("olmo2", _olmo2, (PATTERN,)),
     "phi3": Architecture("phi3", _phi3, partial=True),
-    "granite": Architecture(
-        "granite", _granite, ("attention.scale", "embedding_scale", "residual_scale", "logit_scale")
-    ),
+    "granite": Architecture("granite", _granite, MULTIPLIERS),
+    "granitemoe": Architecture("granitemoe", granite_moe, (*MULTIPLIERS, *EXPERT_KEYS)),
+    "granitehybrid": Architecture("granitemoehybrid", granite_hybrid, GRANITE_KEYS),
+    "nemotron_h": Architecture("nemotron_h", nemotron_h, NEMOTRON_KEYS, "attention.layer_norm_epsilon"),
+    "nemotron_h_moe": Architecture("nemotron_h", nemotron_h, NEMOTRON_KEYS, "attention.layer_norm_epsilon"),
     "smollm3": Architecture("smollm3", _smollm3),
     "glm4": Architecture("glm4", _glm4, partial=True),
     "starcoder2": Architecture("starcoder2", _starcoder2, eps_key="attention.layer_norm_epsilon"),

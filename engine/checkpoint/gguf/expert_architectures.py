@@ -23,18 +23,19 @@ YARN_KEY = "rope.scaling.yarn_log_multiplier"
 #: How much queries grow with their position.
 TEMPERATURE = "attention.temperature_scale"
 _GATING, _NORM, _SCALE = "expert_gating_func", "expert_weights_norm", "expert_weights_scale"
+_WIDTH = "expert_feed_forward_length"
 _SOFTMAX, _SIGMOID, _SOFTMAX_OF_CHOSEN = 1, 2, 3
 _LLAMA4_CHUNK = 8192
 
 
 def mixtral(fields: Fields, of: StatedSizes) -> Own:
     """Llama's file with experts."""
-    return {"family": "mixtral", "experts": replace(_softmax(fields, of, True), wide_weights=True)}
+    return {"family": "mixtral", "experts": replace(softmax_experts(fields, of, True), wide_weights=True)}
 
 
 def qwen3_moe(fields: Fields, of: StatedSizes) -> Own:
     """llama.cpp renormalises always."""
-    return {"qk_norm": True, "experts": _softmax(fields, of, True)}
+    return {"qk_norm": True, "experts": softmax_experts(fields, of, True)}
 
 
 def qwen2_moe(fields: Fields, of: StatedSizes) -> Own:
@@ -46,12 +47,12 @@ def gated_shared(fields: Fields, of: StatedSizes, renormalised: bool) -> Experts
     """Scores are a softmax over all experts; one to which every token goes, through a gate."""
     own = "expert_shared_feed_forward_length"
     width = fields.size(own if own in fields else "feed_forward_length")
-    return replace(_softmax(fields, of, renormalised), shared_width=width, shared_gated=True)
+    return replace(softmax_experts(fields, of, renormalised), shared_width=width, shared_gated=True)
 
 
 def olmoe(fields: Fields, of: StatedSizes) -> Own:
     """Norms over all heads of q and k."""
-    return {"qk_norm": True, "qk_norm_whole": True, "experts": _softmax(fields, of, False)}
+    return {"qk_norm": True, "qk_norm_whole": True, "experts": softmax_experts(fields, of, False)}
 
 
 def glm4_moe(fields: Fields, of: StatedSizes) -> Own:
@@ -168,14 +169,14 @@ def mistral4(fields: Fields, of: StatedSizes) -> Own:
 
 def hunyuan_moe(fields: Fields, of: StatedSizes) -> Own:
     """Norms of q and k behind the rotation; llama.cpp renormalises always."""
-    experts = replace(_softmax(fields, of, True), wide=True, wide_weights=True)
+    experts = replace(softmax_experts(fields, of, True), wide=True, wide_weights=True)
     width = fields.size("expert_shared_feed_forward_length", fields.size("feed_forward_length"))
     return {"rotated_qk_norm": True, "experts": replace(experts, shared_width=width)}
 
 
 def ernie4_5_moe(fields: Fields, of: StatedSizes) -> Own:
     """Scores are a softmax, of which a bias corrects the choice; llama.cpp renormalises always."""
-    experts = replace(_softmax(fields, of, True), correction=_corrected(of), wide=True)
+    experts = replace(softmax_experts(fields, of, True), correction=_corrected(of), wide=True)
     return {"neighbours": True, "experts": _with_shared(fields, experts)}
 
 
@@ -223,7 +224,7 @@ def _latent_yarn(fields: Fields, of: StatedSizes) -> RopeScaling:
     return replace(scaling, attention_factor=None, mscale=weight, mscale_all_dim=weight)
 
 
-def _softmax(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
+def softmax_experts(fields: Fields, of: StatedSizes, renormalised: bool) -> ExpertsConfig:
     """Scores are a softmax over all experts."""
     _refuse_other(fields, _NORM, renormalised)
     if fields.number(_SCALE, 0.0) not in (0.0, 1.0):
@@ -274,7 +275,7 @@ def _experts(
     return ExpertsConfig(
         fields.size("expert_count"),
         fields.size("expert_used_count"),
-        fields.size("expert_feed_forward_length", fields.size("feed_forward_length")),
+        fields.size(_WIDTH if _WIDTH in fields else "feed_forward_length"),
         layers,
         scores=scores,
         renormalised=renormalised,

@@ -101,11 +101,17 @@ class NameRule:
     kind: str | None = None
 
 
+#: Whose converters are Granite's, and reorder rows where nothing rotates as well.
+_GRANITES: tuple[Family, ...] = ("granitemoe", "granitemoehybrid", "nemotron_h")
 #: Families whose GGUF architecture turns neighbouring rows, where Hugging Face turns (i, i + D/2).
-PAIRED: frozenset[Family] = frozenset({"llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "olmo"})
+PAIRED: frozenset[Family] = frozenset(
+    {"llama", "mistral", "mixtral", "granite", "smollm3", "arcee", "olmo", *_GRANITES}
+)
 #: Families in whose GGUF files the heads of values of linear attention are in another order.
 TILED: frozenset[Family] = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 
+#: What Mamba-2's stacks are called.
+_SSM_IN, _SSM_CONV = "ssm_in", "ssm_conv1d"
 _PARTS = re.compile(
     r"(?:(?P<before>model\.layers|blk)\.(?P<layer>0|[1-9]\d*)\.)?(?P<module>.+?)(?:\.(?P<kind>weight|bias))?"
 )
@@ -121,14 +127,19 @@ class _Rules:
 
 
 @cache
-def _rules(family: Family) -> _Rules:
+def _rules(family: Family, shared: bool = True) -> _Rules:
+    """`shared`: whether there may be a shared expert: what Granite calls so is its MLP where there is none."""
     modules, stacks = MODULES.get(family, {}), FUSED.get(family, {})
     theirs = GGUF_MODULES.get(family, {})
     there = {stack: parts for stack, parts in stacks.items() if stack in GGUF_STACKS}
     stacked = {part: GGUF_STACKS[stack] for stack, parts in there.items() for part in parts}
+    mixer = next((stack.partition(".")[0] for stack in there if GGUF_STACKS[stack] == _SSM_IN), None)
+    stacked |= {f"{mixer}.{one}": _SSM_CONV for one in ("conv1d_x", "conv1d_b", "conv1d_c") if mixer}
     rotated = {tap for one in LAYER.values() if one.kind == "rope" for tap in instead_of(one.inputs["x"])}
     found: list[NameRule] = []
     for one in LAYER.values():
+        if (one.part == "shared_expert" and not shared) or (one.part == "mamba" and not mixer):
+            continue
         tap = one.tap.removesuffix(".partial")
         module = modules.get(tap, one.module)
         gguf = theirs.get(tap) or stacked.get(module, one.gguf)
@@ -144,9 +155,12 @@ def _rules(family: Family) -> _Rules:
         _layer_rule(f"{chooser}.{CORRECTIONS.get(family, CORRECTION)}", "exp_probs_b", kind="bias"),
         _layer_rule(SINKS, "attn_sinks", kind="weight"),
         _layer_rule(LAYER_SCALAR, "layer_output_scale", kind="weight"),
-        _layer_rule(DECAY["A_log"], "ssm_a", kind=""),
-        _layer_rule(DECAY["dt_bias"], "ssm_dt", kind="bias"),
+        _layer_rule(f"{mixer}.A_log" if mixer else DECAY["A_log"], "ssm_a", kind=""),
+        _layer_rule(f"{mixer}.dt_bias" if mixer else DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]
+    if mixer:
+        found.append(_layer_rule(f"{mixer}.D", "ssm_d", kind=""))
+        whole.append(_layer_rule(f"{mixer}.conv1d", _SSM_CONV))
     # Where the converter leaves an expert's gate and up in one.
     stack = EXPERT_STACKS.get(family, USUAL_EXPERT_STACKS)[0]
     named = stack.removesuffix(".weight")
@@ -162,10 +176,10 @@ def _layer_rule(module: str, gguf: str, rotated: bool = False, kind: str | None 
     return NameRule(f"model.layers.{{}}.{module}", f"blk.{{}}.{gguf}", rotated, kind)
 
 
-def gguf_name(name: str, family: Family) -> str:
+def gguf_name(name: str, model: ModelConfig) -> str:
     """The GGUF name of a parameter, of one that is stacked there the stack's; a name that no rule knows stays what it
     is."""
-    return _translated(name, _rules(family).by_hugging_face, "gguf")
+    return _translated(name, _rules(model.family, model.experts is not None).by_hugging_face, "gguf")
 
 
 def hugging_face_name(name: str, family: Family) -> str:
@@ -176,11 +190,11 @@ def hugging_face_name(name: str, family: Family) -> str:
 
 def as_hugging_face(name: str, model: ModelConfig, values: Array) -> Array:
     """The values of the parameter from those that a GGUF file has: of norms that multiply by 1 + weight it holds the
-    sum, of the decay of linear attention what the gate is multiplied by, -exp(A_log)."""
+    sum, of the decay of a recurrent state what the step is multiplied by, -exp(A_log)."""
     found: Array = values
     if model.norms_add_one and name.endswith("norm.weight") and not name.endswith("linear_attn.norm.weight"):
         found = values - 1.0
-    if name.endswith(DECAY["A_log"]):
+    if name.endswith(".A_log"):
         import numpy as np
 
         logarithm: Any = np.log(-np.asarray(values, np.float64)).astype(np.float32)

@@ -44,6 +44,8 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _LAYER = re.compile(r"blk\.(\d+)\.", re.ASCII)
+#: Of Mamba-2 what is a matrix here: vectors of one column, and the gated norm's weights by groups.
+_FLAT = (".A_log", ".D", "mamba.norm.weight", "mixer.norm.weight")
 
 
 def open_gguf(path: Path) -> tuple[ModelConfig, GgufSource]:
@@ -337,6 +339,8 @@ def _single(found: dict[str, PlacedTensor], model: ModelConfig) -> Iterator[tupl
                 yield name.format(expert), PlacedTensor(file, _matrix_of(tensor, expert))
         elif name.endswith(CORRECTION) and tensor.shape == (1, count):  # Ernie's, of one group
             yield name, PlacedTensor(file, _matrix_of(tensor, 0))
+        elif name.endswith(_FLAT) and len(tensor.shape) == 2:
+            yield name, PlacedTensor(file, replace(tensor, shape=(prod(tensor.shape),)))
         elif name.endswith(".shared_expert_gate.weight") and len(tensor.shape) == 1:
             yield name, PlacedTensor(file, replace(tensor, shape=(1, *tensor.shape)))
         else:
@@ -345,7 +349,7 @@ def _single(found: dict[str, PlacedTensor], model: ModelConfig) -> Iterator[tupl
 
 def _stack_shape(name: str, tensor: GgufTensor) -> tuple[int, ...]:
     """The shape in which Hugging Face has the stack: kernels [channels, 1, width] are a matrix here."""
-    if name.endswith(("linear_attn.conv1d.weight", ".conv.conv.weight")) and len(tensor.shape) == 2:
+    if name.endswith((".conv1d.weight", ".conv.conv.weight")) and len(tensor.shape) == 2:
         return tensor.shape[0], 1, tensor.shape[1]
     return tensor.shape
 

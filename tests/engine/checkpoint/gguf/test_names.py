@@ -28,6 +28,8 @@ from tests.checkpoints import EVERY_VARIANT, tiny_config
 from tests.gguf_twins import ARCHITECTURES
 
 EXPERT = re.compile(r"\.experts\.\d+\.")
+#: What GGUF files have by itself, though checkpoints may stack it.
+ARE_STACKED = re.compile(r"\.experts\.\d+\.|shared_mlp|router")
 #: What the converter makes of names before it looks them up.
 CONVERTED = {
     "e_score_correction_bias": "e_score_correction.bias", "self_attn.sinks": "self_attn.sinks.weight",
@@ -37,9 +39,30 @@ CONVERTED = {
     "feed_forward.experts.w1": "feed_forward.experts.gate_proj",
     "feed_forward.experts.w3": "feed_forward.experts.up_proj",
     "feed_forward.experts.w2": "feed_forward.experts.down_proj",
-    "feed_forward.expert_bias": "feed_forward.expert_bias.bias",
+    "feed_forward.expert_bias": "feed_forward.expert_bias.bias", "mamba.dt_bias": "mamba.dt_proj.bias",
 }  # fmt: skip
-AS_CONVERTED = re.compile("|".join(map(re.escape, CONVERTED)))
+#: The same of Nemotron-H, and of Granite with experts and without: its MLP is a shared expert there.
+NEMOTRON = {
+    "mixer.experts": "mlp.experts", "mixer.dt_bias": "mixer.dt_proj.bias",
+    "e_score_correction_bias": "e_score_correction.bias", "model.norm_f": "backbone.norm_f",
+    "model.layers": "backbone.layers",
+}  # fmt: skip
+GRANITE, GRANITE_DENSE = (
+    {**CONVERTED, "shared_mlp.gate": f"{mlp}.gate_proj", "shared_mlp.up": f"{mlp}.up_proj",
+     "shared_mlp.output_linear": f"{mlp}.down_proj"}
+    for mlp in ("mlp.shared_expert", "mlp")
+)  # fmt: skip
+
+
+def as_converted(name: str, model: ModelConfig) -> str:
+    """What the converter looks up."""
+    if model.family == "granitemoehybrid":
+        renamed = GRANITE if model.experts else GRANITE_DENSE
+    else:
+        renamed = NEMOTRON if model.family == "nemotron_h" else CONVERTED
+    pattern = re.compile("|".join(map(re.escape, renamed)))
+    found = pattern.sub(lambda match: renamed[match[0]], EXPERT.sub(".experts.", name))
+    return found.replace("backbone.layers", "model.layers") if ".experts." in found else found
 
 
 @pytest.mark.parametrize(
@@ -64,22 +87,20 @@ def test_every_parameter_has_the_name_that_gguf_py_gives_it_and_back(variant: st
     for name in shards.parameters(model):
         if ".act_fn." in name:  # metadata
             continue
-        whole = stacked.get(name, name)
-        number = re.search(r"(?<=\.experts\.)\d+(?=\.)", name)
-        table = AS_CONVERTED.sub(lambda found: CONVERTED[found[0]], EXPERT.sub(".experts.", name))
-        theirs = names.get_name(
-            table if number or table != name else whole, try_suffixes=(".weight", ".bias")
-        )
-        assert gguf_name(name, model.family) == theirs
+        own, whole = ARE_STACKED.search(name), stacked.get(name, name)
+        there = name if own or any(one in name for one in CONVERTED) else whole
+        theirs = names.get_name(as_converted(there, model), try_suffixes=(".weight", ".bias"))
+        assert gguf_name(name, model) == theirs
         back = hugging_face_name(theirs, model.family)
-        assert back == (EXPERT.sub(".experts.{}.", name) if number else whole if table == name else name)
+        assert back == EXPERT.sub(".experts.{}.", there)
 
 
 @pytest.mark.parametrize(
     "name", ["", "rope_freqs.weight", "blk.0.ffn_gate_chexps.weight", "blk.01.attn_q.weight", "\n"]
 )
 def test_a_name_that_no_rule_knows_stays(name: str) -> None:
-    assert hugging_face_name(name, "llama") == gguf_name(name, "llama") == name
+    llama = ModelConfig.from_hf(tiny_config("llama").to_dict())
+    assert hugging_face_name(name, "llama") == gguf_name(name, llama) == name
 
 
 @pytest.mark.parametrize(("heads", "head_dim"), [(1, 2), (4, 8), (3, 16)])
@@ -96,7 +117,8 @@ def test_rows_are_paired_as_the_converter_pairs_them_and_back(heads: int, head_d
 def test_only_some_architectures_reorder_rows(family: Family) -> None:
     model = ModelConfig.from_hf(tiny_config(family).to_dict())
     moved = {re.split(r"\d\.\w+\.", name)[1] for name in shards.parameters(model) if operations(name, model)}
-    if family in ("llama", "mistral", "ministral3", "mixtral", "granite", "smollm3", "arcee", "olmo"):
+    granite = ("granite", "granitemoe", "granitemoehybrid", "nemotron_h")
+    if family in (*granite, "llama", "mistral", "ministral3", "mixtral", "smollm3", "arcee", "olmo"):
         assert moved == {"q_proj.weight", "k_proj.weight"}
     elif family in ("qwen3_5_text", "qwen3_5_moe_text"):
         products = {f"{one}.weight" for one in ("conv1d_v", *(f"in_proj_{part}" for part in "vzab"))}
