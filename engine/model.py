@@ -21,6 +21,7 @@ from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.attention import Attention
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.experts import Biases, Expert, MixtureOfExperts, Router, SharedExpert
+from lockstep.engine.layers.experts_beside import ExpertsBeside
 from lockstep.engine.layers.latent_attention import LatentAttention
 from lockstep.engine.layers.layer_inputs import AllLayerInputs, LayerInputGate
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, QKVParallelLinear, RowParallelLinear
@@ -43,7 +44,8 @@ from lockstep.engine.rules import Rules
 
 class DecoderLayer:
     """x + norm(attention(norm(x))), then x + norm(mlp(norm(x))), or the MLP of what attention reads, or one of both
-    alone; and, of some models, x + norm(gate(x, inputs)); times `scalar`. `norms` by tap: those that the model has."""
+    alone; and, of some models, x + norm(gate(x, inputs)); times `scalar`. `norms` by tap: those that the model has;
+    `beside`: experts beside the MLP."""
 
     def __init__(
         self,
@@ -55,10 +57,11 @@ class DecoderLayer:
         comm: Comm,
         gate: LayerInputGate | None = None,
         scalar: tuple[str, Tensor] | None = None,
+        beside: ExpertsBeside | None = None,
     ) -> None:
         self.number, self.model, self.norms, self.comm = number, model, norms, comm
         self.attention, self.mlp = attention, mlp
-        self.gate, self.scalar = gate, scalar
+        self.gate, self.scalar, self.beside = gate, scalar, beside
         self.attn_norm, self.post_attn_norm, self.mlp_norm, self.post_mlp_norm, self.post_gate_norm = (
             norms.get(tap, unnormed)
             for tap in ("attn_norm", "post_attn_norm", "mlp_norm", "post_mlp_norm", "post_layer_input_norm")
@@ -66,7 +69,7 @@ class DecoderLayer:
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
-        parts = (self.attention, self.mlp, *self.norms.values(), self.gate)
+        parts = (self.attention, self.mlp, self.beside, *self.norms.values(), self.gate)
         params = {name: x for part in parts if part is not None for name, x in part.parameters().items()}
         return params if self.scalar is None else params | dict([self.scalar])
 
@@ -80,7 +83,7 @@ class DecoderLayer:
         self.tap_mlp_residual = wiring.tap("mlp_residual")
         for tap, norm in self.norms.items():
             norm.bind(wiring, tap)
-        for block in (self.attention, self.mlp):
+        for block in (self.attention, self.mlp, self.beside):
             if block is not None:
                 block.bind(wiring)
         self.scale = wiring.rules.layer_scalar
@@ -108,7 +111,10 @@ class DecoderLayer:
                 self.tap_attn_residual(x)
         if self.mlp is not None:
             read = normed if self.model.parallel else self.mlp_norm(x)
-            x = self.residual(x, self.post_mlp_norm(self.mlp(read)))
+            y = self.mlp(read)
+            if self.beside is not None:
+                y = self.beside(y, x)
+            x = self.residual(x, self.post_mlp_norm(y))
         if self.gate is not None and of_layers is not None:
             x = self.residual(x, self.post_gate_norm(self.gate(x, of_layers)))
         if self.scalar is not None:
@@ -191,10 +197,10 @@ class Decoder:
         mlp: MLP | MixtureOfExperts | None = None
         if "mlp" not in m.blocks:
             attention = self._stateful(i, m, modules) or self._attention(i, m, modules, rules)
+        mixture = None if m.experts is None else self._experts(i, m, m.experts, modules)
+        alone = m.experts is None or not m.experts.beside_mlp
         if "attention" not in m.blocks:
-            mlp = (
-                self._mlp(name, m, modules) if m.experts is None else self._experts(i, m, m.experts, modules)
-            )
+            mlp = mixture if alone and mixture is not None else self._mlp(name, m, modules)
         norms = {
             one.tap: norm_of(m)(f"{name}.{one.module}", m.hidden_size, m, store)
             for one in operations_of(m)
@@ -202,7 +208,10 @@ class Decoder:
         }
         gate = None if m.layer_inputs is None else LayerInputGate(m, m.layer_inputs, modules, store)
         scalar = (f"{name}.{shards.LAYER_SCALAR}", store.vector(1)) if m.layer_scalar else None
-        return DecoderLayer(i, m, attention, mlp, norms, self.comm, gate, scalar)
+        beside = None
+        if mixture is not None and not alone:
+            beside = ExpertsBeside(mixture, norms, f"{name}.{shards.ROUTER_SCALE}", m, store)
+        return DecoderLayer(i, m, attention, mlp, norms, self.comm, gate, scalar, beside)
 
     def _stateful(self, i: int, m: ModelConfig, modules: Mapping[str, str]) -> StatefulLayer | None:
         """What a layer has in place of attention; None where it has that."""
@@ -274,7 +283,8 @@ class Decoder:
             for expert in range(config.count)
         ]
         correction = f"model.layers.{layer}.{shards.correction_name(m)}"
-        router = Router(modules["mlp.router"], correction, m.hidden_size, config, store)
+        scale = f"model.layers.{layer}.{shards.EXPERT_SCALE}"
+        router = Router(modules["mlp.router"], correction, m.hidden_size, config, store, scale)
         shared = self._shared_expert(m, config, modules)
         return MixtureOfExperts(router, experts, held, shared, m.gating, self.comm)
 

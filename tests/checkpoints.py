@@ -465,6 +465,20 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
             "num_kv_shared_layers": 0,
         },
     ),
+    "gemma4-moe": (
+        "gemma4_text",
+        {
+            "hidden_size_per_layer_input": 0,
+            "num_hidden_layers": 3,
+            "layer_types": ["sliding_attention", "sliding_attention", "full_attention"],
+            "num_kv_shared_layers": 0,
+            "use_double_wide_mlp": False,
+            "enable_moe_block": True,
+            "num_experts": 8,
+            "top_k_experts": 3,
+            "moe_intermediate_size": 32,
+        },
+    ),
     "phi3": ("phi3", {}),
     "phi3-window": (
         "phi3",

@@ -26,14 +26,17 @@ def expert_keys(writer: gguf.GGUFWriter, config: Config) -> None:
         (
             config[key]
             for key in ("n_routed_experts", "num_local_experts", "num_experts", "moe_num_experts")
-            if key in config
+            if config.get(key)
         ),
         0,
     )
     if not count:
         return
+    if family == "gemma4_text" and not config["enable_moe_block"]:
+        return
     writer.add_expert_count(count)
-    chosen = next(config[key] for key in ("num_experts_per_tok", "moe_k", "moe_topk") if key in config)
+    keys = ("num_experts_per_tok", "moe_k", "moe_topk", "top_k_experts")
+    chosen = next(config[key] for key in keys if key in config)
     writer.add_expert_used_count(chosen[0] if isinstance(chosen, list) else chosen)
     if config.get("n_group"):
         writer.add_expert_group_count(config["n_group"])
@@ -105,7 +108,11 @@ def unstacked(tensors: Tensors, config: Config, split_expansion: bool) -> Tensor
             experts.setdefault(f"{module}.experts.{_MIXTRAL.get(match[3], match[3])}.weight", []).append(
                 tensor
             )
-        elif ".experts." in name and config["model_type"] == "mistral4":
+        elif name.endswith(".router.scale"):
+            found[name.replace("router.scale", "router.proj.scale")] = tensor
+        elif name.endswith(".per_expert_scale"):
+            found[name.replace("router.per_expert_scale", "experts.down_proj.scale")] = tensor
+        elif ".experts." in name and config["model_type"] in ("mistral4", "gemma4_text"):
             found[f"{name}.weight"] = tensor
         elif ".experts." in name and config["model_type"] == "llama4_text":
             found |= _of_llama4(name, tensor.transpose(1, 2))

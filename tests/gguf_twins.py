@@ -118,6 +118,7 @@ CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
                                       "final_logit_softcapping": 3.0}),
     "gemma4": ("gemma4_text", {}),
     "gemma4-dense": FAMILY_VARIANTS["gemma4-dense"],
+    "gemma4-moe": FAMILY_VARIANTS["gemma4-moe"],
     "olmo2": ("olmo2", {}),
     "olmo3": ("olmo3", {}),
     "phi3": ("phi3", {}),
@@ -231,7 +232,7 @@ def gguf_twin(
     for name, tensor in (
         as_linear(tensors, config, split_expansion) if architecture in LINEAR else as_mamba(tensors, config)
     ).items():
-        target = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        target = names.get_name(name, try_suffixes=(".weight", ".bias", ".scale"))
         assert target is not None, name
         if architecture in PAIRED and ".q_proj." in name:
             tensor = _permuted(tensor, config["num_attention_heads"])

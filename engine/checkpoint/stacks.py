@@ -180,7 +180,7 @@ def _experts_of(model: ModelConfig, packed: bool) -> Iterator[tuple[str, Place]]
         yield f"{gate.format(e)}.weight", Place(stacks[0], Span(0, width), both, e, transposed=turned)
         yield f"{up.format(e)}.weight", Place(stacks[0], Span(width, 2 * width), both, e, transposed=turned)
         yield f"{down.format(e)}.weight", Place(stacks[1], Span(0, hidden), single, e, transposed=turned)
-    if router not in ("mlp.gate", "feed_forward.gate"):
+    if router not in ("mlp.gate", "feed_forward.gate", "router.proj"):
         tensor = "mlp.router.weight" if model.family == "phimoe" else "mlp.gate.weight"
         yield f"{router}.weight", Place(tensor, Span(0, has.count), (has.count, hidden))
     if model.family == "ernie4_5_moe":  # one row, as of several groups

@@ -25,7 +25,8 @@ class ExpertsConfig:
     `shared_gated`. `biased`: the router and the experts have biases. `weighed_inputs`: what goes into an expert is
     multiplied by its weight, not what it gives. `jitter`: of two experts each one's weight is its share among those
     whose logits are not much lower (SparseMixer). `wide`: router and scores stay in float32 whatever the model's
-    dtype; `wide_weights`: the scores alone.
+    dtype; `wide_weights`: the scores alone. `beside_mlp`: a layer has an MLP as well, and norms of both; the router
+    reads the stream under one without a weight, and each expert's weight is multiplied by a number of its own.
     """
 
     count: int
@@ -47,6 +48,7 @@ class ExpertsConfig:
     shares_eps: float = 0.0
     wide: bool = False
     wide_weights: bool = False
+    beside_mlp: bool = False
 
     def __post_init__(self) -> None:
         """ConfigError where so many cannot be chosen."""
@@ -70,6 +72,17 @@ class ExpertsConfig:
 def expert_count(fields: Fields, keys: Sequence[str]) -> int:
     """How many experts a layer has, by the first of the keys that is there."""
     return fields.size(next((key for key in keys if key in fields), keys[0]))
+
+
+def experts_beside(fields: Fields) -> ExpertsConfig | None:
+    """Those of Gemma-4, in every layer; None where they are switched off."""
+    if not fields.flag("enable_moe_block", False):
+        return None
+    layers = (True,) * fields.size("num_hidden_layers")
+    count, chosen, width = (
+        fields.size(key) for key in ("num_experts", "top_k_experts", "moe_intermediate_size")
+    )
+    return ExpertsConfig(count, chosen, width, layers, wide_weights=True, beside_mlp=True)
 
 
 def sparse_layers(fields: Fields) -> tuple[bool, ...]:

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal, get_args
 
-from lockstep.engine.config.experts import ExpertsConfig, expert_count, sparse_layers
+from lockstep.engine.config.experts import ExpertsConfig, expert_count, experts_beside, sparse_layers
 from lockstep.engine.config.family_names import FurtherFamily
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.latent import LatentConfig, latent_of
@@ -114,11 +114,10 @@ def _gemma3(fields: Fields) -> Own:
 
 def _gemma4(fields: Fields) -> Own:
     """Norms of values, which have no weight, and a factor of each layer's output; layers of several sizes, which may
-    share keys and values, and inputs of each layer's own (`layer_shapes`)."""
-    if fields.flag("enable_moe_block", False):
-        raise fields.error("enable_moe_block", "experts beside the MLP of a layer are not supported")
+    share keys and values, inputs of each layer's own (`layer_shapes`), and of some models experts beside the MLP."""
     return {
         **_gemma(fields, None),
+        "experts": experts_beside(fields),
         "norm": "wide",
         "qk_norm": True,
         "value_norm": True,

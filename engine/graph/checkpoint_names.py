@@ -59,7 +59,11 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo3": _BEHIND,
     "gemma2": _GEMMA,
     "gemma3_text": _GEMMA,
-    "gemma4_text": _GEMMA,
+    "gemma4_text": {
+        **_GEMMA,
+        "mlp.router": "router.proj",
+        **{f"mlp.experts.{one}": f"experts.{{}}.{one}_proj" for one in ("gate", "up", "down")},
+    },
     "mixtral": _MIXTRAL,
     "phimoe": _MIXTRAL,
     "minimax_m2": {**_MIXTRAL, "mlp.topk_ids": "block_sparse_moe"},
@@ -123,6 +127,7 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
 USUAL_EXPERT_STACKS = ("mlp.experts.gate_up_proj", "mlp.experts.down_proj")
 #: The same where they have other names.
 EXPERT_STACKS: Mapping[Family, tuple[str, str]] = {
+    "gemma4_text": ("experts.gate_up_proj", "experts.down_proj"),
     "llama4_text": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     "lfm2_moe": ("feed_forward.experts.gate_up_proj", "feed_forward.experts.down_proj"),
     **dict.fromkeys(
@@ -184,6 +189,7 @@ GGUF_MODULES: Mapping[Family, Mapping[str, str]] = {
     "lfm2": _LFM2_GGUF,
     "lfm2_moe": _LFM2_GGUF,
     "nemotron_h": {"mlp_norm": "attn_norm"},  # one norm a layer
+    "gemma4_text": {f"mlp.experts.{one}": "ffn_gate_up_exps" for one in ("gate", "up")},
 }
 #: Family -> module of the checkpoint -> the modules whose rows it stacks, in that order.
 FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {

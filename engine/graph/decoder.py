@@ -15,6 +15,7 @@ from lockstep.engine.graph import indexer
 from lockstep.engine.graph.behind_rotation import BEHIND_ROTATION
 from lockstep.engine.graph.checkpoint_names import MODULES
 from lockstep.engine.graph.experts import EXPERTS, WEIGHED_INPUTS
+from lockstep.engine.graph.experts_beside import BEFORE_EXPERTS, BEHIND_EXPERTS, BESIDE_MLP
 from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS, ROPE_KEY
 from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
 from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION, OUTPUT
@@ -139,19 +140,21 @@ _OF_MLP = (
         "mlp.gate_proj",
         "ffn_gate",
         "mlp_bias",
-        ("ungated", "experts"),
+        ("ungated", "experts_alone"),
     ),
-    _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias", ("experts",)),
+    _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias", ("experts_alone",)),
     Operation(
         "mlp.act",
         "activation",
         {"gate": "mlp.gate", "up": "mlp.up"},
         "intermediate",
-        unless=("experts",),
+        unless=("experts_alone",),
         optional=("gate",),
     ),
-    *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias", ("experts",)),
+    *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias", ("experts_alone",)),
+    *BEFORE_EXPERTS,
     *EXPERTS,
+    *BEHIND_EXPERTS,
     _norm("post_mlp_norm", "mlp.down", "post_mlp_layernorm", "post_ffw_norm", part="post_norm"),
     *OF_A_LAYER,
     Operation("mlp_residual", "residual", {"x": "attn_residual", "y": "post_mlp_norm"}),
@@ -185,6 +188,7 @@ _THROUGH: Mapping[str, tuple[str, ...]] = {
     "attn.v_norm": ("attn.v_clip",),
     "attn.q_rope": ("attn.q_scaled", "attn.q_unit_norm", "attn.q_rope_norm"),
     "attn.k_rope": ("attn.k_unit_norm", "attn.k_rope_norm"),
+    "mlp.down": ("mlp.sum",),
 }
 #: What reads the first reads the second where the blocks stand side by side.
 _BESIDE: Mapping[str, tuple[str, ...]] = {"mlp_norm": ("attn_norm",)}
@@ -234,6 +238,8 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "latent": model.latent is not None,
         "query_latent": model.latent is not None and model.latent.q_rank is not None,
         "experts": model.experts is not None,
+        "experts_alone": model.experts is not None and not model.experts.beside_mlp,
+        "beside_mlp": model.experts is not None and model.experts.beside_mlp,
         "shared_expert": model.experts is not None and model.experts.shared_width > 0,
         "shared_gate": model.experts is not None and model.experts.shared_gated,
         "output_gate": model.output_gate,
@@ -262,7 +268,8 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
 
 def parts_in(taps: Collection[str]) -> frozenset[Part]:
     """The parts that show in a layer's taps."""
-    return frozenset(one.part for one in LAYER.values() if one.part is not None and one.tap in taps)
+    found = frozenset(one.part for one in LAYER.values() if one.part is not None and one.tap in taps)
+    return found | {"experts_alone"} if "experts" in found and "beside_mlp" not in found else found
 
 
 @cache
@@ -273,6 +280,8 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
         there["attn.v_proj"] = replace(there["attn.v_proj"], module=there["attn.k_proj"].module)
     if "layer_inputs" in parts:
         there[LAYER_OUTPUT] = replace(there[LAYER_OUTPUT], inputs=LAST_SUM)
+    if "beside_mlp" in parts:
+        there |= {tap: replace(there[tap], inputs=inputs) for tap, inputs in BESIDE_MLP.items()}
     if "weighed_inputs" in parts:
         there |= {
             tap: replace(there[tap], inputs=inputs) for tap, inputs in WEIGHED_INPUTS.items() if tap in there

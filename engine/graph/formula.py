@@ -196,6 +196,7 @@ FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     "mean_of_groups": recurrence.mean_of_groups,
     "clamped": np.clip,
     "each_head": lambda x: x[:, None],
+    "times_of_experts": lambda weights, scale, ids: weights * scale[ids.astype(np.int64)],
 }
 
 
@@ -314,6 +315,7 @@ FORMULAS: Mapping[Kind, Node] = {
     "query_scaling": _of("multiply", _X, _QUERY_FACTOR),
     "expert_input": _of("weighed", _X, Node("weights")),
     "times": _of("multiply", _X, Node("gate")),
+    "channel_scale": _of("multiply", _of("multiply", _X, _WEIGHT), Node("router_factor")),
     "clip": _of("clamped_within", _X, Node("clip")),
     "index_scores": _of(
         "where", Node("allowed"), _of("summed_heads", _of("above_zero", SCALED), _HEAD_WEIGHTS)
@@ -410,6 +412,8 @@ def _routing(kind: Kind, experts: ExpertsConfig) -> Node:
     if experts.renormalised:
         eps = [Node("shares_eps")] if experts.shares_eps else []
         weights = _of("shares", weights, *eps)
+    if experts.beside_mlp:
+        weights = _of("times_of_experts", weights, Node("expert_scale"), Node("ids"))
     return _times(weights, "routed_factor", experts.factor)
 
 
@@ -453,6 +457,7 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
         more["routed_factor"], more["group_best"] = experts.factor, experts.group_best
         more |= {"shares_eps": experts.shares_eps} if experts.shares_eps else {}
         more |= {} if experts.jitter is None else {"jitter": experts.jitter}
+        more |= {"router_factor": model.hidden_size**-0.5} if experts.beside_mlp else {}
     if (latent := model.latent) is not None:
         more |= {name: getattr(latent, name) for name in ("kv_rank", "plain_dim", "rope_dim", "value_dim")}
     if (indexer := model.indexer) is not None:

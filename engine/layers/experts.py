@@ -37,21 +37,26 @@ class Router:
     """The logits of every expert, and the bias that corrects the choice. In float32 where the model's is."""
 
     def __init__(
-        self, module: str, correction: str, hidden: int, experts: ExpertsConfig, store: Store
+        self, module: str, correction: str, hidden: int, experts: ExpertsConfig, store: Store, scale: str = ""
     ) -> None:
-        """`correction`: the name of what corrects the choice."""
+        """`correction`: the name of what corrects the choice, `scale` of what each expert's weight is multiplied
+        by."""
         self.name, self.experts, self.hidden_size = module, experts, hidden
         self.correction_name = correction
         self.store = store.wide() if experts.wide else store
         self.weight = self.store.matrix([f"{module}.weight"], [experts.count], hidden)
         self.bias = self.store.bias(experts.count) if experts.biased else None
         self.correction = self.store.vector(experts.count) if experts.correction else None
+        self.scale_name = scale
+        self.scale = self.store.vector(experts.count) if experts.beside_mlp else None
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> the weight, and the bias."""
         found: dict[str, Tensor | KeptTensor] = {**self.weight.parts()}
         if self.bias is not None:
             found[f"{self.name}.bias"] = self.bias
+        if self.scale is not None:
+            found[self.scale_name] = self.scale
         return found if self.correction is None else found | {self.correction_name: self.correction}
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -165,6 +170,7 @@ class MixtureOfExperts:
         )
         self.act, self.act_alone, self.reduce = rules.act, rules.act_alone, rules.reduce
         self.gate_up, self.add_bias = rules.expert_gate_up, rules.expert_bias
+        self.expert_scale = rules.expert_scale
         self.tap_router, self.tap_ids, self.tap_weights = (
             wiring.tap(f"mlp.{one}") for one in ("router", "topk_ids", "topk_weights")
         )
@@ -187,6 +193,8 @@ class MixtureOfExperts:
         if self.tap_ids:
             self.tap_ids(ids)
         weights = self.weigh(scores, ids, self.router.correction, self.config)
+        if self.router.scale is not None:
+            weights = weights * self.expert_scale(self.router.scale, ids)
         weights = weights if self.config.wide_weights else weights.to(x.dtype)
         if self.tap_weights:
             self.tap_weights(weights)
@@ -198,8 +206,9 @@ class MixtureOfExperts:
         hit = (number for number in numbers.unique().tolist() if self.held.start <= number < self.held.stop)
         return [(self.experts[number], (numbers == number).nonzero().squeeze(-1)) for number in hit]
 
-    def __call__(self, x: Tensor) -> Tensor:
-        ids, weights = self.route(x)
+    def __call__(self, x: Tensor, routed: Tensor | None = None) -> Tensor:
+        """What experts read and what the router reads (None: the same), [T, H] -> [T, H]."""
+        ids, weights = self.route(x if routed is None else routed)
         rows = self._rows(ids)
         read = self._read(x, weights)
         products = self._products(read, ids, rows)

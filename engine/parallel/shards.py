@@ -207,6 +207,8 @@ DECAY = {"A_log": "linear_attn.A_log", "dt_bias": "linear_attn.dt_bias"}
 CORRECTION = "e_score_correction_bias"
 #: The same where it has another name.
 CORRECTIONS: Mapping[Family, str] = {"lfm2_moe": "expert_bias"}
+#: Where experts stand beside an MLP: the factors of the channels of the router's input, and of each expert's weight.
+ROUTER_SCALE, EXPERT_SCALE = "router.scale", "router.per_expert_scale"
 #: What each head's softmax has in its sum beside the keys.
 SINKS = "self_attn.sinks"
 #: The numbers of xIELU, by role: [1] both alphas, the others without an axis.
@@ -291,6 +293,10 @@ def _layer_parameters(model: ModelConfig) -> dict[str, _Parameter]:
         found |= _of_heads(one, model)
         if one.kind == "choice" and model.experts is not None and model.experts.correction:
             found[correction_name(model)] = _Parameter((model.experts.count,))
+        if one.kind == "channel_scale":
+            found[ROUTER_SCALE] = _Parameter((model.hidden_size,))
+        if one.kind == "choice_weights" and model.experts is not None and model.experts.beside_mlp:
+            found[EXPERT_SCALE] = _Parameter((model.experts.count,))
         if one.scaled:
             found[LAYER_SCALAR] = _Parameter((1,))
         if one.kind == "activation" and model.activation == "xielu":

@@ -148,7 +148,7 @@ def query_factor(positions: Tensor, scaling: QueryScaling) -> Tensor:
 
 
 def unit_heads(x: Tensor, eps: float) -> Tensor:
-    """Each head of queries or keys [T, heads, D] over its root mean square, in float32 within."""
+    """Each head of queries or keys [T, heads, D], or row [T, H], over its root mean square, in float32 within."""
     return F.rms_norm(x.float(), x.shape[-1:], None, eps).to(x.dtype)
 
 

@@ -82,6 +82,11 @@ def bias_once(term: Tensor, bias: Tensor, first: bool) -> Tensor:
     return term + bias if first else term
 
 
+def of_experts(scale: Tensor, ids: Tensor) -> Tensor:
+    """What the weights of the experts `ids` [T, S] are multiplied by, of a number of each expert [E]."""
+    return scale[ids]
+
+
 def by_number(ids: Tensor, held: Span) -> Tensor:
     """Through which of the experts that the rank has (`held`) the rows of the experts `ids` [T * S] go: their own. The
     numbers of others are anything else."""

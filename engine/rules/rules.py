@@ -130,6 +130,8 @@ class Rules:
     choice_weights: Callable[[Tensor, Tensor, Tensor | None, ExpertsConfig], Tensor] = routing.weights
     expert_gate_up: Callable[[Tensor, Tensor], tuple[Tensor, Tensor]] = routing.as_stacked
     expert_bias: Callable[[Tensor, Tensor, bool], Tensor] = routing.bias_once
+    router_norm: Callable[[Tensor, float], Tensor] = defaults.unit_heads
+    expert_scale: Callable[[Tensor, Tensor], Tensor] = routing.of_experts
     own_experts: Callable[[Tensor, shards.Span], Tensor] = routing.by_number
     expert_input: Callable[[Tensor, Tensor], Tensor] = routing.weighed_inputs
     combine: Callable[[Tensor, Tensor], Tensor] = routing.weighed_sum

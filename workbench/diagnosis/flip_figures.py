@@ -122,10 +122,23 @@ class _Choice:
         correction = facts.vector(named) if named is not None else 0.0
         if layer is None or matrix is None or correction is None:
             return None
-        declared = operation_of(facts.model, "mlp_norm")
-        weight = facts.vector(weight_names(norm, "norm", facts)["weight"]) if declared is not None else None
-        weight = None if weight is None else facts.norm_weight(weight)
+        if facts.model.experts is not None and facts.model.experts.beside_mlp:
+            name = weight_names(near("mlp.router_input", layer, 0), "channel_scale", facts)["weight"]
+            weight = facts.vector(name)
+            weight = None if weight is None else weight * facts.model.hidden_size**-0.5
+        else:
+            declared = operation_of(facts.model, "mlp_norm")
+            weight = (
+                facts.vector(weight_names(norm, "norm", facts)["weight"]) if declared is not None else None
+            )
+            weight = None if weight is None else facts.norm_weight(weight)
         return cls(facts, layer, correction, matrix.astype(np.float64), weight)
+
+    @property
+    def read(self) -> str:
+        """The tap of what the router reads."""
+        router = operation_of(self.facts.model, "mlp.router")
+        return near("mlp_norm" if router is None else router.inputs["x"], self.layer, 0)
 
     def _evaluated(self, logits: Array, chosen: bool) -> Array:
         declared = operation_of(self.facts.model, "mlp.topk_ids")
@@ -184,13 +197,13 @@ def _origin(choice: _Choice, row: _FlippedRow, to: set[float]) -> str:
     if logits is None:
         return ""
     found = "" if not choice.turned(logits[0], to) else router
-    for tap in reversed(list(_before(choice.layer))):
+    for tap in reversed([*_before(choice.layer), choice.read]):
         sides = row.sides(tap)
         if sides is None or not found:
             continue
         ours, theirs = sides
         off = ours - theirs
-        moved = choice.matrix @ off if tap.endswith("mlp_norm") else choice.from_stream(theirs, off)
+        moved = choice.matrix @ off if tap == choice.read else choice.from_stream(theirs, off)
         if not choice.turned(logits[1] + moved, to):
             return found
         found = tap
@@ -198,10 +211,9 @@ def _origin(choice: _Choice, row: _FlippedRow, to: set[float]) -> str:
 
 
 def _before(layer: int) -> Iterator[str]:
-    """The stream before a layer's router, in the order of execution, and its norm."""
+    """The stream before a layer's router, in the order of execution."""
     yield near(STREAM, 0, 0)
     for one in range(layer + 1):
         yield near("attn_residual", one, 0)
         if one < layer:
             yield near(STREAM, one + 1, 0)
-    yield near("mlp_norm", layer, 0)

@@ -329,6 +329,8 @@ def _formula(site: Site, at: Any, *, coarse: bool = False) -> tuple[Node, Mappin
         case "embedding":
             given |= {"weight": operands.weight(), "token": [site.rows[i].token for i in at]}
             return substitute(formula, {name: Node("identity", (Node(name),)) for name in _FACTORS}), given
+        case "choice_weights" if "expert_scale" in site.weights:
+            given["expert_scale"] = operands.weight("expert_scale").astype(np.float64)
         case "residual":
             return substitute(formula, {name: Node("identity", (Node(name),)) for name in _FACTORS}), given
         case "norm":

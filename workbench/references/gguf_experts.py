@@ -120,6 +120,7 @@ def stored_name(name: str) -> str:
 _BLOCKS = {
     **dict.fromkeys(("llama4_text", "lfm2_moe"), "feed_forward"),
     **dict.fromkeys(("granitemoe", "granitemoehybrid"), "block_sparse_moe"),
+    "gemma4_text": "",  # beside its MLP
 }
 
 
@@ -128,9 +129,13 @@ def stack_experts(tensors: dict[str, Tensor], model_type: str) -> None:
     names in the file are taken out, these put in by their names there."""
     interleaved, turned = model_type == "gpt_oss", model_type in ("gpt_oss", "llama4_text")
     block = _BLOCKS.get(model_type, "mlp")
+    for name in [name for name in tensors if name.endswith(".scale")]:  # Gemma-4's
+        router = f"model.layers.{name.split('.')[1]}.router"
+        tensors[f"{router}.{'scale' if 'gate_inp' in name else 'per_expert_scale'}"] = tensors.pop(name)
     for name in [name for name in tensors if ".ffn_down_exps." in name]:
         layer, kind = name.split(".")[1], name.rsplit(".", 1)[1]
-        module, down = f"model.layers.{layer}.{block}.experts", tensors.pop(name)
+        module = ".".join(filter(None, ("model.layers", layer, block, "experts")))
+        down = tensors.pop(name)
         if (both := tensors.pop(f"blk.{layer}.ffn_gate_up_exps.{kind}", None)) is None:
             gate, up = (tensors.pop(f"blk.{layer}.ffn_{one}_exps.{kind}") for one in ("gate", "up"))
             both = torch.stack((gate, up), 2).flatten(1, 2) if interleaved else torch.cat((gate, up), 1)

@@ -103,6 +103,8 @@ def gemma4(file: Metadata, told: Told) -> Told:
         "hidden_size_per_layer_input": file.value("embedding_length_per_layer_input") or 0,
         "vocab_size_per_layer_input": len(file.named("token_embd.weight")),
         "final_logit_softcapping": file.value("final_logit_softcapping"),
+        "enable_moe_block": bool(file.value("expert_count")),
+        "top_k_experts": file.value("expert_used_count"),
         "rope_parameters": {
             "full_attention": {
                 "rope_type": "proportional", "rope_theta": theta, "partial_rotary_factor": turning

@@ -143,9 +143,11 @@ def tapped(model: Any, see: See) -> Iterator[None]:
             if own.experts is not None:
                 names = ("mlp", "block_sparse_moe", "feed_forward", "mixer")
                 mixture = next(getattr(layer, name) for name in names if hasattr(layer, name))
-                if not own.pre_norms:
+                if not own.pre_norms and not own.experts.beside_mlp:
                     before(mixture, f"layers.{i}.attn_residual")
-                if own.experts.weighed_inputs:
+                if own.experts.beside_mlp:
+                    _tap_experts_beside(layer, f"layers.{i}.mlp", see, stack)
+                elif own.experts.weighed_inputs:
                     llama4.tap_experts(mixture, partial(_see_within, see, i), stack)
                 else:
                     _tap_experts(mixture, getattr(layer, "shared_mlp", None), f"layers.{i}.mlp", see, stack)
@@ -283,6 +285,31 @@ def _tap_experts(mlp: Any, beside: Any, name: str, see: See, stack: ExitStack) -
     stack.callback(mlp.register_forward_hook(on_sum).remove)
     if beside is not None:
         stack.callback(beside.register_forward_hook(on_shared).remove)
+
+
+def _tap_experts_beside(layer: Any, name: str, see: See, stack: ExitStack) -> None:
+    """Experts that stand beside the MLP, whose router gives probabilities, and norms what it reads itself."""
+
+    def on_logits(_module: nn.Module, args: tuple[Tensor, ...], output: Tensor) -> None:
+        see(f"{name}.router_input", args[0])
+        see(f"{name}.router", output)
+
+    def on_router(_module: nn.Module, _args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
+        _, weights, ids = output
+        for tap, tensor in zip(("topk_ids", "topk_weights"), in_order(ids, weights), strict=True):
+            see(f"{name}.{tap}", tensor)
+
+    def on_experts(seen: dict[str, Tensor]) -> None:
+        for tap, tensor in seen.items():
+            see(f"{name}.experts.{tap}", tensor)
+
+    def on_sum(_module: nn.Module, _args: Any, output: Tensor) -> None:
+        see(f"{name}.combine", output)
+
+    stack.callback(layer.router.proj.register_forward_hook(on_logits).remove)
+    stack.callback(layer.router.register_forward_hook(on_router).remove)
+    stack.enter_context(hearing(layer.experts, on_experts))
+    stack.callback(layer.experts.register_forward_hook(on_sum).remove)
 
 
 def _unbatched(x: Tensor) -> Tensor:

@@ -4,15 +4,19 @@ Torch-free.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+from lockstep.engine.checkpoint.gguf.expert_architectures import EXPERT_KEYS, softmax_experts
 from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
 from lockstep.engine.checkpoint.gguf.windows import PATTERN, WINDOW, by_layer, windows
+from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.layer_shapes import LayerInputs, LayerShape, kv_sources
 from lockstep.engine.config.rope_scaling import Rope, RopeScaling
 
 _KV_HEADS, _WIDTH = "attention.head_count_kv", "feed_forward_length"
 #: Lists of a number for each layer.
-GEMMA4_KEYS = (PATTERN, _KV_HEADS, _WIDTH)
+GEMMA4_KEYS = (PATTERN, _KV_HEADS, _WIDTH, *EXPERT_KEYS)
 _SHARED = "attention.shared_kv_layers"
 #: By what the frequency of a pair that does not turn is divided.
 _NEVER = 1e30
@@ -44,8 +48,16 @@ def gemma4(fields: Fields, of: StatedSizes) -> Own:
         "layer_ropes": tuple(full if window is None else local for window in own),
         "layer_scalar": "blk.0.layer_output_scale.weight" in of.tensors,
         "layer_inputs": LayerInputs(width, of.layers) if width else None,
+        "experts": _experts(fields, of),
         "notes": (f"{reported}: the layer reads the keys and values of another one",) if reported else (),
     }
+
+
+def _experts(fields: Fields, of: StatedSizes) -> ExpertsConfig | None:
+    """Those beside the MLP; None where the file has none."""
+    if not fields.size("expert_count", 0, least=0):
+        return None
+    return replace(softmax_experts(fields, of, True), wide_weights=True, beside_mlp=True)
 
 
 def _shapes(fields: Fields, of: StatedSizes, own: tuple[int | None, ...]) -> tuple[LayerShape, ...]:

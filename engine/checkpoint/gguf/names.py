@@ -25,7 +25,16 @@ from lockstep.engine.graph.checkpoint_names import (
     USUAL_EXPERT_STACKS,
 )
 from lockstep.engine.graph.layer_inputs import GGUF_NORM, NORM
-from lockstep.engine.parallel.shards import CORRECTION, CORRECTIONS, DECAY, LAYER_SCALAR, SINKS, Span
+from lockstep.engine.parallel.shards import (
+    CORRECTION,
+    CORRECTIONS,
+    DECAY,
+    EXPERT_SCALE,
+    LAYER_SCALAR,
+    ROUTER_SCALE,
+    SINKS,
+    Span,
+)
 
 #: A torch tensor or a numpy array: what the operations need is the same in both.
 Array = TypeVar("Array", bound=Any)
@@ -115,7 +124,7 @@ _SSM_IN, _SSM_CONV = "ssm_in", "ssm_conv1d"
 _PARTS = re.compile(
     r"(?:(?P<before>model\.layers|blk)\.(?P<layer>0|[1-9]\d*)\.)?(?P<module>.+?)(?:\.(?P<kind>weight|bias))?"
 )
-_EXPERT = re.compile(r"(?<=\.experts\.)\d+(?=\.)")
+_EXPERT = re.compile(r"(?:(?<=\.experts\.)|(?<=^experts\.))\d+(?=\.)")
 
 
 @dataclass(frozen=True, slots=True)
@@ -155,6 +164,8 @@ def _rules(family: Family, shared: bool = True) -> _Rules:
         _layer_rule(f"{chooser}.{CORRECTIONS.get(family, CORRECTION)}", "exp_probs_b", kind="bias"),
         _layer_rule(SINKS, "attn_sinks", kind="weight"),
         _layer_rule(LAYER_SCALAR, "layer_output_scale", kind="weight"),
+        _layer_rule(ROUTER_SCALE, "ffn_gate_inp.scale", kind=""),
+        _layer_rule(EXPERT_SCALE, "ffn_down_exps.scale", kind=""),
         _layer_rule(f"{mixer}.A_log" if mixer else DECAY["A_log"], "ssm_a", kind=""),
         _layer_rule(f"{mixer}.dt_bias" if mixer else DECAY["dt_bias"], "ssm_dt", kind="bias"),
     ]

@@ -300,6 +300,14 @@ _SHARED = ("n_shared_experts", "num_shared_experts", "moe_num_shared_experts")
 
 def _experts(config: Any) -> dict[str, Any] | None:
     """Those of a layer, as the models of transformers take them from their config."""
+    if config.model_type == "gemma4_text" and config.enable_moe_block:
+        one = {
+            "count": config.num_experts,
+            "top_k": config.top_k_experts,
+            "width": config.moe_intermediate_size,
+        }
+        layers = (True,) * config.num_hidden_layers
+        return _USUAL_EXPERTS | one | {"layers": layers, "wide_weights": True, "beside_mlp": True}
     if not hasattr(config, "num_experts_per_tok"):
         return None
     dense, every = getattr(config, "mlp_only_layers", None) or (), getattr(config, "decoder_sparse_step", 1)
@@ -385,6 +393,7 @@ def _experts(config: Any) -> dict[str, Any] | None:
         "wide": (sigmoid and kind != "minimax_m2")
         or kind in ("deepseek_v2", "ernie4_5_moe", "hunyuan_v1_moe"),
         "wide_weights": sigmoid or kind in ("deepseek_v2", "mixtral", "hunyuan_v1_moe"),
+        "beside_mlp": False,
     }
 
 
@@ -754,7 +763,16 @@ def test_routing_that_cannot_be_is_refused(change: dict[str, Any], message: str)
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"enable_moe_block": True}, "enable_moe_block is True: experts beside the MLP"),
+        ({"enable_moe_block": True, "num_experts": None}, "num_experts is missing"),
+        (
+            {
+                "enable_moe_block": True,
+                "num_experts": 4,
+                "top_k_experts": 5,
+                "moe_intermediate_size": 8,
+            },
+            "num_experts_per_tok is 5: there are 4 experts",
+        ),
         ({"use_bidirectional_attention": "all"}, "use_bidirectional_attention is 'all'"),
         ({"num_kv_shared_layers": 5}, "num_kv_shared_layers is 5: .* none of its type before it"),
         ({"num_global_key_value_heads": 3}, "num_key_value_heads is 4: .* of layer 1 does not divide"),

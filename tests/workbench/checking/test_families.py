@@ -36,7 +36,7 @@ FAMILIES = (
 WITH_EXPERTS = (
     "qwen3-moe", "mixtral", "olmoe", "qwen2-moe", "glm4-moe", "deepseek-v2", "deepseek-v2-lite", "deepseek-v3",
     "glm4-moe-lite", "deepseek-v32", "glm-moe-dsa", "gpt-oss", "minimax-m2", "qwen3-next",
-    "qwen3.5-moe", "llama4", "phimoe", "lfm2-moe",
+    "qwen3.5-moe", "llama4", "phimoe", "lfm2-moe", "gemma4-moe",
     "granite4-moe", "nemotron-h-moe",
 )  # fmt: skip
 #: (model, rule) -> where it shows first.

@@ -141,6 +141,9 @@ class InnerOperation:
         name = self.site.weights.get("mlp.topk_ids.correction", "")
         if (correction := self._facts.vector(name) if name else None) is not None:
             found["correction"] = found["mlp.topk_ids.correction"] = correction
+        name = self.site.weights.get("mlp.topk_weights.expert_scale", "")
+        if (scale := self._facts.vector(name) if name else None) is not None:
+            found["expert_scale"] = found["mlp.topk_weights.expert_scale"] = scale
         return found
 
     # --- values ------------------------------------------------------------------------------------------------

@@ -69,6 +69,9 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
     name = weight_names(site.near("mlp.topk_ids"), "choice", site.facts).get("correction", "")
     if (correction := site.facts.vector(name)) is not None:
         found["correction"] = partial(np.asarray, correction)
+    name = weight_names(site.near("mlp.topk_weights"), "choice_weights", site.facts).get("expert_scale", "")
+    if (scale := site.facts.vector(name)) is not None:
+        found["expert_scale"] = partial(np.asarray, scale)
     return found
 
 

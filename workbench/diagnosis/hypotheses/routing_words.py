@@ -43,6 +43,9 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("choice_weights", "sigmoid", "applied", "plus"):
         ("weights_corrected", "the correction bias is in the weights, not in the choice alone"),
     ("choice_weights", "multiply", "left_out", 0.0): ("weights_unscaled", "routed_scaling_factor is not applied"),
+    ("choice_weights", "times_of_experts", "left_out", 0.0): (
+        "expert_scale_missing", "weights are not multiplied by the number of each expert (per_expert_scale)",
+    ),
     ("choice_weights", "multiply", "applied", "multiply"):
         ("weights_scaled_twice", "routed_scaling_factor is applied twice"),
     ("experts", "added_to_rows", "left_out", 0.0): ("expert_bias_missing", "the experts' bias is not added"),
@@ -69,7 +72,7 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         ("choice_weights", root, "applied", "falling"): (
             "weights_by_size", "weights stand from the largest to the smallest, not as the experts' ids do",
         )
-        for root in ("taken", "shares", "multiply", "mixed")
+        for root in ("taken", "shares", "multiply", "mixed", "times_of_experts")
     },
     ("combine", "weights", "applied", "multiply"): (
         "weights_scaled_twice",

@@ -250,9 +250,17 @@ def residual(o: Operands) -> Result:
 
 
 def unit_norm(o: Operands) -> Result:
-    """Each head over its root mean square."""
-    out = o.value("unit_norm", x=heads_of(o.inputs["x"], o.facts.model.head_dim))
+    """Each head, or row, over its root mean square."""
+    x, declared = o.inputs["x"], o.declared
+    rows = declared is not None and declared.form == "rows"
+    out = o.value("unit_norm", x=x if rows else heads_of(x, o.facts.model.head_dim))
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
+
+
+def channel_scale(o: Operands) -> Result:
+    """Each channel times a number of its own, and all times one."""
+    out = o.value("channel_scale", weight=o.weight().astype(np.float64))
+    return out, floor(o.facts, 3 * o.facts.unit * np.abs(out))
 
 
 def clip(o: Operands) -> Result:
@@ -336,4 +344,5 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "layer_input": layer_input,
     "query_scaling": query_scaling,
     "clip": clip,
+    "channel_scale": channel_scale,
 }

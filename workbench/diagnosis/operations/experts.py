@@ -84,7 +84,10 @@ def expert_input(o: Operands) -> Result:
 
 def choice_weights(o: Operands) -> Result:
     """What is multiplied by what the chosen experts give."""
-    out = o.value("choice_weights")
+    scale = (
+        {"expert_scale": o.weight("expert_scale").astype(np.float64)} if "expert_scale" in o.weights else {}
+    )
+    out = o.value("choice_weights", **scale)
     return out, floor(o.facts, (o.facts.unit + _ROUNDINGS * UNIT["float32"]) * np.abs(out))
 
 

@@ -58,6 +58,7 @@ class Facts:
     ) -> None:
         self.model, self.dtype, self._read, self.misread = model, dtype, read, misread
         self.whole = model  # whatever layer `model` is of
+        self.stored = dtype  # that weights are held in, whatever an operation computes in
         self._kept: OrderedDict[str, NDArray[Any] | None] = OrderedDict()
 
     @classmethod
@@ -139,8 +140,8 @@ class Facts:
         return self._kept[name]
 
     def _held_in(self, name: str) -> str:
-        narrow: DType | None = next((one for one in DTYPES if one == self.dtype), None)
-        return self.dtype if narrow is None else held_in(name, self.model, narrow)
+        narrow: DType | None = next((one for one in DTYPES if one == self.stored), None)
+        return self.stored if narrow is None else held_in(name, self.model, narrow)
 
     def vector(self, name: str) -> Array | None:
         """A norm's weight or a bias, in float64."""

@@ -41,12 +41,18 @@ _OPERATIONS: Mapping[str, Callable[[Operands], Result]] = {
     "expert_input": expert_input,
 }  # fmt: skip
 OUTPUT = "mlp.experts.down"
-_ROLES = ("weight", "bias", "correction")
+_ROLES = ("weight", "bias", "correction", "expert_scale")
 
 
 def term_of(model: ModelConfig) -> Operation:
     """The operation that sums up what a token's experts give."""
     return operation_of(model, ROOTS[0]) or LAYER[ROOTS[0]]
+
+
+def experts_read(model: ModelConfig) -> str:
+    """The tap of what the experts read."""
+    found = operation_of(model, "mlp.experts.up")
+    return "mlp_norm" if found is None else found.inputs["x"]
 
 
 def read_by(model: ModelConfig, has: Callable[[str], bool]) -> tuple[str, ...]:
@@ -139,12 +145,13 @@ class MixtureValues:
         """What every expert that the rank has gives those rows' tokens, [N, E, H]; zeros of others."""
         model = self.operands.facts.model
         count = 0 if model.experts is None else model.experts.count
-        x, some = self.operands.inputs["mlp_norm"][rows], replace(self.operands, inputs={})
+        read = experts_read(model)
+        x, some = self.operands.inputs[read][rows], replace(self.operands, inputs={})
         values = MixtureValues(
             replace(
                 some,
                 inputs={
-                    "mlp_norm": x,
+                    read: x,
                     "mlp.topk_ids": np.broadcast_to(np.arange(float(count)), (len(x), count)),
                     "mlp.topk_weights": np.ones((len(x), count)),
                     **{tap: self.results[tap][0][rows] for tap in ("mlp.shared.down", "mlp.shared_gate")
@@ -218,7 +225,7 @@ def expert_placements(
 
 def mixture(o: Operands) -> Result:
     """The weighted sum of what a token's experts give, and the shared one's, of what was recorded before."""
-    if "mlp_norm" not in o.inputs:
+    if experts_read(o.facts.model) not in o.inputs:
         raise Lacking("the input of the experts was not recorded")
     return MixtureValues(o).results[ROOTS[0]]
 

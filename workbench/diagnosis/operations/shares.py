@@ -41,6 +41,10 @@ def weight_names(tap: str, operation: str, facts: Facts) -> dict[str, str]:
         corrected = facts.model.experts is not None and facts.model.experts.correction
         name = f"model.layers.{layer_of(tap)}.{shards.correction_name(facts.model)}" if corrected else ""
         return {"correction": name} if corrected else {}
+    if operation == "choice_weights" and facts.model.experts is not None and facts.model.experts.beside_mlp:
+        return {"expert_scale": f"model.layers.{layer_of(tap)}.{shards.EXPERT_SCALE}"}
+    if operation == "channel_scale":
+        return {"weight": f"model.layers.{layer_of(tap)}.{shards.ROUTER_SCALE}"}
     if operation in ("softmax", *FUSED):
         return {"sinks": f"model.layers.{layer_of(tap)}.{shards.SINKS}"} if facts.model.sinks else {}
     if operation == "decay":

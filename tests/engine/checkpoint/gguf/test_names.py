@@ -40,6 +40,7 @@ CONVERTED = {
     "feed_forward.experts.w3": "feed_forward.experts.up_proj",
     "feed_forward.experts.w2": "feed_forward.experts.down_proj",
     "feed_forward.expert_bias": "feed_forward.expert_bias.bias", "mamba.dt_bias": "mamba.dt_proj.bias",
+    "router.scale": "router.proj.scale", "router.per_expert_scale": "experts.down_proj.scale",
 }  # fmt: skip
 #: The same of Nemotron-H, and of Granite with experts and without: its MLP is a shared expert there.
 NEMOTRON = {
@@ -87,9 +88,12 @@ def test_every_parameter_has_the_name_that_gguf_py_gives_it_and_back(variant: st
     for name in shards.parameters(model):
         if ".act_fn." in name:  # metadata
             continue
+        if family == "gemma4_text" and (expert := re.search(r"experts\.\d+\.(gate|up)_proj", name)):
+            assert gguf_name(name, model).endswith(".ffn_gate_up_exps.weight"), expert
+            continue
         own, whole = ARE_STACKED.search(name), stacked.get(name, name)
         there = name if own or any(one in name for one in CONVERTED) else whole
-        theirs = names.get_name(as_converted(there, model), try_suffixes=(".weight", ".bias"))
+        theirs = names.get_name(as_converted(there, model), try_suffixes=(".weight", ".bias", ".scale"))
         assert gguf_name(name, model) == theirs
         back = hugging_face_name(theirs, model.family)
         assert back == EXPERT.sub(".experts.{}.", there)
