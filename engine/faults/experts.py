@@ -149,6 +149,18 @@ def ungated_shared_expert(routed: Tensor, shared: Tensor, gate: Tensor | None, c
     return routed + shared
 
 
+def unnormed_routing(stream: Tensor, eps: float) -> Tensor:
+    """The router reads the stream as it is."""
+    return stream
+
+
+def without_scale(scale: Tensor, ids: Tensor) -> Tensor:
+    """Each expert's number is left out."""
+    import torch
+
+    return torch.ones_like(scale)[ids]
+
+
 def _with(has: Callable[[ExpertsConfig], bool], reason: str) -> Needs:
     """The model has experts of which that is true."""
 
@@ -184,6 +196,7 @@ _SHARED_EXPERT = _with(lambda has: has.shared_width > 0, "the model has no share
 _EXPERTS = _with(lambda has: True, "")
 _BIASED = _with(lambda has: has.biased, "the model's experts have no biases")
 _WEIGHED = _with(lambda has: not has.weighed_inputs, "the model weighs what goes into its experts")
+_BESIDE = _with(lambda has: has.beside_mlp, "the model's experts stand in place of its MLP")
 _UNBIASED = _with(lambda has: not has.biased, "gate and up of the model's experts lie in turn")
 _STACK = {"seam": "expert_gate_up", "correct": "own", "first_tap": "layers.*.mlp.experts.gate"}
 _BIAS = {"seam": "expert_bias", "correct": "once", "first_tap": "layers.*.mlp.experts.down"}
@@ -239,6 +252,16 @@ FAULTS = (
     _fault(
         _WEIGHTS, "corrected", corrected_weights, _CORRECTED, "the correction bias used in the weights",
         "the right experts, their weights are off by the bias",
+    ),
+    _fault(
+        {"seam": "expert_scale", "correct": "applied", "first_tap": "layers.*.mlp.topk_weights"}, "missing",
+        without_scale, _BESIDE, "each expert's number left out",
+        "the experts are the right ones, every weight is off by its expert's factor",
+    ),
+    _fault(
+        {"seam": "router_norm", "correct": "applied", "first_tap": "layers.*.mlp.router_norm"}, "missing",
+        unnormed_routing, _BESIDE, "the router's own norm left out",
+        "logits are too large or too small, and some tokens go to other experts",
     ),
     _fault(
         _ROWS, "in_reverse", in_reverse, several_experts,

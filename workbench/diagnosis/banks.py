@@ -20,6 +20,8 @@ from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_w
 from lockstep.workbench.diagnosis.hypotheses.per_layer import (
     layer_parts,
     layer_sums,
+    router_inputs,
+    router_norms,
     value_norms,
 )
 from lockstep.workbench.diagnosis.hypotheses.products.block_terms import block_terms
@@ -124,7 +126,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "experts": (other_matrix, other_experts, biases_of_experts),
     "layer": (skipped,),
     **dict.fromkeys(STATEFUL, (recurrent_edits,)),
-    "unit_norm": (value_norms, rotated_norms),
+    "unit_norm": (value_norms, rotated_norms, router_norms),
+    "channel_scale": (router_inputs,),
     "query_scaling": (query_scalings,),
     "clip": (clippings,),
     "expert_input": (routing_edits,),

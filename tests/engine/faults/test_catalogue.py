@@ -27,7 +27,7 @@ from lockstep.engine.rules import CORRECT, Rules
 from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.taps.hub import CapturePolicy
-from tests.checkpoints import tiny_checkpoint, tiny_config
+from tests.checkpoints import FAMILY_VARIANTS, tiny_checkpoint, tiny_config
 from tests.engine.harness import Engine, local_runner, model_config
 from tests.gguf_twins import gguf_twin
 
@@ -49,6 +49,7 @@ MODELS = {
     "multiplied": ("granite", {}),
     "in-part": ("glm4", {}),
     "experts": ("glm4_moe", {}),
+    "beside": FAMILY_VARIANTS["gemma4-moe"],
     "gated-expert": ("qwen2_moe", {}),
     "renormalised": ("qwen3_moe", {}),
     "latent": ("deepseek_v3", {}),

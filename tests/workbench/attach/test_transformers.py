@@ -173,6 +173,16 @@ def test_layers_with_a_state_alone_are_right(name: str, absent: list[str], tmp_p
     )
 
 
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("name", ["gemma4", "gemma4-moe"])
+def test_gemma_4_is_right(name: str, tmp_path: Path) -> None:
+    """Of experts beside its MLP what the router chooses and what they give together is recorded."""
+    reported = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, ranks=1)
+    assert (reported["verdict"], reported["coverage"]["aligned"], reported["causes"]) == ("match", 15, [])
+    assert not {"mlp.router", "mlp.topk_ids", "mlp.combine"} & set(reported["coverage"]["absent"])
+
+
 EXPERTS = [
     "qwen3-moe",
     "mixtral",

@@ -1,5 +1,5 @@
 """What Gemma-4 in transformers shows beside other models: norms of values, which may be what the product of keys gives,
-and inputs of each layer's own."""
+inputs of each layer's own, and experts beside the MLP."""
 
 from __future__ import annotations
 
@@ -27,6 +27,17 @@ LAYER_INPUTS: dict[str, dict[str, str]] = {
     ".per_layer_projection": {"in": ".layer_input.act", "out": ".layer_input.proj"},
     ".post_per_layer_input_norm": {"out": ".post_layer_input_norm"},
 }
+#: Of models with experts beside the MLP.
+EXPERTS_BESIDE: dict[str, dict[str, str]] = {
+    ".post_feedforward_layernorm_1": {"out": ".mlp.dense_norm"},
+    ".router.norm": {"out": ".mlp.router_norm"},
+    ".router.proj": {"in": ".mlp.router_input", "out": ".mlp.router"},
+    ".pre_feedforward_layernorm_2": {"out": ".mlp.experts_norm"},
+    ".experts": {"chosen": ".mlp.topk_ids", "weights": ".mlp.topk_weights", "out": ".mlp.combine"},
+    ".experts.act_fn": {},
+    ".post_feedforward_layernorm_2": {"out": ".mlp.combine_norm"},
+    ".post_feedforward_layernorm": {"in": ".mlp.sum", "out": ".post_mlp_norm"},
+}
 GEMMA4_TAKE: dict[str, Callable[[Any, Any], Any]] = {
     "rotated q": lambda x, owner: x,
     "rotated k": lambda x, owner: x,
@@ -40,7 +51,8 @@ def gemma4_names(parts: set[str]) -> dict[str, dict[str, str]]:
     """What of the map is another one in a model with these parts in its layers; empty for other models."""
     if ".self_attn.v_norm" not in parts:
         return {}
-    return GEMMA4 | (LAYER_INPUTS if ".per_layer_input_gate" in parts else {})
+    found = GEMMA4 | (LAYER_INPUTS if ".per_layer_input_gate" in parts else {})
+    return found | (EXPERTS_BESIDE if ".router.proj" in parts else {})
 
 
 def more_of(local: str, owner: Any) -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""Hypotheses about norms of values without weight, and about inputs of each layer's own."""
+"""Hypotheses about norms without weight, of values and of routers, and about inputs of each layer's own."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from lockstep.engine.graph.formula import Node, evaluate, numbers_of, substitute
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised
+from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -37,6 +38,31 @@ def value_norms(site: Site) -> Iterator[Variant]:
         keys = site.rows_of(site.near(kind))
         if keys is not None and keys.size == right.size:
             yield _norm("value_norm_input", text, keys.reshape(right.shape))
+
+
+def router_norms(site: Site) -> Iterator[Variant]:
+    """What a router that stands beside an MLP may read instead of the stream over its root mean square."""
+    if site.kind != "mlp.router_norm":
+        return
+    text = "the router reads the stream as it is: its own norm is left out"
+    yield _norm("router_norm_missing", text, site.inputs["x"])
+    name = weight_names(site.near("mlp_norm"), "norm", site.facts)["weight"]
+    if (weight := site.facts.vector(name)) is not None:
+        text = "the router reads through the MLP's norm: it is multiplied by its weight, its own has none"
+        yield _norm("router_norm_of_mlp", text, site.expected * weight)
+    text = "the router's input is divided by its length, not by its root mean square"
+    yield _norm("router_norm_length", text, site.expected / np.sqrt(site.expected.shape[-1]))
+
+
+def router_inputs(site: Site) -> Iterator[Variant]:
+    """What may be lacking of the factors of such a router's input."""
+    x, factor = site.inputs["x"], site.facts.model.hidden_size**-0.5
+    text = "channels of the router's input are not multiplied by its scale"
+    yield Variant("router_scale_missing", "input", text, {}, x * factor)
+    text = "the router's input is neither multiplied by its scale nor divided by the root of the width"
+    yield Variant("router_input_unscaled", "input", text, {}, x)
+    text = "the router's input is not divided by the root of the width"
+    yield Variant("router_factor_missing", "input", text, {}, site.expected / factor)
 
 
 def _norm(name: str, text: str, predicted: Array) -> Variant:
