@@ -6,7 +6,7 @@ out is held against what was recorded. So they are the hypotheses, and the words
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -19,7 +19,7 @@ from lockstep.engine.graph.formula import Node, formula_of, numbers_of
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
-from lockstep.workbench.diagnosis.hypotheses.routing import ROUTED, routing_choices
+from lockstep.workbench.diagnosis.hypotheses.routing import ROUTED, routing_choices, terms_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.rowwise import CLAMP_NUMBERS
 from lockstep.workbench.diagnosis.hypotheses.search import distinct, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved
@@ -123,7 +123,8 @@ class InnerOperation:
         """Those of the operation by itself."""
         match self.operation.kind:
             case kind if kind in ROUTED and kind != "experts":
-                every = routing_choices(self.formula, self._others)
+                operands = {role: list(found) for role, found in self._terms.items()}
+                every = routing_choices(self.formula, self._others, operands)
                 yield from (one for one in every if not (kind == "choice" and one.free))
             case "experts" if self.formula.name == "added_to_rows":
                 yield Edit((), "left_out", (0.0,))
@@ -134,6 +135,14 @@ class InnerOperation:
             case "activation":
                 numbers = CLAMP_NUMBERS if self._facts.model.clamp is not None else {}
                 yield from edits_of(self.formula, Choices(numbers=numbers))
+
+    @cached_property
+    def _terms(self) -> dict[str, dict[str, Callable[[], Array]]]:
+        """What stands for inputs that are the rank's terms of a sum."""
+        recorded = {
+            role: x for role, x in self.inputs.items() if self.operation.inputs[role] in self.site.inputs
+        }
+        return terms_of_ranks(self.site, self.operation, recorded)
 
     @cached_property
     def _others(self) -> dict[str, Any]:
@@ -183,6 +192,7 @@ class InnerOperation:
         """Of the operation's own formula."""
         weights = self.values.results.get(_WEIGHTS) if self.operation.tap == OUTPUT else None
         every = {**({} if weights is None else {_WEIGHTS: weights[0]}), **self.inputs}
+        every |= {name: load() for found in self._terms.values() for name, load in found.items()}
         read = {role: x if rows is None else x[rows] for role, x in every.items()}
         return {**self._others, **read, **{name: np.asarray(x) for name, x in numbers.items()}}
 

@@ -103,6 +103,11 @@ def operand_name(tap: str, rank: int) -> str:
     return f"{tap}{_RANK}{rank}"
 
 
+def sum_of_ranks(role: str) -> str:
+    """What the sum of all ranks' terms is called as a leaf, in place of the rank's own."""
+    return f"{role}, summed over the ranks"
+
+
 def place_of(name: str) -> tuple[str, int | None]:
     """The tap of an operand's name, and the rank where that is another one."""
     tap, found, rank = name.partition(_RANK)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
+from lockstep.engine.graph import Operation, operation_of
 from lockstep.engine.graph.formula import Node, numbers_of
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
-from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, operand_name, sum_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Operations whose hypotheses are made here.
 ROUTED = ("choice", "choice_weights", "combine", "experts", "expert_input")
@@ -38,7 +41,13 @@ def routing_edits(site: Site) -> Iterator[Variant]:
         return
     formula, others = formula_at(site), _others(site)
     tokens: dict[str, Callable[[], Any]] = {role: partial(np.asarray, x) for role, x in site.inputs.items()}
-    edits = (one for one in routing_choices(formula, others) if not (site.operation == "choice" and one.free))
+    terms = terms_of_ranks(site, site.declared, site.inputs)
+    tokens |= {name: load for role in terms.values() for name, load in role.items()}
+    edits = (
+        one
+        for one in routing_choices(formula, others, {role: list(found) for role, found in terms.items()})
+        if not (site.operation == "choice" and one.free)
+    )
     yield from formula_edits(site, formula, tokens, others, edits)
 
 
@@ -75,8 +84,30 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
     return found
 
 
-def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edit]:
-    """What routers get wrong, and every single edit of the formula."""
+def terms_of_ranks(
+    site: Site, operation: Operation | None, inputs: Mapping[str, Array]
+) -> dict[str, dict[str, Callable[[], Array]]]:
+    """By role of an input that is a rank's term of a sum: the sum, and the terms of other ranks, as leaves."""
+    found: dict[str, dict[str, Callable[[], Array]]] = {}
+    for role, tap in ({} if operation is None else operation.inputs).items():
+        read = operation_of(site.facts.model, tap)
+        if role not in inputs or read is None or not read.summed or len(site.taps.ranks) == 1:
+            continue
+        every = {rank: site.rows_of(site.near(tap), rank) for rank in site.taps.ranks}
+        terms = {rank: x for rank, x in every.items() if x is not None and x.shape == inputs[role].shape}
+        if len(terms) == len(every):
+            found[role] = {sum_of_ranks(role): partial(np.sum, list(terms.values()), axis=0)} | {
+                operand_name(tap, rank): partial(np.asarray, x)
+                for rank, x in terms.items()
+                if rank != site.rank
+            }
+    return found
+
+
+def routing_choices(
+    formula: Node, others: Mapping[str, object], operands: Mapping[str, Sequence[str]] = MappingProxyType({})
+) -> Iterator[Edit]:
+    """What routers get wrong, and every single edit of the formula. `operands` as in `Choices`."""
     for leaf in leaves(formula):
         if leaf in ("correction", "logits"):
             yield from (Edit(leaf, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
@@ -102,5 +133,5 @@ def routing_choices(formula: Node, others: Mapping[str, object]) -> Iterator[Edi
         yield Edit((), "applied", ("falling",))
     if any(node.name == "routed_factor" for _, node in nodes(formula)):
         yield Edit((), "applied", ("multiply", "routed_factor"))
-    choices = Choices(numbers=_NUMBERS, orders=False, rows=_MIXING)
+    choices = Choices(operands, numbers=_NUMBERS, orders=False, rows=_MIXING)
     yield from (one for one in edits_of(formula, choices) if not (one.kind == "number" and one.free))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from lockstep.workbench.diagnosis.hypotheses.operands import sum_of_ranks
+
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> name, and what ran.
 ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("choice", "add", "left_out", 0.0): ("choice_uncorrected", "experts are chosen without the correction bias"),
@@ -112,5 +114,13 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("combine", "multiply", "left_out", 1.0):
         ("shared_expert_ungated", "the shared expert is not multiplied by its gate"),
     ("combine", "shared", "applied", "scaled"): ("shared_expert_scaled", "the shared expert counts {by} times"),
+    ("combine", "shared", "operand", sum_of_ranks("shared")): (
+        "shared_expert_on_every_rank",
+        "each rank adds the shared expert's sum over the ranks, not its own term of it: it counts {ranks} times",
+    ),
+    ("combine", "x", "operand", sum_of_ranks("x")): (
+        "routed_experts_on_every_rank",
+        "each rank adds the experts' sums over the ranks, not its own terms of them: they count {ranks} times",
+    ),
     ("combine", "weights", "applied", "scaled"): ("routed_experts_scaled", "the routed experts count {by} times"),
 }  # fmt: skip

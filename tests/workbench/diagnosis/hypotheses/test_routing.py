@@ -46,3 +46,33 @@ def test_weights_that_stand_by_size_beside_sorted_ids_are_named() -> None:
     assert (
         made_site("choice_weights", "layers.1.mlp.topk_weights", inputs, right, model=MODEL).deviation is None
     )
+
+
+@pytest.mark.parametrize(
+    ("role", "name"), [("shared", "shared_expert_on_every_rank"), ("x", "routed_experts_on_every_rank")]
+)
+@pytest.mark.parametrize("rank", [0, 1])
+def test_a_sum_over_the_ranks_in_place_of_the_rank_s_own_term_is_named(
+    role: str, name: str, rank: int
+) -> None:
+    """As where one of both is computed elsewhere and comes back summed up."""
+    terms = {
+        "x": tuple(drawn(RNG, len(ROWS), 3, 64) for _ in range(2)),
+        "shared": tuple(drawn(RNG, len(ROWS), 64) for _ in range(2)),
+    }
+    own = {one: held[rank] for one, held in terms.items()} | {"weights": SHARES.numpy()}
+    read = {one: torch.tensor(x) for one, x in (own | {role: sum(terms[role])}).items()}
+    seen = torch.einsum("nsh,ns->nh", read["x"], read["weights"]) + read["shared"]
+    others = {"layers.1.mlp.experts.down": terms["x"], "layers.1.mlp.shared.down": terms["shared"]}
+    model = of_model(experts=ExpertsConfig(8, 3, 48, (True, True, True), shared_width=96))
+    found = made_site(
+        "combine",
+        "layers.1.mlp.combine.partial",
+        own,
+        seen.numpy(),
+        model=model,
+        others=others,
+        tp=2,
+        rank=rank,
+    )
+    assert names(found) == {name}
