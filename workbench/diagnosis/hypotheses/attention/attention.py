@@ -48,7 +48,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.words import told
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, EditKind
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import soft_capped, uncapped
+from lockstep.workbench.diagnosis.operations.attention import expand, soft_capped, uncapped
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -177,13 +177,35 @@ def _of_form(form: Form, scores: Array, given: Given) -> Array:
 
 
 def _coarse_scores(tree: AttentionTree) -> Iterator[Trial]:
-    """Queries, keys and their products in fewer bits."""
+    """Queries, keys and their products in fewer bits, before the products are scaled or after that."""
+    scale = tree.site.facts.model.scale
     for dtype in coarser(tree.site.facts.unit):
-        if dtype in UNIT:
-            low = rounding(dtype)
-            changes = {"q": low, "k": low, "scores": low}
-            edit = Edit("scores", "throughout", ("computed", dtype))
-            yield Trial((edit,), changes, grown=UNIT[dtype] / tree.site.facts.unit)
+        if dtype not in UNIT:
+            continue
+        low, grown = rounding(dtype), UNIT[dtype] / tree.site.facts.unit
+        ways: Mapping[str, Changes] = {
+            "computed": {"q": low, "k": low, "scores": low},
+            "not_scaled": {"q": low, "k": low, "products": low},
+            "products": {"products": low},
+            "queries_scaled": {"q": partial(_scaled_in, low, scale), "k": low},
+            "added_up": {"q": low, "k": low, "products": partial(_added_up, low)},
+        }
+        for how, changes in ways.items():
+            yield Trial((Edit("scores", "throughout", (how, dtype)),), changes, grown=grown)
+
+
+def _scaled_in(low: Change, scale: float, q: Array, given: Given) -> Array:
+    """Queries that are scaled in fewer bits, as they would be before their scale."""
+    return low(low(q, given) * scale, given) / scale
+
+
+def _added_up(low: Change, products: Array, given: Given) -> Array:
+    """The sum of each product of a query and a key, rounded after every term."""
+    q, k = (low(x, given).swapaxes(0, 1) for x in (given.q, expand(given.k, given.heads)))
+    total = np.zeros(products.shape)
+    for at in range(q.shape[2]):
+        total = low(total + q[:, :, None, at] * k[:, None, :, at], given)
+    return total
 
 
 def _rows(tree: AttentionTree) -> Iterator[Trial]:

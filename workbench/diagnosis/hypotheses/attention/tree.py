@@ -1,6 +1,7 @@
 """Attention as one tree of named points, from what was recorded to where it is judged.
 
-    keys, values = k and v for each query head;  raw = scale * q . keys, capped where the model caps scores
+    keys, values = k and v for each query head;  products = q . keys
+    raw = scale * products, capped where the model caps scores
     scores = raw where allowed, else hidden
     probs = softmax(scores);  context = probs . values
 
@@ -32,6 +33,7 @@ AXES: Mapping[str, tuple[str, str, str]] = {
     "v": ("key", "kv head", "dim"),
     "keys": ("key", "head", "dim"),
     "values": ("key", "head", "dim"),
+    "products": ("head", "query", "key"),
     "scores": ("head", "query", "key"),
     "probs": ("head", "query", "key"),
     "context": ("query", "head", "dim"),
@@ -101,6 +103,11 @@ def softmax(scores: Array) -> Array:
     return np.asarray(np.divide(weights, total, out=np.zeros_like(weights), where=total != 0))
 
 
+def _products(q: Array, keys: Array) -> Array:
+    """Of queries [T, heads, D] and keys [K, heads, D]."""
+    return np.asarray(q.swapaxes(0, 1) @ keys.transpose(1, 2, 0))
+
+
 @dataclass(frozen=True, slots=True, eq=False)
 class Made:
     """What changes give in a pass: the result, and the probabilities and values (for each query head) behind it."""
@@ -124,7 +131,7 @@ class AttentionTree:
     def _given(self, i: int) -> Given:
         part, scopes = self.site.parts[i], self.site.deviation.scopes if self.site.deviation else ()
         q, k = part.inputs["q"], part.inputs["k"]
-        raw = self._raw(q, formula.expand(k, q.shape[1]))
+        raw = self._raw(_products(q, formula.expand(k, q.shape[1])))
         shown = part.seen if part.seen.ndim == 3 else part.seen.reshape(len(q), q.shape[1], -1).swapaxes(0, 1)
         hidden = np.where((shown == 0).all(-1, keepdims=True), 0.0, 1 / len(k))
         hidden = np.where(np.isnan(shown).any(-1, keepdims=True), np.nan, hidden)
@@ -135,10 +142,9 @@ class AttentionTree:
             np.asarray(scopes[i]), part.inputs.get("sinks"),
         )  # fmt: skip
 
-    def _raw(self, q: Array, keys: Array) -> Array:
-        """Of queries [T, heads, D] and keys [K, heads, D]."""
-        scaled = q.swapaxes(0, 1) @ keys.transpose(1, 2, 0) * self.site.facts.model.scale
-        return soft_capped(np.asarray(scaled), self.cap)
+    def _raw(self, of_keys: Array) -> Array:
+        """Of products of queries and keys [heads, T, K]."""
+        return soft_capped(np.asarray(of_keys * self.site.facts.model.scale), self.cap)
 
     @property
     def cap(self) -> float:
@@ -188,10 +194,10 @@ class AttentionTree:
             return changes[point](value, one) if point in changes else value
 
         raw = one.raw
-        if {"q", "k", "keys"} & changes.keys():
+        if {"q", "k", "keys", "products"} & changes.keys():
             q, k = at("q", one.q), at("k", one.k)
             keys = at("keys", formula.expand(k, q.shape[1]))
-            raw = self._raw(q, keys)
+            raw = self._raw(at("products", _products(q, keys)))
         allowed = at("allowed", one.allowed.astype(np.float64)).astype(bool)
         hidden = changes["hidden"](raw, one) if "hidden" in changes else -np.inf
         scores = at("scores", np.where(allowed, raw, hidden))

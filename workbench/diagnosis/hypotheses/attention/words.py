@@ -354,6 +354,16 @@ _CACHE_NAMES = {
 }
 
 
+#: How scores are computed in fewer bits -> sentence.
+_COARSE_SCORES: Mapping[str, str] = {
+    "computed": "scores are computed, with roundings on the way, in {}",
+    "not_scaled": "queries and keys, and their products, are rounded to {} before they are scaled",
+    "products": "products of queries and keys are rounded to {} before they are scaled",
+    "queries_scaled": "queries are scaled in {0} before they meet the keys, in {0} too",
+    "added_up": "products of queries and keys are added up in {}: the sum is rounded to it after every term",
+}
+
+
 def _tensor(place: str, how: str, rest: Rest) -> Told:
     """What may be done to any tensor."""
     who, rows = _PLACES[place], ""
@@ -362,8 +372,8 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
     cached = place in ("k", "v", "k+v")
     kind = "cache" if cached else _CLASS.get(place, "scores")
     name = "_".join(["cache" if cached else place.replace("+", "_"), how])
-    if how == "computed":
-        text = f"scores are computed, with roundings on the way, in {rest[0]}"
+    if how in _COARSE_SCORES:
+        text = _COARSE_SCORES[how].format(rest[0])
         return Told("scores_low_precision", "precision", text, {"dtype": str(rest[0])})
     if how == "rounded":
         return Told(

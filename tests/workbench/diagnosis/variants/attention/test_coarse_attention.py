@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -65,6 +66,48 @@ def test_the_same_inside_of_a_fused_kernel_is_named(change: Any) -> None:
     assert {one.variant.name for one in found} & {"probs_low_precision", "padded_keys"}
 
 
+def added_up_low(q: Tensor, keys: Tensor) -> Tensor:
+    total = torch.zeros(q.shape[1], len(q), len(keys), dtype=torch.float16)
+    for at in range(q.shape[2]):
+        term = torch.einsum("th,kh->htk", q[..., at].float(), keys[..., at].float())
+        total = (total + term).half()
+    return total
+
+
+FUSED: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], str]] = {
+    "products": (
+        lambda q, k, scale: (
+            torch.einsum("thd,khd->htk", q.half().float(), k.half().float()).half().float() * scale
+        ),
+        "queries and keys, and their products, are rounded to float16 before they are scaled",
+    ),
+    "scaled queries": (
+        lambda q, k, scale: torch.einsum(
+            "thd,khd->htk", (q.bfloat16() * scale).float(), k.bfloat16().float()
+        ),
+        "queries are scaled in bfloat16 before they meet the keys, in bfloat16 too",
+    ),
+    "sums": (
+        lambda q, k, scale: added_up_low(q.half(), k.half()).float() * scale,
+        "products of queries and keys are added up in float16: the sum is rounded to it after every term",
+    ),
+}
+
+
+@pytest.mark.parametrize("how", FUSED)
+def test_scores_in_few_bits_inside_of_a_fused_kernel_are_named(how: str) -> None:
+    scores, words = FUSED[how]
+
+    def context(x: Tensor, at: At) -> Tensor:
+        keys, values = (at.taps[f"{one}_cache"].repeat_interleave(2, 1) for one in "kv")
+        low = scores(at.taps["q_rope"], keys, at.run.model.head_dim**-0.5).float()
+        probs = low.masked_fill(at.taps["scores"] == -INF, -INF).softmax(-1)
+        return torch.einsum("htk,khd->thd", probs, values).reshape(x.shape)
+
+    found = causes(Run(model(head_dim=8), {"context": context}, fused=True), "context")
+    assert [one.variant.text for one in found] == [words]
+
+
 def test_random_damage_is_not_blamed_on_bits() -> None:
     noise = torch.Generator().manual_seed(5)
 
@@ -73,6 +116,7 @@ def test_random_damage_is_not_blamed_on_bits() -> None:
 
     assert names(Run(model(), {"scores": damaged}), "scores") == []
     assert names(Run(model(), {"probs": damaged}), "probs") == []
+    assert names(Run(model(), {"context": damaged}, fused=True), "context") == []
 
 
 @pytest.mark.parametrize("given", ["uniform", "zero"])
