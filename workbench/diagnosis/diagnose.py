@@ -27,6 +27,7 @@ from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.rounding_order import rounding_orders
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS, SearchTime
 from lockstep.workbench.diagnosis.stream_order import ordered_stream
+from lockstep.workbench.diagnosis.stream_reads import rescaled_reads
 from lockstep.workbench.diagnosis.stream_scale import RestoredStream, scaled_stream
 from lockstep.workbench.judgements.cause import Cause
 
@@ -143,10 +144,16 @@ def _notes_of_rounding(
 def _restored(taps: RecordedTaps, facts: Facts, wrong: set[str]) -> RestoredStream | None:
     """The recording with its residual stream as the checkpoint has it, where the engine keeps all of it in another
     form."""
-    return scaled_stream(taps, facts, wrong) or ordered_stream(taps, facts, wrong)
+    return (
+        scaled_stream(taps, facts, wrong)
+        or ordered_stream(taps, facts, wrong)
+        or rescaled_reads(taps, facts, wrong)
+    )
 
 
 def _note_of_stream(restored: RestoredStream, extent: Extent) -> str:
+    if not restored.right:
+        return restored.text
     return f"differs, has no effect here: {taps_in_words(restored.right, extent.layers)}: {restored.text}"
 
 

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from lockstep.engine.graph.operation import OF_POSITIONS
 from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import layouts
-from lockstep.sessions.dtypes import widen
+from lockstep.sessions.dtypes import rounded, widen
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.recently_used import RecentlyUsed
 from lockstep.sessions.records import SequenceStep, TensorRecord
@@ -161,9 +161,10 @@ class RecordedTaps:
         other._replaced = {tap: held for tap, held in self._replaced.items() if tap not in replaced}
         return other
 
-    def scaled(self, factors: Mapping[str, float]) -> RecordedTaps:
-        """The same recording with the tensors of some taps multiplied by a number each."""
-        return self._changed({tap: partial(np.multiply, factor) for tap, factor in factors.items()})
+    def scaled(self, factors: Mapping[str, float], dtype: str = "float64") -> RecordedTaps:
+        """The same recording with the tensors of some taps multiplied by a number each, as an engine does that keeps
+        them in `dtype`."""
+        return self._changed({tap: partial(_scaled, factor, dtype) for tap, factor in factors.items()})
 
     def ordered(self, taps: Collection[str], order: NDArray[np.intp]) -> RecordedTaps:
         """The same recording with the channels (last axis) of some taps in that order. Tensors with another number of
@@ -207,6 +208,10 @@ class RecordedTaps:
         }
         nbytes = sum(x.nbytes for tensors in arrays.values() for x in tensors if x is not None)
         return _Decoded(lead, arrays, nbytes)
+
+
+def _scaled(factor: float, dtype: str, x: Array) -> Array:
+    return rounded(x * factor, dtype).astype(np.float64)
 
 
 def _in_order(order: NDArray[np.intp], x: Array) -> Array:

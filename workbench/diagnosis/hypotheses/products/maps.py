@@ -98,6 +98,8 @@ def _columns_scaled(wrong: Wrong) -> Iterator[Mapped]:
         return
     by = factor(wrong.seen[wrong.inside] - wrong.rest[wrong.columns], wrong.base[wrong.inside], 0)[0]
     few = len(np.unique(np.round(by, 4)))
+    if few == 1 and len(by) == wrong.right.shape[1]:
+        return  # one number for all, which the formula has a place for
     edit = mapped("columns_scaled", at=(float(len(by)), float(by.min()), float(by.max())))
     found = wrong.base[wrong.inside] * by + wrong.rest[wrong.columns]
     yield edit, wrong.put(found), few if few <= 8 else len(by)

@@ -20,6 +20,7 @@ from lockstep.workbench.diagnosis.hypotheses.products.phrases import Phrase, phr
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING, HEAD, whose
 from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.judgements.cause import numbers_in_words
 
 #: Relative error up to which a fitted number is taken for a well-known one.
 _NEARLY = 1e-3
@@ -266,7 +267,10 @@ def _normed(at: Setting, weight: str, eps: float) -> Phrase:
 
 def _scaled(at: Setting, leaf: str, by: float) -> Phrase | None:
     if by == 0:
-        return phrase(at, "head_zero") if at.operation == "head" else None
+        if at.operation != "head":
+            return None
+        ids = numbers_in_words(at.channels)
+        return phrase(at, "head_rows_zero", ids) if ids else phrase(at, "head_zero")
     words = meaning(at, by)
     if at.operation == "reduce" and at.ranks > 1:
         if by in (2, at.ranks):

@@ -116,6 +116,7 @@ BUGS: list[tuple[Patch, str, str, str]] = [
     (head(lambda x: x / 0.7), "logits", "factor", "1.42857 times"),
     (head(lambda x: x.log_softmax(-1)), "logits", "log_softmax", "log-probabilities"),
     (head(torch.zeros_like), "logits", "head_zero", "all logits are zero"),
+    (head(lambda x: put_at(x, [2, 130], 0)), "logits", "rows_zero", "the logits of ids 2, 130 are zero"),
     (head(lambda x: x.roll(1, -1)), "logits", "vocabulary_shifted", "stand at other ids"),
     (
         head(lambda x: torch.cat([x[..., :24], x[..., 24:48].flip(-1), x[..., 48:]], -1)),
