@@ -47,6 +47,15 @@ def transformers_models(module: Any) -> None:
         lockstep_report.changed("torch.compile is switched off")
 
 
+def _run_all_tokens(model: Any) -> None:
+    """Gemma-4's layers that read the keys and values of others run the last token of a prompt alone, whose logits are
+    asked for: let them run all, so that their taps have the rows of the other layers."""
+    for part in model.modules():
+        if hasattr(part, "_maybe_slice_kv_shared_inputs"):
+            part._maybe_slice_kv_shared_inputs = lambda *inputs, **_: inputs[:4]
+            lockstep_report.changed("layers that share keys and values run all tokens of a prompt")
+
+
 def _tap(model: Any) -> None:
     size = getattr(model, "_tp_size", None) or 1
     if size == 1 and dist.is_available() and dist.is_initialized() and dist.get_rank():
@@ -59,5 +68,7 @@ def _tap(model: Any) -> None:
         "transformers", rank, size, config=model.config.get_text_config(), model=model.name_or_path,
         mode="as started" if ids_alone() else "eager",
     )  # fmt: skip
+    if not as_started():
+        _run_all_tokens(model)
     attach(model, tape, TRANSFORMERS | (PARTIALS if size > 1 else {}))
     follow(model, tape)
