@@ -30,6 +30,7 @@ from lockstep.workbench.words.plain_text import plural
 _SCALED = 1e-2
 #: From one number of a dtype to the next, relative.
 _STEPS = {"float32": 2.0**-23, "bfloat16": 2.0**-7, "float16": 2.0**-10}
+_OF_FLOAT64 = 2.0**-52
 
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
@@ -220,7 +221,7 @@ def _aligned(
         return rows, None, ""
     if not known or not mine:
         return rows, None, "`embed` is not in both recordings, row by row"
-    step_of_dtype = max(_STEPS.get(dtype, 0.0) for dtype in _dtypes(session, reference))
+    step_of_dtype = max((_STEPS[dtype] for dtype in _dtypes(session, reference)), default=_OF_FLOAT64)
     return rows, *_same_rows(np.concatenate(mine), np.concatenate(theirs), step_of_dtype)
 
 
