@@ -53,6 +53,9 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "chunks_sliding": "chunk=sliding",
     "rotated_norm_missing": "unit_qk_norm=missing",
     "clip_missing": "clip_qkv=missing",
+    "multiplier_missing@attn.k_scaled": "multiplied=without_key",
+    "multiplier_missing@attn.ssm_b_scaled,attn.ssm_c_scaled,attn.ssm_dt_scaled,attn.ssm_x_scaled,attn.ssm_z_scaled":
+        "multiplied=without_parts",
     "query_scaling_missing": "query_factor=missing",
     "expert_input_unweighed": "expert_input=unweighed",
     "value_norm_of_keys": "value_norm=keys",

@@ -1,4 +1,4 @@
-"""Hypotheses about projections that are clamped."""
+"""Hypotheses about projections that are clamped, and about tensors times a number of the model."""
 
 from __future__ import annotations
 
@@ -22,3 +22,14 @@ def clippings(site: Site) -> Iterator[Variant]:
     formula = formula_at(site)
     choices = Choices(numbers={"clip": ()}, orders=False)
     yield from formula_edits(site, formula, tokens, others, edits_of(formula, choices))
+
+
+def multiplications(site: Site) -> Iterator[Variant]:
+    """The same of a multiplier: left out, another one of the model's, or a number that is solved for."""
+    tokens = {"x": lambda: np.reshape(site.inputs["x"], site.expected.shape)}
+    formula = formula_at(site)
+    own = {name: one for name, one in numbers_of(site.facts.model).items() if name.endswith("_multiplier")}
+    names = [leaf for leaf in own if f"{leaf}" in str(formula)]
+    numbers = {name: sorted({one for other, one in own.items() if other != name}) for name in names}
+    others = {name: partial(float, own[name]) for name in names}
+    yield from formula_edits(site, formula, tokens, others, edits_of(formula, Choices(numbers=numbers, orders=False)))
