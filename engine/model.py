@@ -29,8 +29,8 @@ from lockstep.engine.layers.mamba import Mamba2
 from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
-from lockstep.engine.layers.side_by_side import MultipliedMLP, SideBySide
 from lockstep.engine.layers.short_convolution import ShortConvolution
+from lockstep.engine.layers.side_by_side import MultipliedMLP, SideBySide
 from lockstep.engine.layers.sparse_attention import SparseAttention
 from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.step_inputs import StepInputs

@@ -542,7 +542,12 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "falcon-h1": ("falcon_h1", {}),
     "falcon-h1-normed": (
         "falcon_h1",
-        {"mamba_rms_norm": True, "mamba_norm_before_gate": False, "mamba_d_ssm": None, "attention_bias": True},
+        {
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_d_ssm": None,
+            "attention_bias": True,
+        },
     ),
     "falcon-h1-norm-first": (
         "falcon_h1",

@@ -1,5 +1,5 @@
-"""Falcon-H1 (`models/falcon_h1` of transformers 5, arXiv:2507.22448): each layer has attention and Mamba-2 side by side,
-of the same input, behind them an MLP, and multipliers of all of them. Torch-free.
+"""Falcon-H1 (`models/falcon_h1` of transformers 5, arXiv:2507.22448): in each layer attention and Mamba-2 stand side by
+side, of the same input, behind them an MLP, and multipliers of all of them. Torch-free.
 """
 
 from __future__ import annotations
@@ -46,7 +46,9 @@ def _multipliers(fields: Fields) -> Multipliers:
 
 def _own(fields: Fields) -> Mapping[str, Any]:
     if fields.word("hidden_act", "silu") != "silu":
-        raise fields.error("hidden_act", "an activation other than silu, of Mamba-2 as well, is not supported")
+        raise fields.error(
+            "hidden_act", "an activation other than silu, of Mamba-2 as well, is not supported"
+        )
     divisor = fields.number("lm_head_multiplier", 1.0)
     if divisor == 0:
         raise fields.error("lm_head_multiplier", "expected a number other than 0")

@@ -181,8 +181,8 @@ class ModelConfig:
 
     @property
     def stateful(self) -> tuple[bool, ...]:
-        """Of each layer whether it keeps a state of fixed size, instead of keys and values or `beside` them; empty: none
-        does."""
+        """Of each layer whether it keeps a state of fixed size, in place of keys and values or `beside` them; empty:
+        none does."""
         found = self.linear or self.short_conv or self.mamba
         return () if found is None else found.layers
 

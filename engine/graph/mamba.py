@@ -33,7 +33,9 @@ def _one(
     unless: tuple[Part, ...] = (),
 ) -> Operation:
     module = module and f"mamba.{module}"
-    return Operation(f"attn.ssm_{tap}", kind, inputs, width, form, module, bias=bias, part=part, unless=unless)
+    return Operation(
+        f"attn.ssm_{tap}", kind, inputs, width, form, module, bias=bias, part=part, unless=unless
+    )
 
 
 _SCANNED = {"x": "attn.ssm_conv_x", "b": "attn.ssm_conv_b", "step": "attn.ssm_step"}
@@ -49,6 +51,11 @@ MAMBA = (
     _one("step", "step_size", {"x": "attn.ssm_dt"}, "ssm_heads"),
     _one("state", "ssm_state", _SCANNED, "ssm_channels", form="state"),
     _one("read", "ssm_read", {**_SCANNED, "c": "attn.ssm_conv_c"}, "ssm_channels"),
-    _one("norm", "gated_norm", {"x": "attn.ssm_read", "gate": "attn.ssm_z"}, "ssm_channels", "norm", unless=("gate_alone",)),
-    _one("gated", "activation", {"gate": "attn.ssm_z", "up": "attn.ssm_read"}, "ssm_channels", part="gate_alone"),
+    _one(
+        "norm", "gated_norm", {"x": "attn.ssm_read", "gate": "attn.ssm_z"}, "ssm_channels", "norm",
+        unless=("gate_alone",),
+    ),
+    _one(
+        "gated", "activation", {"gate": "attn.ssm_z", "up": "attn.ssm_read"}, "ssm_channels", part="gate_alone"
+    ),
 )  # fmt: skip

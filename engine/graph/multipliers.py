@@ -46,7 +46,7 @@ _GATE = {"gate": "attn.ssm_z_scaled"}
 SCALED_INPUTS: Mapping[str, Mapping[str, str]] = {
     **{f"attn.{one}_proj": {"x": "attn.in_scaled"} for one in "qkv"},
     "attn.k_rope": {"x": "attn.k_scaled"},
-    **dict.fromkeys(PROJECTED, {"x": "attn.ssm_in_scaled"}),
+    **{tap: {"x": "attn.ssm_in_scaled"} for tap in PROJECTED},
     **{f"attn.ssm_conv_{one}": {"x": f"attn.ssm_{one}_scaled"} for one in "xbc"},
     "attn.ssm_step": {"x": "attn.ssm_dt_scaled"},
     "attn.ssm_norm": {"x": "attn.ssm_read", **_GATE},

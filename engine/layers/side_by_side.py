@@ -24,7 +24,10 @@ class SideBySide:
 
     def __init__(self, attention: Attention, state: StatefulLayer, model: ModelConfig) -> None:
         self.attention, self.state = attention, state
-        of_attention, of_state = (("attn.in_scaled", "attn.o_scaled"), ("attn.ssm_in_scaled", "attn.out_scaled"))
+        of_attention, of_state = (
+            ("attn.in_scaled", "attn.o_scaled"),
+            ("attn.ssm_in_scaled", "attn.out_scaled"),
+        )
         self.of_attention, self.of_state = (
             [Multiplier(tap, model.multipliers) for tap in taps] for taps in (of_attention, of_state)
         )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
@@ -25,7 +25,7 @@ FALCON_H1: dict[str, dict[str, str]] = {
 }
 
 
-def falcon_h1(names: dict[str, dict[str, str]], config: dict[str, Any]) -> dict[str, dict[str, str]]:
+def falcon_h1(names: dict[str, dict[str, str]], config: Mapping[str, object]) -> dict[str, dict[str, str]]:
     """The map for a model of that configuration."""
     found = names | {module: names.get(module, {}) | takes for module, takes in FALCON_H1.items()}
     if not config.get("mamba_rms_norm"):
