@@ -6,7 +6,7 @@ taps are bound separately (`bind`) and can be rebound without touching the weigh
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -31,6 +31,7 @@ from lockstep.engine.layers.mlp import MLP, UngatedMLP
 from lockstep.engine.layers.norm import Norm, QKNorm, WholeQKNorm, norm_of, unnormed
 from lockstep.engine.layers.shared_attention import BorrowingAttention, ValueNormAttention
 from lockstep.engine.layers.short_convolution import ShortConvolution
+from lockstep.engine.layers.side_by_side import MultipliedMLP, SideBySide
 from lockstep.engine.layers.sparse_attention import SparseAttention
 from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.step_inputs import StepInputs
@@ -51,7 +52,7 @@ class DecoderLayer:
         self,
         number: int,
         model: ModelConfig,
-        attention: Attention | StatefulLayer | None,
+        attention: Attention | StatefulLayer | SideBySide | None,
         mlp: MLP | MixtureOfExperts | None,
         norms: Mapping[str, Norm],
         comm: Comm,
@@ -193,10 +194,13 @@ class Decoder:
     def _layer(self, i: int, rules: Rules) -> DecoderLayer:
         m, name, store = self.model.of_layer(i), f"model.layers.{i}", self._store
         modules = {one.tap: f"{name}.{one.module}" for one in operations_of(m)}
-        attention: Attention | StatefulLayer | None = None
+        attention: Attention | StatefulLayer | SideBySide | None = None
         mlp: MLP | MixtureOfExperts | None = None
         if "mlp" not in m.blocks:
-            attention = self._stateful(i, m, modules) or self._attention(i, m, modules, rules)
+            state = attention = self._stateful(i, m, modules)
+            if state is None or m.beside:
+                attention = self._attention(i, m, modules, rules)
+                attention = attention if state is None else SideBySide(attention, state, m)
         mixture = None if m.experts is None else self._experts(i, m, m.experts, modules)
         alone = m.experts is None or not m.experts.beside_mlp
         if "attention" not in m.blocks:
@@ -263,6 +267,8 @@ class Decoder:
         down = RowParallelLinear(modules["mlp.down"], rows, m.hidden_size, m.mlp_bias, self.comm, store)
         if m.activation == "xielu":
             return XIELUMLP(gate_up, down, layer, store)
+        if m.multipliers is not None:
+            return MultipliedMLP(gate_up, down, m.activation, m.multipliers)
         return (MLP if m.gated else UngatedMLP)(gate_up, down, m.activation)
 
     def _experts(
@@ -352,8 +358,7 @@ class Decoder:
     @property
     def unpaged(self) -> str | None:
         """Why attention does not read the paged cache directly; None: it does."""
-        attention = (layer.attention for layer in self.layers)
-        return next((one.unpaged for one in attention if isinstance(one, Attention)), "no layer has any")
+        return next((one.unpaged for one in self._mixers() if isinstance(one, Attention)), "no layer has any")
 
     @property
     def unrepeatable(self) -> str | None:
@@ -373,8 +378,16 @@ class Decoder:
 
     def fresh_states(self) -> dict[int, LayerState]:
         """Of each layer that keeps a state that of a sequence that has read nothing."""
-        attention = (layer.attention for layer in self.layers)
-        return {one.layer: one.fresh() for one in attention if isinstance(one, StatefulLayer)}
+        return {one.layer: one.fresh() for one in self._mixers() if isinstance(one, StatefulLayer)}
+
+    def _mixers(self) -> Iterator[Attention | StatefulLayer]:
+        """What mixes tokens, of all layers."""
+        for layer in self.layers:
+            one = layer.attention
+            if isinstance(one, SideBySide):
+                yield from (one.attention, one.state)
+            elif one is not None:
+                yield one
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""

@@ -43,6 +43,8 @@ from transformers import (
     Exaone4ForCausalLM,
     ExaoneMoeConfig,
     ExaoneMoeForCausalLM,
+    FalconH1Config,
+    FalconH1ForCausalLM,
     FlexOlmoConfig,
     FlexOlmoForCausalLM,
     Gemma2Config,
@@ -193,6 +195,7 @@ CLASSES: dict[str, tuple[Any, Any]] = {
     "phi": (PhiConfig, PhiForCausalLM),
     "nemotron_h": (NemotronHConfig, NemotronHForCausalLM),
     "bamba": (BambaConfig, BambaForCausalLM),
+    "falcon_h1": (FalconH1Config, FalconH1ForCausalLM),
     "granitemoehybrid": (GraniteMoeHybridConfig, GraniteMoeHybridForCausalLM),
     "lfm2": (Lfm2Config, Lfm2ForCausalLM),
     "lfm2_moe": (Lfm2MoeConfig, Lfm2MoeForCausalLM),
@@ -394,6 +397,12 @@ OWN: dict[str, dict[str, Any]] = {
     "bamba": {
         "num_key_value_heads": 4, "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2,
         "mamba_d_state": 12, "mamba_chunk_size": 4},
+    "falcon_h1": {
+        "num_key_value_heads": 4, "num_hidden_layers": 2, "mamba_d_ssm": 96, "mamba_n_heads": 8, "mamba_n_groups": 2,
+        "mamba_d_state": 12, "mamba_chunk_size": 4, "embedding_multiplier": 5.5, "lm_head_multiplier": 0.25,
+        "key_multiplier": 0.4, "attention_in_multiplier": 0.75, "attention_out_multiplier": 0.9,
+        "ssm_in_multiplier": 1.25, "ssm_out_multiplier": 0.6, "ssm_multipliers": [0.35, 1.5, 0.7, 0.45, 1.3],
+        "mlp_multipliers": [0.9, 0.55]},
     "granitemoehybrid": {
         "num_key_value_heads": 4, "layer_types": ["linear_attention", "full_attention", "linear_attention"],
         "num_local_experts": 8, "num_experts_per_tok": 3, "intermediate_size": 32, "shared_intermediate_size": 48,
@@ -544,6 +553,20 @@ FAMILY_VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "apertus": ("apertus", {}),
     "phi": ("phi", {}),
     "bamba": ("bamba", {}),
+    "falcon-h1": ("falcon_h1", {}),
+    "falcon-h1-normed": (
+        "falcon_h1",
+        {
+            "mamba_rms_norm": True,
+            "mamba_norm_before_gate": False,
+            "mamba_d_ssm": None,
+            "attention_bias": True,
+        },
+    ),
+    "falcon-h1-norm-first": (
+        "falcon_h1",
+        {"mamba_rms_norm": True, "mamba_proj_bias": True, "projectors_bias": True, "mlp_bias": True},
+    ),
     "nemotron-h-moe": ("nemotron_h", {}),
     "nemotron-h": (
         "nemotron_h",

@@ -12,5 +12,5 @@ FurtherFamily = Literal[
     "apertus",
     "deepseek_v32", "glm_moe_dsa",
     "phi", "olmo", "lfm2", "lfm2_moe",
-    "granitemoehybrid", "nemotron_h", "bamba",
+    "granitemoehybrid", "nemotron_h", "bamba", "falcon_h1",
 ]  # fmt: skip

@@ -8,6 +8,7 @@ from dataclasses import replace
 from lockstep.engine.config import families
 from lockstep.engine.config.bamba import BAMBA
 from lockstep.engine.config.experts import ExpertsConfig
+from lockstep.engine.config.falcon_h1 import FALCON_H1
 from lockstep.engine.config.families import Family, FamilyRules, Own
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.granite_hybrid import GRANITE_HYBRID
@@ -365,6 +366,7 @@ RULES: Mapping[Family, FamilyRules] = {
     "granitemoehybrid": GRANITE_HYBRID,
     "nemotron_h": NEMOTRON_H,
     "bamba": BAMBA,
+    "falcon_h1": FALCON_H1,
     "phi": FamilyRules(
         _phi, 2048, eps=1e-5, eps_key="layer_norm_eps", activation=("hidden_act", "gelu_new"), partial_rotary=0.5
     ),

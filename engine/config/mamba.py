@@ -20,7 +20,9 @@ _RENAMED = {"mamba": LINEAR, "attention": "full_attention"}
 class MambaConfig:
     """Each of `heads` has a state [head_dim, state]; `heads / groups` neighbouring ones share B and C. `conv`: tokens
     that the causal convolution before it sees. `limits` of the step size. `norm_width`: channels that the gated norm
-    normalises together. `layers` says of each layer whether it has this in place of attention."""
+    normalises together. `layers` says of each layer whether it has this in place of attention, or `beside` it. What is
+    read goes through its gate and the norm, the norm first where that is so (`norm_first`), or the gate alone (`normed`
+    False)."""
 
     heads: int
     head_dim: int
@@ -32,6 +34,9 @@ class MambaConfig:
     conv_bias: bool = True
     proj_bias: bool = False
     limits: tuple[float, float] = (0.0, math.inf)
+    beside: bool = False
+    normed: bool = True
+    norm_first: bool = False
 
     def __post_init__(self) -> None:
         """ConfigError where heads cannot be grouped."""

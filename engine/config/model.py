@@ -26,6 +26,7 @@ from lockstep.engine.config.latent import LatentConfig
 from lockstep.engine.config.layer_shapes import Block, LayerInputs, LayerShape, layer_shapes
 from lockstep.engine.config.linear_attention import LinearAttentionConfig
 from lockstep.engine.config.mamba import MambaConfig
+from lockstep.engine.config.multipliers import Multipliers
 from lockstep.engine.config.query_scaling import QueryScaling
 from lockstep.engine.config.rope_scaling import (
     Rope,
@@ -93,7 +94,8 @@ class ModelConfig:
     experts: ExpertsConfig | None = None  # in place of the MLP, of some layers or all
     linear: LinearAttentionConfig | None = None  # in place of attention, of some layers
     short_conv: ShortConvolutionConfig | None = None  # the same
-    mamba: MambaConfig | None = None  # the same
+    mamba: MambaConfig | None = None  # the same, or beside attention
+    multipliers: Multipliers | None = None  # of what the blocks read, give and compute between
     blocks: tuple[
         Block, ...
     ] = ()  # of each layer the one that it has, attention (or a state) or an MLP; empty: both
@@ -179,9 +181,15 @@ class ModelConfig:
 
     @property
     def stateful(self) -> tuple[bool, ...]:
-        """Of each layer whether it keeps a state of fixed size instead of keys and values; empty: none does."""
+        """Of each layer whether it keeps a state of fixed size, in place of keys and values or `beside` them; empty:
+        none does."""
         found = self.linear or self.short_conv or self.mamba
         return () if found is None else found.layers
+
+    @property
+    def beside(self) -> bool:
+        """Whether layers with a state have attention as well."""
+        return self.mamba is not None and self.mamba.beside
 
     @property
     def conv(self) -> int:

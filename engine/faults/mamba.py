@@ -62,10 +62,22 @@ def has_conv_bias(model: ModelConfig, tp: int) -> str | None:
     return has_mamba(model, tp) or (None if model.conv_bias else "the convolution of Mamba-2 has no bias")
 
 
+def has_norm(model: ModelConfig, tp: int) -> str | None:
+    """What is read goes through a norm."""
+    normed = model.mamba is not None and model.mamba.normed
+    return has_mamba(model, tp) or (None if normed else "Mamba-2 has no norm")
+
+
+def gate_first(model: ModelConfig, tp: int) -> str | None:
+    """The gate stands before the norm."""
+    behind = model.mamba is not None and model.mamba.norm_first
+    return has_norm(model, tp) or ("the gate of Mamba-2 stands behind its norm" if behind else None)
+
+
 def shared_norm(model: ModelConfig, tp: int) -> str | None:
     """Ranks share what the gated norm normalises together."""
     groups = 0 if model.mamba is None else model.mamba.norm_groups
-    return has_mamba(model, tp) or (
+    return has_norm(model, tp) or (
         None if groups == 1 else "the gated norm of Mamba-2 is of groups, which ranks do not all share"
     )
 
@@ -75,7 +87,7 @@ def _fault(
 ) -> Fault:
     return one_seam(
         seam, value, correct, patch, f"layers.*.attn.{tap}", title, symptom,
-        has_conv_bias if seam == "ssm_conv" else has_mamba, group="attention",
+        {"ssm_conv": has_conv_bias, "ssm_norm": gate_first}.get(seam, has_mamba), group="attention",
     )  # fmt: skip
 
 

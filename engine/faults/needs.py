@@ -27,7 +27,7 @@ def several_layers(model: ModelConfig, tp: int) -> str | None:
 
 def layers_alike(model: ModelConfig, tp: int) -> str | None:
     """Every layer has what the others have."""
-    if model.stateful:
+    if model.stateful and not model.beside:
         return "some layers have a state, others attention"
     if (differing := same_sizes(model, tp)) is not None:
         return differing

@@ -53,6 +53,12 @@ _NEMOTRON_H = {
     **{f"mlp.experts.{one}": f"mixer.experts.{{}}.{one}_proj" for one in ("up", "down")},
     **{f"mlp.shared.{one}": f"mixer.shared_experts.{one}_proj" for one in ("up", "down")},
 }
+_BAMBA = {
+    "mlp_norm": "pre_ff_layernorm",
+    "final_norm": "model.final_layernorm",
+    "attn.out_proj": "mamba.out_proj",
+    **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},
+}
 #: Family -> tap -> module within the layer; outside of the layers its whole name.
 MODULES: Mapping[Family, Mapping[str, str]] = {
     "olmo2": _BEHIND,
@@ -82,12 +88,8 @@ MODULES: Mapping[Family, Mapping[str, str]] = {
     "granitemoe": _GRANITE_EXPERTS,
     "granitemoehybrid": _GRANITE_HYBRID,
     "nemotron_h": _NEMOTRON_H,
-    "bamba": {
-        "mlp_norm": "pre_ff_layernorm",
-        "final_norm": "model.final_layernorm",
-        "attn.out_proj": "mamba.out_proj",
-        **{f"mlp.{one}": f"feed_forward.{one}_proj" for one in ("gate", "up", "down")},
-    },
+    "falcon_h1": _BAMBA,
+    "bamba": _BAMBA,
     "ernie4_5_moe": _SHARED_EXPERTS,
     "hunyuan_v1_moe": {
         "mlp.router": "mlp.gate.wg",
@@ -203,5 +205,6 @@ FUSED: Mapping[Family, Mapping[str, tuple[str, ...]]] = {
     "lfm2_moe": _CONVOLVED,
     "granitemoehybrid": {**_SSM, **_SHARED_MLP},
     "bamba": _SSM,
+    "falcon_h1": _SSM,
     "nemotron_h": {"mixer.in_proj": tuple(f"mixer.in_proj_{one}" for one in ("z", "x", "b", "c", "dt"))},
 }

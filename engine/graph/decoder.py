@@ -20,6 +20,18 @@ from lockstep.engine.graph.latent import EXPANSION, PROJECTIONS, ROPE_KEY
 from lockstep.engine.graph.layer_inputs import LAST_SUM, OF_A_LAYER, OF_ALL_LAYERS
 from lockstep.engine.graph.linear_attention import LINEAR_ATTENTION, OUTPUT
 from lockstep.engine.graph.mamba import MAMBA
+from lockstep.engine.graph.multipliers import (
+    BESIDE,
+    DOWN_SCALED,
+    GATE_SCALED,
+    IN_SCALED,
+    K_SCALED,
+    O_SCALED,
+    OUT_SCALED,
+    PARTS_SCALED,
+    SCALED_INPUTS,
+    SSM_IN_SCALED,
+)
 from lockstep.engine.graph.operation import STREAM, Bias, Form, Operation, Part, Width
 from lockstep.engine.graph.short_convolution import SHORT_CONVOLUTION
 
@@ -64,6 +76,7 @@ def _summed(
 _NO_KV: tuple[Part, ...] = ("latent", "shared_kv")
 _QKV_WIDTHS: tuple[tuple[str, Width], ...] = (("q", "heads"), ("k", "kv_heads"), ("v", "kv_heads"))
 _SOFTMAX_ATTENTION = (
+    IN_SCALED,
     _linear("attn.q_proj", "attn_norm", "heads", "self_attn.q_proj", "attn_q", "qkv_bias", ("query_latent",)),
     _linear("attn.k_proj", "attn_norm", "kv_heads", "self_attn.k_proj", "attn_k", "qkv_bias", _NO_KV),
     _linear("attn.v_proj", "attn_norm", "kv_heads", "self_attn.v_proj", "attn_v", "qkv_bias", _NO_KV),
@@ -86,6 +99,7 @@ _SOFTMAX_ATTENTION = (
         Operation(f"attn.{one}_clip", "clip", {"x": f"attn.{one}_proj"}, width, part="clipped_qkv")
         for one, width in _QKV_WIDTHS
     ),
+    K_SCALED,
     Operation("attn.q_rope", "rope", {"x": "attn.q_norm"}, "heads", "heads"),
     Operation("attn.k_rope", "rope", {"x": "attn.k_norm"}, "kv_heads", "heads", unless=_NO_KV),
     _norm("attn.q_rope_norm", "attn.q_rope", "self_attn.query_layernorm", "", "heads", "rotated_qk_norm"),
@@ -112,14 +126,20 @@ _SOFTMAX_ATTENTION = (
     ),
     Operation("attn.gated", "gate", {"x": "attn.context", "gate": "attn.gate"}, "heads", part="output_gate"),
     *_summed("attn.o_proj", "attn.context", "self_attn.o_proj", "attn_output", "o_bias"),
+    O_SCALED,
 )
 _OF_ATTENTION = (
     _norm("attn_norm", STREAM, "input_layernorm", "attn_norm", unless=("bare_inputs",)),
-    *(replace(one, unless=(*one.unless, "linear_attn")) for one in _SOFTMAX_ATTENTION),
+    *(replace(one, unless=(*one.unless, "state_alone")) for one in _SOFTMAX_ATTENTION),
     *LINEAR_ATTENTION,
     *SHORT_CONVOLUTION,
-    *MAMBA,
+    SSM_IN_SCALED,
+    *MAMBA[: len(PARTS_SCALED)],
+    *PARTS_SCALED,
+    *MAMBA[len(PARTS_SCALED) :],
     *OUTPUT,
+    OUT_SCALED,
+    BESIDE,
     _norm(
         "post_attn_norm", "attn.o_proj", "post_self_attn_layernorm", "post_attention_norm", part="post_norm"
     ),
@@ -143,6 +163,7 @@ _OF_MLP = (
         ("ungated", "experts_alone"),
     ),
     _linear("mlp.up", "mlp_norm", "intermediate", "mlp.up_proj", "ffn_up", "mlp_bias", ("experts_alone",)),
+    GATE_SCALED,
     Operation(
         "mlp.act",
         "activation",
@@ -152,6 +173,7 @@ _OF_MLP = (
         optional=("gate",),
     ),
     *_summed("mlp.down", "mlp.act", "mlp.down_proj", "ffn_down", "mlp_bias", ("experts_alone",)),
+    DOWN_SCALED,
     *BEFORE_EXPERTS,
     *EXPERTS,
     *BEHIND_EXPERTS,
@@ -177,7 +199,7 @@ _INSTEAD: Mapping[str, tuple[str, ...]] = {
     "attn.k_cache": ("attn.keys",),
     "attn.v_cache": ("attn.values",),
     "attn.o_proj": ("attn.out_proj",),
-    "attn.gated_norm": ("attn.conv_gated", "attn.ssm_norm"),
+    "attn.gated_norm": ("attn.conv_gated", "attn.ssm_norm", "attn.ssm_gated"),
     "attn.index_chosen": ("attn.shared_chosen",),
 }
 #: What reads the first reads the first of these that is there, and comes before it.
@@ -244,6 +266,10 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
         "shared_gate": model.experts is not None and model.experts.shared_gated,
         "output_gate": model.output_gate,
         "linear_attn": bool(model.stateful),
+        "state_alone": bool(model.stateful) and not model.beside,
+        "beside": model.beside,
+        "multiplied": model.multipliers is not None,
+        "gate_alone": model.mamba is not None and not model.mamba.normed,
         "delta_net": model.linear is not None,
         "short_conv": model.short_conv is not None,
         "mamba": model.mamba is not None,
@@ -266,10 +292,19 @@ def parts_of(model: ModelConfig) -> frozenset[Part]:
     return frozenset(part for part, there in has.items() if there)
 
 
+#: What stands in place of another block, where it does not stand beside it.
+_ALONE: Mapping[Part, tuple[Part, Part]] = {
+    "experts_alone": ("experts", "beside_mlp"),
+    "state_alone": ("linear_attn", "beside"),
+}
+
+
 def parts_in(taps: Collection[str]) -> frozenset[Part]:
     """The parts that show in a layer's taps."""
     found = frozenset(one.part for one in LAYER.values() if one.part is not None and one.tap in taps)
-    return found | {"experts_alone"} if "experts" in found and "beside_mlp" not in found else found
+    return found | {
+        alone for alone, (part, beside) in _ALONE.items() if part in found and beside not in found
+    }
 
 
 @cache
@@ -285,6 +320,10 @@ def _operations(parts: frozenset[Part], family: Family | None) -> tuple[Operatio
     if "weighed_inputs" in parts:
         there |= {
             tap: replace(there[tap], inputs=inputs) for tap, inputs in WEIGHED_INPUTS.items() if tap in there
+        }
+    if "multiplied" in parts:
+        there |= {
+            tap: replace(there[tap], inputs=inputs) for tap, inputs in SCALED_INPUTS.items() if tap in there
         }
     if "attention_alone" in parts:
         there[LAYER_OUTPUT] = replace(there[LAYER_OUTPUT], inputs=LAYER["attn_residual"].inputs)

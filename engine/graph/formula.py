@@ -20,7 +20,8 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.config.linear_attention import L2_EPS
 from lockstep.engine.graph import index_choice, recurrence, routing
 from lockstep.engine.graph.index_choice import as_seen
-from lockstep.engine.graph.mamba_formulas import GATE_FIRST_NORM, READ, STATE
+from lockstep.engine.graph.mamba_formulas import GATE_FIRST_NORM, NORM_FIRST, READ, STATE
+from lockstep.engine.graph.multipliers import FACTORS
 from lockstep.engine.graph.node import Node as Node
 from lockstep.engine.graph.node import of as _of
 from lockstep.engine.graph.node import substitute as substitute
@@ -317,6 +318,7 @@ FORMULAS: Mapping[Kind, Node] = {
     "times": _of("multiply", _X, Node("gate")),
     "channel_scale": _of("multiply", _of("multiply", _X, _WEIGHT), Node("router_factor")),
     "clip": _of("clamped_within", _X, Node("clip")),
+    "multiplier": _X,
     "index_scores": _of(
         "where", Node("allowed"), _of("summed_heads", _of("above_zero", SCALED), _HEAD_WEIGHTS)
     ),
@@ -385,7 +387,10 @@ def formula_of(operation: Operation, model: ModelConfig) -> Node:
         case "step_size" if model.mamba is not None and model.mamba.limited:
             return _of("clamped", usual, Node("least_step"), Node("largest_step"))
         case "gated_norm" if model.mamba is not None:
-            return GATE_FIRST_NORM
+            return NORM_FIRST if model.mamba.norm_first else GATE_FIRST_NORM
+        case "multiplier" if model.multipliers is not None:
+            name = FACTORS[operation.tap]
+            return _times(_X, f"{name}_multiplier", getattr(model.multipliers, name))
         case "choice" | "choice_weights":
             return _routing(operation.kind, model.experts) if model.experts is not None else usual
         case "combine":
@@ -466,6 +471,8 @@ def numbers_of(model: ModelConfig, operation: Operation | None = None) -> dict[s
         more |= {"limit": clamp.limit, "slope": clamp.slope}
     if model.clip_qkv is not None:
         more["clip"] = model.clip_qkv
+    if model.multipliers is not None:
+        more |= {f"{name}_multiplier": getattr(model.multipliers, name) for name in FACTORS.values()}
     if (linear := model.linear) is not None:
         more |= {"key_dim": linear.key_dim, "value_dim": linear.value_dim, "l2_eps": L2_EPS}
         more["key_scale"] = linear.key_dim**-0.5

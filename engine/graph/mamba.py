@@ -7,12 +7,13 @@ with the skip D x, is `attn.ssm_read`.
 
 from __future__ import annotations
 
-from lockstep.engine.graph.operation import Bias, Form, Kind, Operation, Width
+from lockstep.engine.graph.operation import Bias, Form, Kind, Operation, Part, Width
 
 _WIDTHS: tuple[tuple[str, Width], ...] = (
     ("z", "ssm_channels"), ("x", "ssm_channels"), ("b", "ssm_groups"), ("c", "ssm_groups"), ("dt", "ssm_heads"),
 )  # fmt: skip
 _CONVOLVED = _WIDTHS[1:4]
+PROJECTED_WIDTHS = tuple(width for _, width in _WIDTHS)
 #: What the layer makes of its input, in the order of one product; what its convolution gives.
 PROJECTED, CONVOLVED = (
     tuple(f"attn.ssm_{before}{one}" for one, _ in widths)
@@ -29,9 +30,13 @@ def _one(
     bias: Bias = "",
     form: Form = "rows",
     gguf: str = "",
+    part: Part = "mamba",
+    unless: tuple[Part, ...] = (),
 ) -> Operation:
     module = module and f"mamba.{module}"
-    return Operation(f"attn.ssm_{tap}", kind, inputs, width, form, module, gguf=gguf, bias=bias, part="mamba")
+    return Operation(
+        f"attn.ssm_{tap}", kind, inputs, width, form, module, gguf=gguf, bias=bias, part=part, unless=unless
+    )
 
 
 _SCANNED = {"x": "attn.ssm_conv_x", "b": "attn.ssm_conv_b", "step": "attn.ssm_step"}
@@ -49,6 +54,9 @@ MAMBA = (
     _one("read", "ssm_read", {**_SCANNED, "c": "attn.ssm_conv_c"}, "ssm_channels"),
     _one(
         "norm", "gated_norm", {"x": "attn.ssm_read", "gate": "attn.ssm_z"}, "ssm_channels", "norm",
-        gguf="ssm_norm",
+        gguf="ssm_norm", unless=("gate_alone",),
+    ),
+    _one(
+        "gated", "activation", {"gate": "attn.ssm_z", "up": "attn.ssm_read"}, "ssm_channels", part="gate_alone"
     ),
 )  # fmt: skip

@@ -33,6 +33,27 @@ GATE_FIRST_NORM = of(
     ),
     Node("weight"),
 )
+#: The same of what has not, and the gate behind it.
+NORM_FIRST = of(
+    "multiply",
+    of(
+        "multiply",
+        of(
+            "divide",
+            Node("x"),
+            of(
+                "root",
+                of(
+                    "add",
+                    of("mean_of_groups", of("square", Node("whole")), Node("x"), Node("norm_width")),
+                    Node("eps"),
+                ),
+            ),
+        ),
+        Node("weight"),
+    ),
+    of("silu", Node("gate")),
+)
 STATE = of("scanned", *_SCANNED)
 #: What C reads of it, and the skip D x.
 READ = of(

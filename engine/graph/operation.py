@@ -11,7 +11,7 @@ Kind = Literal[
     "head", "choice", "choice_weights", "experts", "combine", "keys", "values", "gate", "conv", "l2_norm", "sigmoid",
     "decay", "state", "delta", "gated_norm", "unit_norm", "step_size", "ssm_state", "ssm_read",
     "layer_inputs", "layer_input", "query_scaling", "expert_input",
-    "clip", "times", "channel_scale", "index_scores", "key_choice", "shared_choice",
+    "clip", "times", "channel_scale", "multiplier", "index_scores", "key_choice", "shared_choice",
 ]  # fmt: skip
 #: Those that give whole numbers: what was chosen, which is right or wrong, and never off by a little.
 CHOICES: tuple[Kind, ...] = ("choice", "key_choice", "shared_choice")
@@ -79,6 +79,7 @@ Part = Literal[
     "shared_kv", "layer_inputs", "layer_scalar", "unit_qk_norm", "query_scaling", "weighed_inputs",
     "clipped_qkv", "delta_net", "short_conv", "indexer", "shared_choice", "mamba", "attention_alone", "mlp_alone",
     "experts_alone", "beside_mlp",
+    "state_alone", "gate_alone", "beside", "multiplied",
 ]  # fmt: skip
 
 #: Kinds that meet the state that a sequence has: as it is after a pass -> what reads it at each token.

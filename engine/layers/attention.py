@@ -28,6 +28,7 @@ from lockstep.engine.layers.linear import (
     QKVParallelLinear,
     RowParallelLinear,
 )
+from lockstep.engine.layers.multiplier import Multiplier
 from lockstep.engine.layers.norm import QKNorm
 from lockstep.engine.layers.seen_tiles import AttendedSequence, seen_tiles
 from lockstep.engine.layers.step_inputs import StepInputs
@@ -87,6 +88,7 @@ class Attention:
         self.window = model.windows[layer] if model.windows else None
         self.chunked = model.chunked and self.window is not None
         self.clip = own.clip_qkv
+        self.of_keys = Multiplier("attn.k_scaled", own.multipliers)
         self.unit_norm_eps = model.rms_eps if own.unit_qk_norm else None
         self.query_scaling = own.query_scaling
 
@@ -141,6 +143,7 @@ class Attention:
             self.rotated_norm.bind(wiring)
         names = ("q_proj", "k_proj", "v_proj")
         self.tap_q, self.tap_k, self.tap_v = (wiring.tap(f"attn.{name}") for name in names)
+        self.of_keys.bind(wiring)
         self.taps_clipped = [wiring.tap(f"attn.{one}_clip") for one in "qkv"]
 
     def _by_hand(self) -> str:
@@ -278,6 +281,7 @@ class Attention:
             self.tap_v(v)
         if self.clip is not None:
             q, k, v = self._clipped((q, k, v), self.clip)
+        k = self.of_keys(k)
         q, k, v = (
             self.qkv.own_heads(i, part).unflatten(-1, (-1, self.head_dim)) for i, part in enumerate((q, k, v))
         )

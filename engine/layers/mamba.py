@@ -5,7 +5,7 @@ What a sequence's earlier passes left is the newest rows of the convolution and 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,6 +19,7 @@ from lockstep.engine.graph.mamba_vectors import ssm_vectors
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.states import LayerState
 from lockstep.engine.layers.linear import MergedColumnParallelLinear, RowParallelLinear
+from lockstep.engine.layers.multiplier import Multiplier
 from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.weight import KeptTensor, Store
 from lockstep.engine.layers.wiring import Wiring
@@ -55,7 +56,11 @@ class Mamba2(StatefulLayer):
         names = {role: name for kind in kinds for role, name in ssm_vectors(model, kind).items()}
         self.of_heads = {role: store.vector(heads.size) for role in names}
         self.head_names = {role: f"model.layers.{layer}.{name}" for role, name in names.items()}
-        self.norm = GroupNorm(f"{modules['attn.ssm_norm']}.weight", model, config, out_proj.comm, store)
+        self.norm = None
+        if config.normed:
+            self.norm = GroupNorm(f"{modules['attn.ssm_norm']}.weight", model, config, out_proj.comm, store)
+        scaled = PROJECTED if model.multipliers is not None else ()
+        self.factors = [Multiplier(f"{tap}_scaled", model.multipliers) for tap in scaled]
 
     def parameters(self) -> dict[str, Tensor | KeptTensor]:
         """Checkpoint name -> this rank's share."""
@@ -65,7 +70,7 @@ class Mamba2(StatefulLayer):
                 parts = zip(self.conv_names, whole.split(self.sizes), strict=True)
                 found |= {f"{name}.{kind}": part for name, part in parts}
         found |= {self.head_names[role]: vector for role, vector in self.of_heads.items()}
-        return found | {self.norm.name: self.norm.weight}
+        return found if self.norm is None else found | {self.norm.name: self.norm.weight}
 
     def fresh(self) -> LayerState:
         """The state of a sequence that has read nothing."""
@@ -76,16 +81,18 @@ class Mamba2(StatefulLayer):
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
         self.rules = wiring.rules
-        names = (*PROJECTED, *CONVOLVED, *(f"attn.ssm_{one}" for one in ("step", "read", "norm")))
+        names = (*PROJECTED, *CONVOLVED, *(f"attn.ssm_{one}" for one in ("step", "read", "norm", "gated")))
         self.taps = {name: tap for name in names if (tap := wiring.tap(name))}
         self.tap_state = wiring.tap("attn.ssm_state")
         self.rate = self.rules.ssm_rate(self.of_heads["A_log"])
-        self.norm.bind(wiring)
+        for part in (self.norm, *self.factors):
+            if part is not None:
+                part.bind(wiring)
         self.out_proj.bind(wiring, "attn.out_proj")
 
     def __call__(self, x: Tensor, batch: Batch, rope: Any, inputs: Any, pool: KVPool) -> Tensor:
         """[T, hidden] -> the same. It rotates nothing and has no mask."""
-        z, *mixed, dt = self._seen(PROJECTED, self.in_proj(x))
+        z, *mixed, dt = self._projected(x)
         rows = self._with_rows_before(torch.cat(mixed, -1), batch, pool)
         convolved = torch.cat([self._convolved(one) for one in rows])
         into, b, c = self._seen(CONVOLVED, convolved.split(self.sizes, -1))
@@ -103,8 +110,21 @@ class Mamba2(StatefulLayer):
         read = self._recurred(scan, rows, self.config.conv - 1, batch, pool)
         out = self.rules.ssm_skip(read, into, self.of_heads["D"])
         (out,) = self._seen(("attn.ssm_read",), (out.flatten(1).to(x.dtype),))
-        (out,) = self._seen(("attn.ssm_norm",), (self.norm(out, z),))
-        return self.out_proj(out)
+        return self.out_proj(self._gated(out, z))
+
+    def _projected(self, x: Tensor) -> Sequence[Tensor]:
+        parts = self._seen(PROJECTED, self.in_proj(x))
+        if not self.factors:
+            return parts
+        return [factor(part) for factor, part in zip(self.factors, parts, strict=True)]
+
+    def _gated(self, read: Tensor, z: Tensor) -> Tensor:
+        """What is read from the states, through its gate and, where there is one, the norm."""
+        if self.norm is None:
+            (out,) = self._seen(("attn.ssm_gated",), (self.rules.ssm_gate(read, z),))
+        else:
+            (out,) = self._seen(("attn.ssm_norm",), (self.norm(read, z),))
+        return out
 
     def _convolved(self, rows: Tensor) -> Tensor:
         if self.conv_bias is None:
@@ -113,7 +133,7 @@ class Mamba2(StatefulLayer):
 
 
 class GroupNorm:
-    """RMSNorm of groups of channels, and a gate. Ranks that share a group sum up its squares."""
+    """RMSNorm of groups of channels, and a gate before or behind it. Ranks that share a group sum up its squares."""
 
     def __init__(self, name: str, model: ModelConfig, config: MambaConfig, comm: Comm, store: Store) -> None:
         span = shards.span_of("ssm_channels", model, comm.size, comm.rank)
@@ -125,7 +145,9 @@ class GroupNorm:
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force."""
-        self.rule, self.sum = wiring.rules.ssm_norm, wiring.rules.sum_squares
+        first = self.config.norm_first
+        self.rule = wiring.rules.ssm_norm_first if first else wiring.rules.ssm_norm
+        self.sum = wiring.rules.sum_squares
         self.place = wiring.place("attn.ssm_norm")
 
     def normalised(self, x: Tensor) -> Tensor:

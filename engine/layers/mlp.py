@@ -37,10 +37,14 @@ class MLP:
             self.tap_gate(gate)
         if self.tap_up:
             self.tap_up(up)
+        return self.down(self.activated(gate, up))  # [T, H]
+
+    def activated(self, gate: Tensor, up: Tensor) -> Tensor:
+        """What goes into the second product."""
         hidden = self.act(gate, up, self.activation)  # [T, I / tp]
         if self.tap_act:
             self.tap_act(hidden)
-        return self.down(hidden)  # [T, H]
+        return hidden
 
 
 class UngatedMLP(MLP):

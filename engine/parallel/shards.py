@@ -120,7 +120,7 @@ def cached_layers(model: ModelConfig) -> list[int]:
     return [
         layer
         for layer in range(model.num_layers)
-        if not any(stateful[layer : layer + 1])
+        if (model.beside or not any(stateful[layer : layer + 1]))
         and model.of_layer(layer).kv_from is None
         and "mlp" not in model.blocks[layer : layer + 1]
     ]

@@ -167,6 +167,11 @@ def clamped(x: Tensor, limit: float) -> Tensor:
     return x.clamp(-limit, limit)
 
 
+def times_number(x: Tensor, factor: float, tap: str) -> Tensor:
+    """x times the number of that tap."""
+    return x * factor
+
+
 def capped(x: Tensor, cap: float) -> Tensor:
     """cap * tanh(x / cap): never beyond the cap (Gemma 2, arXiv:2408.00118)."""
     return (x / cap).tanh_().mul_(cap)

@@ -58,6 +58,16 @@ def skip(read: Tensor, x: Tensor, d: Tensor) -> Tensor:
     return read + d.float().unsqueeze(-1) * x.float()
 
 
+def through_gate(x: Tensor, gate: Tensor) -> Tensor:
+    """x [T, C] times SiLU of the gate."""
+    return (x.float() * F.silu(gate.float())).to(x.dtype)
+
+
+def normed_first(x: Tensor, gate: Tensor, weight: Tensor, normalised: Callable[[Tensor], Tensor]) -> Tensor:
+    """The norm, `normalised`, of x [T, C], its weight, and then SiLU of the gate."""
+    return (weight.float() * normalised(x.float()) * F.silu(gate.float())).to(x.dtype)
+
+
 def gated(x: Tensor, gate: Tensor, weight: Tensor, normalised: Callable[[Tensor], Tensor]) -> Tensor:
     """The norm, `normalised`, of x [T, C] times SiLU of the gate, and its weight."""
     return (weight * normalised(x.float() * F.silu(gate.float())).to(x.dtype)).to(x.dtype)

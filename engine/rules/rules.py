@@ -112,6 +112,12 @@ class Rules:
     ssm_scan: Callable[[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor], tuple[Tensor, Tensor]] = mamba.scan
     ssm_skip: Callable[[Tensor, Tensor, Tensor], Tensor] = mamba.skip
     ssm_norm: Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor] = mamba.gated
+    ssm_norm_first: Callable[[Tensor, Tensor, Tensor, Callable[[Tensor], Tensor]], Tensor] = (
+        mamba.normed_first
+    )
+    ssm_gate: Callable[[Tensor, Tensor], Tensor] = mamba.through_gate
+    multiplied: Callable[[Tensor, float, str], Tensor] = defaults.times_number
+    mixed: Callable[[Tensor, Tensor], Tensor] = defaults.add_residual
     merge: Callable[[Tensor], Tensor] = defaults.merge_heads
     reduce: Callable[[Tensor, Comm], Tensor] = defaults.sum_over_ranks
     row_bias: Callable[[Tensor, Tensor, Comm], Tensor] = defaults.bias_once

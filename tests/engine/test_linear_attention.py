@@ -19,7 +19,7 @@ from lockstep.engine.taps.hub import CapturePolicy
 from tests.checkpoints import EVERY_VARIANT, tiny_model
 from tests.engine.harness import Engine, local_runner, model_config, reference_logits
 
-NAMES = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "lfm2", "granite4-moe", "nemotron-h")
+NAMES = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "lfm2", "granite4-moe", "nemotron-h", "falcon-h1")
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]
 STEPS = 8
 #: Of logits of several units: what another order of float32 sums comes to.
@@ -42,6 +42,8 @@ def golden(name: str) -> tuple[np.ndarray, list[int]]:
         ("granite4-moe", 4, 2),
         ("granite4", 4, 1),
         ("nemotron-h-moe", 4, 2),
+        ("falcon-h1", 4, 1),
+        ("falcon-h1-normed", 4, 1),
     ],
 )
 def test_logits_match_transformers_on_several_ranks(

@@ -32,6 +32,23 @@ def _bamba(chance: random.Random, layers: int, head_dim: int) -> Fields:
     }
 
 
+def _falcon_h1(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    mixer, several = _mamba(chance), (0.35, 0.8, 1.0, 1.7)
+    single = ("key", "attention_in", "attention_out", "ssm_in", "ssm_out", "embedding", "lm_head")
+    return {
+        **mixer,
+        "mamba_d_ssm": mixer["mamba_n_heads"] * chance.choice((4, 6, 12)),
+        "projectors_bias": mixer["mamba_proj_bias"],
+        "mamba_rms_norm": chance.random() < 0.5,
+        "mamba_norm_before_gate": chance.random() < 0.5,
+        "attention_bias": chance.random() < 0.3,
+        "mlp_bias": chance.random() < 0.3,
+        **{f"{name}_multiplier": chance.choice(several) for name in single},
+        "ssm_multipliers": [chance.choice(several) for _ in range(5)],
+        "mlp_multipliers": [chance.choice(several) for _ in range(2)],
+    }
+
+
 def _granite_hybrid(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return {
         **_mamba(chance),
@@ -168,8 +185,9 @@ def _biased(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 #: Family -> what it alone has: (chance, layers, head_dim).
 FURTHER: dict[str, Callable[[random.Random, int, int], Fields]] = {
-    "bamba": _bamba, "granitemoehybrid": _granite_hybrid, "nemotron_h": _nemotron_h, "lfm2": _lfm2,
-    "lfm2_moe": _lfm2_moe, "minimax_m2": _minimax_m2, "apertus": _apertus, "olmo": _olmo, "phi": _phi,
+    "bamba": _bamba, "falcon_h1": _falcon_h1, "granitemoehybrid": _granite_hybrid,
+    "nemotron_h": _nemotron_h, "lfm2": _lfm2, "lfm2_moe": _lfm2_moe, "minimax_m2": _minimax_m2,
+    "apertus": _apertus, "olmo": _olmo, "phi": _phi,
     "phimoe": _phimoe, "flex_olmo": _flex_olmo, "cohere2": _cohere2, "exaone4": _exaone4, "seed_oss": _seed_oss,
     "ernie4_5": _biased,
 }  # fmt: skip

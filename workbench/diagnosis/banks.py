@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from lockstep.engine.graph.operation import CHOICES
 from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
 from lockstep.workbench.diagnosis.hypotheses.behind_rotation import query_scalings, rotated_norms
-from lockstep.workbench.diagnosis.hypotheses.clipping import clippings
+from lockstep.workbench.diagnosis.hypotheses.clipping import clippings, multiplications
 from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     biases_of_experts,
     other_experts,
@@ -130,6 +130,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "channel_scale": (router_inputs,),
     "query_scaling": (query_scalings,),
     "clip": (clippings,),
+    "multiplier": (multiplications,),
     "expert_input": (routing_edits,),
     "layer_inputs": (layer_sums,),
     "layer_input": (layer_parts,),

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+_PARTS = ",".join(f"attn.ssm_{one}_scaled" for one in ("b", "c", "dt", "x", "z"))
 #: Cause, cause:value of its transform, or cause@kinds of the taps that are wrong -> the fault, as `--fault` takes it.
 KNOWN_FAULTS: Mapping[str, str] = {
     "mask_zero_times_inf": "mask=additive",
@@ -53,6 +54,8 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "chunks_sliding": "chunk=sliding",
     "rotated_norm_missing": "unit_qk_norm=missing",
     "clip_missing": "clip_qkv=missing",
+    "multiplier_missing@attn.k_scaled": "multiplied=without_key",
+    f"multiplier_missing@{_PARTS}": "multiplied=without_parts",
     "query_scaling_missing": "query_factor=missing",
     "expert_input_unweighed": "expert_input=unweighed",
     "value_norm_of_keys": "value_norm=keys",

@@ -6,6 +6,7 @@ its softmax and its rotary angles, which would leave float32 noise in what is to
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from typing import Any
 
@@ -35,12 +36,27 @@ def _widen(value: Any) -> Any:
     return torch.float64 if value is torch.float32 else value
 
 
+def _widen_multipliers(model: Any) -> None:
+    """The same of the vectors by which Falcon-H1 multiplies what goes into its mixers."""
+    mixers = [layer.mamba for layer in model.model.layers if hasattr(layer, "mamba")]
+    for mixer in mixers:
+        if hasattr(mixer, "mup_vector"):
+            usual = torch.get_default_dtype()
+            torch.set_default_dtype(torch.float64)
+            try:
+                made = sys.modules[type(mixer).__module__].compute_mup_vector(model.config)
+            finally:
+                torch.set_default_dtype(usual)
+            mixer.mup_vector = made.to(model.device)
+
+
 def widen_rotary(model: Any) -> None:
     """Make the rotary frequencies, and the scales of the embeddings, again in float64: they were rounded to float32."""
     if (rotary := rotary_of(model)) is not None:
         with DoubleWhereFloat():
             made = type(getattr(model.model, rotary))(config=model.config).to(model.device)
         setattr(model.model, rotary, made)
+    _widen_multipliers(model)
     for name in ("embed_tokens", "embed_tokens_per_layer"):
         embedding: Any = getattr(model.model, name, None)
         if hasattr(embedding, "scalar_embed_scale"):

@@ -10,6 +10,7 @@
 | `gated`, `act` | what goes into `o_proj`, `down_proj` |
 | `conv_*` … `delta` | the functions of linear attention (`recurrence.py`) |
 | `ssm_conv_*` … `ssm_read` | the functions of Mamba-2 (`mamba.py`) |
+| `*_scaled`, `mixed` | Falcon-H1's multipliers (`multipliers.py`) |
 | `conv_in`, `conv` | the functions of short convolutions (`short_convolution.py`) |
 | `index_q_rope` … `index_scores` | the indexer (`indexer.py`) |
 | `index_chosen`, `shared_chosen` | the attention interface |
@@ -48,6 +49,7 @@ from lockstep.workbench.references.attention import listening
 from lockstep.workbench.references.experts import hearing, in_order
 from lockstep.workbench.references.indexer import indexing
 from lockstep.workbench.references.mamba import scanning
+from lockstep.workbench.references.multipliers import tap_multiplied
 from lockstep.workbench.references.recurrence import following
 from lockstep.workbench.references.scaled_queries import rotating
 from lockstep.workbench.references.short_convolution import convolving
@@ -138,6 +140,8 @@ def tapped(model: Any, see: See) -> Iterator[None]:
                     after(
                         layer.get_submodule(f"self_attn.{one}_proj"), f"layers.{i}.attn.{one}_clip", clamped
                     )
+            if own.multipliers is not None:
+                tap_multiplied(layer, partial(_see_within, see, i), stack)
             if own.parallel:
                 _tap_sum(layer, f"layers.{i}.attn_residual", own, see, stack)
             if own.experts is not None:

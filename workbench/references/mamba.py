@@ -82,13 +82,14 @@ def _step(
     c: Tensor,
     *args: Any,
     dt_bias: Tensor,
+    z: Tensor | None = None,
     **others: Any,
 ) -> Tensor:
     """The same of one token: x and dt [1, H, P], B and C [1, groups, N], the state in place. It has no limits of step
-    sizes."""
+    sizes. `z` [1, H, P]: the gate of what is read, where there is no norm."""
     read = update(state, x, dt, a, b, c, *args, dt_bias=dt_bias, **others)
     step = F.softplus(dt[..., 0] + dt_bias[..., 0])
     rows = {"ssm_conv_x": x, "ssm_conv_b": b, "ssm_conv_c": c, "ssm_read": read}
     seen = {name: one.flatten(1) for name, one in rows.items()}
     on_scan(running[0].layer_idx, {**seen, "ssm_step": step, "ssm_state": state})
-    return read
+    return read if z is None else read * F.silu(z)

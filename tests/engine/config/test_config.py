@@ -250,6 +250,31 @@ def _granite_hybrid(config: Any) -> dict[str, Any]:
     return _granite(config) | dense | {"mamba": _mamba(config, config.mamba_n_groups)}
 
 
+def _falcon_h1(config: Any) -> dict[str, Any]:
+    width = config.mamba_d_ssm or config.mamba_expand * config.hidden_size
+    single = ("attention_in", "key", "attention_out", "ssm_in", "ssm_out")
+    return {
+        "embedding_multiplier": config.embedding_multiplier,
+        "logit_divisor": 1 / config.lm_head_multiplier,
+        "multipliers": {
+            **{name: getattr(config, f"{name}_multiplier") for name in single},
+            **dict(zip(("z", "x", "b", "c", "dt"), config.ssm_multipliers, strict=True)),
+            **dict(zip(("gate", "down"), config.mlp_multipliers, strict=True)),
+        },
+        "mamba": {
+            **_mamba(config, config.mamba_n_groups),
+            "layers": (True,) * config.num_hidden_layers,
+            "norm_width": width // config.mamba_n_groups,
+            "beside": True,
+            "normed": config.mamba_rms_norm,
+            "norm_first": config.mamba_norm_before_gate,
+        },
+    }
+
+
+_GATE_FIRST = {"beside": False, "normed": True, "norm_first": False}
+
+
 def _mamba(config: Any, norm_groups: int) -> dict[str, Any]:
     width = config.mamba_expand * config.hidden_size
     return {
@@ -263,6 +288,7 @@ def _mamba(config: Any, norm_groups: int) -> dict[str, Any]:
         "conv_bias": config.mamba_conv_bias,
         "proj_bias": config.mamba_proj_bias,
         "limits": tuple(config.time_step_limit),
+        **_GATE_FIRST,
     }
 
 
@@ -283,12 +309,14 @@ def _nemotron_h(config: Any) -> dict[str, Any]:
             "conv_bias": config.use_conv_bias,
             "proj_bias": config.use_bias,
             "limits": (config.time_step_min, math.inf),
+            **_GATE_FIRST,
         },
     }
 
 
 _OWN |= {"lfm2": _lfm2, "lfm2_moe": _lfm2, "granitemoehybrid": _granite_hybrid, "nemotron_h": _nemotron_h}
 _OWN |= {"bamba": lambda config: {"mamba": _mamba(config, config.mamba_n_groups)}}
+_OWN |= {"falcon_h1": _falcon_h1}
 _OWN |= {"gemma4_text": _gemma4, "llama4_text": _llama4}
 _OWN |= dict.fromkeys(("qwen3_next", "qwen3_5_text", "qwen3_5_moe_text"), _linear)
 

@@ -63,6 +63,7 @@ MODELS = {
     "clamped": ("olmo", {}),
     "short-convolutions": ("lfm2", {}),
     "mamba": ("granitemoehybrid", {}),
+    "side-by-side": ("falcon_h1", {}),
     "quantised": ("llama", {"attention_bias": True}),  # as a GGUF file
 }  # fmt: skip
 

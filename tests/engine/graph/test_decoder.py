@@ -97,7 +97,7 @@ def test_norms_stand_before_the_blocks_or_behind_them() -> None:
     assert reads("attn.o_proj.partial", "partial") == ["attn.context"]
     assert reads("attn.o_proj.partial", "partial", "output_gate") == ["attn.gated"]
     assert reads("attn.gated", "output_gate") == ["attn.context", "attn.gate"]
-    assert reads("attn_residual", "linear_attn", "delta_net") == [STREAM, "attn.out_proj"]
+    assert reads("attn_residual", "linear_attn", "state_alone", "delta_net") == [STREAM, "attn.out_proj"]
     assert reads("attn.out_proj.partial", "linear_attn", "short_conv", "partial") == ["attn.conv_gated"]
     assert reads("attn.q_rope", "clipped_qkv") == ["attn.q_clip"]
     assert reads("mlp.up", "bare_inputs", "post_norm") == ["attn_residual"]

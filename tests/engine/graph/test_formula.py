@@ -96,6 +96,7 @@ NAMES = (
     "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
     "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4", "llama4", "phimoe", "apertus",
     "phi-normed", "olmo", "lfm2", "lfm2-moe", "granite4", "granite4-moe", "nemotron-h-moe",
+    "falcon-h1", "falcon-h1-normed", "falcon-h1-norm-first",
 )  # fmt: skip
 
 

@@ -31,6 +31,7 @@ STEPS = 3
 FAMILIES = (
     "olmo2", "gemma2", "gemma3", "phi3-window", "granite", "smollm3", "glm4", "olmo3", "starcoder2", "qwen3.5",
     "gemma4", "cohere2", "hunyuan", "nemotron", "apertus", "phi-normed", "olmo", "lfm2", "granite4",
+    "falcon-h1", "falcon-h1-normed", "falcon-h1-norm-first",
 )  # fmt: skip
 #: Those that have experts; groups of ranks among which these are divided.
 WITH_EXPERTS = (
@@ -72,6 +73,11 @@ PLANTED = {
     ("lfm2", "plain_conv=backwards"): "layers.0.attn.conv",
     ("lfm2", "conv_in_gate=missing"): "layers.0.attn.conv_in",
     ("lfm2", "conv_out_gate=missing"): "layers.0.attn.conv_gated",
+    ("falcon-h1", "multiplied=without_parts"): "layers.0.attn.ssm_z_scaled",
+    ("falcon-h1", "multiplied=without_key"): "layers.0.attn.k_scaled",
+    ("falcon-h1", "mixed=states"): "layers.0.attn.mixed",
+    ("falcon-h1", "mixed=attention"): "layers.0.attn.mixed",
+    ("falcon-h1-normed", "ssm_norm=gate_after"): "layers.0.attn.ssm_norm",
     ("olmo", "clip_qkv=missing"): "layers.0.attn.q_clip",
 }
 

@@ -72,14 +72,14 @@ def granite(mixed: bool) -> dict[str, dict[str, str]]:
     }
 
 
-_PARTS = ("z", "x", "b", "c", "dt")
+PARTS = ("z", "x", "b", "c", "dt")
 
 
-def _part(name: str, x: Tensor, owner: Any) -> Tensor:
+def part_of(name: str, x: Tensor, owner: Any) -> Tensor:
     """Of the product that goes in."""
     channels, groups = owner.intermediate_size, owner.n_groups * owner.ssm_state_size
     parts: tuple[Tensor, ...] = x.split([channels, channels, groups, groups, owner.num_heads], -1)
-    return parts[_PARTS.index(name)]
+    return parts[PARTS.index(name)]
 
 
 def _of_scan(name: str, call: Any, owner: Any) -> Any:
@@ -96,8 +96,18 @@ def _of_scan(name: str, call: Any, owner: Any) -> Any:
         return args[0]
     if name == "step":
         return softplus(args[2][..., 0] + named["dt_bias"][..., 0]).unsqueeze(1)
-    found = out if name == "read" else args[{"x": 1, "b": 4, "c": 5}[name]]
+    if name == "read":
+        found = out if named.get("z") is None else _before_gate(*args[:2], *args[5:7])
+    else:
+        found = args[{"x": 1, "b": 4, "c": 5}[name]]
     return found.flatten(1).unsqueeze(1)
+
+
+def _before_gate(state: Tensor, x: Tensor, c: Tensor, d: Tensor) -> Tensor:
+    """What one token x [B, H, P] reads from the states [B, H, P, N] that it has met, where the call gives it behind its
+    gate: C [B, groups, N], D [H, P]."""
+    of_heads = c.repeat_interleave(x.shape[1] // c.shape[1], 1)
+    return ((state.to(c.dtype) @ of_heads.unsqueeze(-1)).squeeze(-1) + x * d).to(x.dtype)
 
 
 def _keep(x: Any, owner: Any) -> None:
@@ -107,7 +117,7 @@ def _keep(x: Any, owner: Any) -> None:
 
 #: To take, of what a module gives; and of a call of a function, with its positional and named arguments and its result.
 MAMBA_TAKE: dict[str, Callable[[Any, Any], Any]] = {
-    **{f"ssm {one}": partial(_part, one) for one in _PARTS},
+    **{f"ssm {one}": partial(part_of, one) for one in PARTS},
     **{f"scan {one}": partial(_of_scan, one) for one in (*"xbc", "step", "state", "read")},
     "first of two": _keep,
     "sum of two": lambda x, owner: owner.__dict__.pop("lockstep_first") + x,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from .lockstep_calls import CallInputs
+from .lockstep_falcon_h1 import FALCON_H1_TAKE, falcon_h1
 from .lockstep_gemma4 import GEMMA4_TAKE, gemma4_names, more_of, rotated_calls
 from .lockstep_indexer import INDEXER, INDEXER_TAKE, SHARED_CHOICE, register_choice
 from .lockstep_latent import LATENT, LATENT_TAKE, OF_CACHED, new_rows
@@ -55,6 +56,7 @@ _SHARDED = (
 _KV = ("k_clip", "v_clip", "k_proj", "k_norm", "k_rope", "k_rope_norm", "k_unit_norm", "v_proj", "v_norm")
 _TAKE: dict[str, Callable[[Any, Any], Any]] = {  # of what goes in or comes out, and of the module's owner
     **TAKE,
+    **FALCON_H1_TAKE,
     **GEMMA4_TAKE,
     **INDEXER_TAKE,
     **LATENT_TAKE,
@@ -117,6 +119,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
         ".self_attn", {}
     ):
         names = names | LLAMA4
+    if tape.facts["config"].get("model_type") == "falcon_h1" and "rotary q" in names.get(".self_attn", {}):
+        names = falcon_h1(names, tape.facts["config"])
     if ".shared_mlp.input_linear" in {local for _, local in places.values()}:
         names = names | granite(bool(mixtures))
     if tape.facts["config"].get("clip_qkv") and "rotary q" in names.get(".self_attn", {}):
@@ -251,7 +255,7 @@ def _finished(logits: Any, config: Any) -> Any:
     config = config.get_text_config() if kind == "gemma4" else config
     scaling = getattr(config, "logits_scaling", 1)
     scaling = 1 / scaling if kind == "hyperclovax" else scaling
-    logits = logits / scaling * getattr(config, "logit_scale", 1)
+    logits = logits / scaling * getattr(config, "logit_scale", 1) * getattr(config, "lm_head_multiplier", 1)
     cap = getattr(config, "final_logit_softcapping", None)
     return torch.tanh(logits / cap) * cap if cap else logits
 

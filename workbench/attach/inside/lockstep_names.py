@@ -12,7 +12,7 @@ from .lockstep_mamba import MAMBA, NEMOTRON_H
 #: apply_rotary_pos_emb returns; "unrotated q", "unrotated k", what goes into a rotating module; "chosen", "weights",
 #: the experts and their weights that go into a module of experts; "routed", "routed weights", those that vLLM's router
 #: returns, "expert sum", what its runner hands to the all-reduce; and those of lockstep_linear, lockstep_mamba,
-#: lockstep_gemma4, lockstep_llama4, lockstep_latent, lockstep_indexer.
+#: lockstep_falcon_h1, lockstep_gemma4, lockstep_llama4, lockstep_latent, lockstep_indexer.
 Names = dict[str, dict[str, str]]
 BOTH: Names = {
     "embed_tokens": {"multiplied": "embed"},
@@ -126,7 +126,7 @@ HEADS_FIRST = ("exaone4", "exaone_moe", "apertus", "phi")
 #: Those that give the rotation only the part of each head that is rotated.
 IN_PART = ("stablelm", "nemotron", "phi")
 #: Those of whose layers transformers' plans divide the experts alone.
-UNDIVIDED = ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h", "bamba")
+UNDIVIDED = ("lfm2", "lfm2_moe", "granitemoehybrid", "nemotron_h", "bamba", "falcon_h1")
 TURNED: Names = {
     f".self_attn.{one}_{norm}": {"turned": f".attn.{one}_norm"}
     for one in "qk"

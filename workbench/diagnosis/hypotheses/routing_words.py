@@ -90,6 +90,8 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         ("expert_input_unweighed", "what goes into the experts is not multiplied by their weights"),
     ("clip", "clamped_within", "left_out", 0.0):
         ("clip_missing", "queries, keys or values are not clamped to ±{clip:g}"),
+    ("multiplier", "multiply", "left_out", 0.0):
+        ("multiplier_missing", "a multiplier of the model is left out"),
     ("query_scaling", "multiply", "left_out", 0.0):
         ("query_scaling_missing", "queries are not multiplied by the factor of their position"),
     ("query_scaling", "floor", "left_out", 0.0):

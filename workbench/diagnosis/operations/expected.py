@@ -269,6 +269,12 @@ def clip(o: Operands) -> Result:
     return out, floor(o.facts, o.facts.unit * np.abs(out))
 
 
+def multiplier(o: Operands) -> Result:
+    """Times a number of the model, which may have been rounded itself."""
+    out = o.value("multiplier")
+    return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
+
+
 def query_scaling(o: Operands) -> Result:
     """Queries times a factor of where they stand."""
     out = o.value(
@@ -345,4 +351,5 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "query_scaling": query_scaling,
     "clip": clip,
     "channel_scale": channel_scale,
+    "multiplier": multiplier,
 }

@@ -137,6 +137,7 @@ def test_every_tap_of_experts_but_their_rows(family: str, tmp_path: Path) -> Non
         ("granitemoehybrid", r".*\.attn\.[qk]_rope|.*\.mlp\.experts\..*"),  # which does not rotate
         ("nemotron_h", r".*\.attn\.[qk]_rope|.*\.mlp\.experts\..*"),
         ("bamba", ""),
+        ("falcon_h1", ""),
         ("llama4_text", r"layers\.[13]\.attn\.[qk]_rope|.*\.attn\.q_scaled|.*\.mlp\.experts\..*"),
     ],
 )
