@@ -317,6 +317,7 @@ FORMULAS: Mapping[Kind, Node] = {
     "times": _of("multiply", _X, Node("gate")),
     "clip": _of("clamped_within", _X, Node("clip")),
     "multiplier": _X,
+    "mixed": _of("add", _X, Node("y")),
     "index_scores": _of(
         "where", Node("allowed"), _of("summed_heads", _of("above_zero", SCALED), _HEAD_WEIGHTS)
     ),

@@ -58,6 +58,8 @@ KNOWN_FAULTS: Mapping[str, str] = {
         f"multiplier_missing@attn.ssm_{one}_scaled": "multiplied=without_parts"
         for one in ("z", "x", "b", "c", "dt")
     },
+    "attention_beside_missing": "mixed=states",
+    "states_beside_missing": "mixed=attention",
     "query_scaling_missing": "query_factor=missing",
     "expert_input_unweighed": "expert_input=unweighed",
     "value_norm_of_keys": "value_norm=keys",

@@ -267,6 +267,12 @@ def multiplier(o: Operands) -> Result:
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 
+def mixed(o: Operands) -> Result:
+    """The sum of what two blocks give."""
+    out = o.value("mixed")
+    return out, floor(o.facts, o.facts.unit * np.abs(out))
+
+
 def query_scaling(o: Operands) -> Result:
     """Queries times a factor of where they stand."""
     out = o.value(
@@ -343,4 +349,5 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "query_scaling": query_scaling,
     "clip": clip,
     "multiplier": multiplier,
+    "mixed": mixed,
 }
