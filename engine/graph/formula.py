@@ -319,6 +319,7 @@ FORMULAS: Mapping[Kind, Node] = {
     "channel_scale": _of("multiply", _of("multiply", _X, _WEIGHT), Node("router_factor")),
     "clip": _of("clamped_within", _X, Node("clip")),
     "multiplier": _X,
+    "mixed": _of("add", _X, Node("y")),
     "index_scores": _of(
         "where", Node("allowed"), _of("summed_heads", _of("above_zero", SCALED), _HEAD_WEIGHTS)
     ),

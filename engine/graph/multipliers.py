@@ -40,7 +40,7 @@ OUT_SCALED = _scaled("attn.out_scaled", "attn.out_proj")
 GATE_SCALED = _scaled("mlp.gate_scaled", "mlp.gate", "intermediate")
 DOWN_SCALED = _scaled("mlp.down_scaled", "mlp.down")
 #: What both blocks give.
-BESIDE = Operation("attn.mixed", "residual", {"x": "attn.out_scaled", "y": "attn.o_scaled"}, part="beside")
+BESIDE = Operation("attn.mixed", "mixed", {"x": "attn.out_scaled", "y": "attn.o_scaled"}, part="beside")
 _GATE = {"gate": "attn.ssm_z_scaled"}
 #: What operations read instead where there are multipliers and both blocks.
 SCALED_INPUTS: Mapping[str, Mapping[str, str]] = {

@@ -11,7 +11,7 @@ Kind = Literal[
     "head", "choice", "choice_weights", "experts", "combine", "keys", "values", "gate", "conv", "l2_norm", "sigmoid",
     "decay", "state", "delta", "gated_norm", "unit_norm", "step_size", "ssm_state", "ssm_read",
     "layer_inputs", "layer_input", "query_scaling", "expert_input",
-    "clip", "times", "channel_scale", "multiplier", "index_scores", "key_choice", "shared_choice",
+    "clip", "times", "channel_scale", "multiplier", "mixed", "index_scores", "key_choice", "shared_choice",
 ]  # fmt: skip
 #: Those that give whole numbers: what was chosen, which is right or wrong, and never off by a little.
 CHOICES: tuple[Kind, ...] = ("choice", "key_choice", "shared_choice")

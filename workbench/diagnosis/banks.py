@@ -131,6 +131,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "query_scaling": (query_scalings,),
     "clip": (clippings,),
     "multiplier": (multiplications,),
+    "mixed": (multiplications,),
     "expert_input": (routing_edits,),
     "layer_inputs": (layer_sums,),
     "layer_input": (layer_parts,),

@@ -29,6 +29,7 @@ _AT_HAND = frozenset({
 #: Operations whose banks know every form that models have of them.
 _ANY_FORM = (
     *ROUTED, MIXTURE, "embedding", "rope", "softmax", "weights", "scores", "conv", "head", "gated_norm", "step_size",
+    "multiplier",
 )  # fmt: skip
 
 

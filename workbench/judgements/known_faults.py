@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-_PARTS = ",".join(f"attn.ssm_{one}_scaled" for one in ("b", "c", "dt", "x", "z"))
 #: Cause, cause:value of its transform, or cause@kinds of the taps that are wrong -> the fault, as `--fault` takes it.
 KNOWN_FAULTS: Mapping[str, str] = {
     "mask_zero_times_inf": "mask=additive",
@@ -55,7 +54,12 @@ KNOWN_FAULTS: Mapping[str, str] = {
     "rotated_norm_missing": "unit_qk_norm=missing",
     "clip_missing": "clip_qkv=missing",
     "multiplier_missing@attn.k_scaled": "multiplied=without_key",
-    f"multiplier_missing@{_PARTS}": "multiplied=without_parts",
+    **{
+        f"multiplier_missing@attn.ssm_{one}_scaled": "multiplied=without_parts"
+        for one in ("z", "x", "b", "c", "dt")
+    },
+    "attention_beside_missing": "mixed=states",
+    "states_beside_missing": "mixed=attention",
     "query_scaling_missing": "query_factor=missing",
     "expert_input_unweighed": "expert_input=unweighed",
     "value_norm_of_keys": "value_norm=keys",

@@ -26,8 +26,8 @@ def clippings(site: Site) -> Iterator[Variant]:
 
 
 def multiplications(site: Site) -> Iterator[Variant]:
-    """The same of a multiplier: left out, another one of the model's, or a number that is solved for."""
-    tokens = {"x": lambda: np.reshape(site.inputs["x"], site.expected.shape)}
+    """The same of a multiplier, which may be another one of the model's, and of the sum of two blocks."""
+    tokens = {role: partial(np.reshape, x, site.expected.shape) for role, x in site.inputs.items()}
     formula = formula_at(site)
     own = {name: one for name, one in numbers_of(site.facts.model).items() if name.endswith("_multiplier")}
     names = [leaf for leaf in leaves(formula) if leaf in own]

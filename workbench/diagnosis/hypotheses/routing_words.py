@@ -92,6 +92,10 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         ("clip_missing", "queries, keys or values are not clamped to ±{clip:g}"),
     ("multiplier", "multiply", "left_out", 0.0):
         ("multiplier_missing", "a multiplier of the model is left out"),
+    ("mixed", "add", "left_out", 0.0):
+        ("attention_beside_missing", "what attention gives is not added to what Mamba-2 beside it does"),
+    ("mixed", "add", "left_out", 1.0):
+        ("states_beside_missing", "what Mamba-2 gives is not added to what attention beside it does"),
     ("query_scaling", "multiply", "left_out", 0.0):
         ("query_scaling_missing", "queries are not multiplied by the factor of their position"),
     ("query_scaling", "floor", "left_out", 0.0):

@@ -275,6 +275,12 @@ def multiplier(o: Operands) -> Result:
     return out, floor(o.facts, 2 * o.facts.unit * np.abs(out))
 
 
+def mixed(o: Operands) -> Result:
+    """The sum of what two blocks give."""
+    out = o.value("mixed")
+    return out, floor(o.facts, o.facts.unit * np.abs(out))
+
+
 def query_scaling(o: Operands) -> Result:
     """Queries times a factor of where they stand."""
     out = o.value(
@@ -352,4 +358,5 @@ ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     "clip": clip,
     "channel_scale": channel_scale,
     "multiplier": multiplier,
+    "mixed": mixed,
 }
