@@ -88,6 +88,7 @@ def main() -> None:
             folder.mkdir()
             told, results = looked_for(plant, model_of(plant, folder)), Results.load()
             results.rows[plant.key] = told
+            results.first_look.setdefault(plant.key, told)
             results.keep()
             print(f"{plant.key}: {level(plant, told)}, {told.seconds:.0f} s\n    {told.text}", flush=True)
     page.write(Results.load())

@@ -21,8 +21,10 @@ def recordings(tmp_path_factory: pytest.TempPathFactory) -> Recordings:
     return Recordings(tmp_path_factory.mktemp("reads"), steps=1)
 
 
-def diagnosed(recordings: Recordings, name: str, patch: Callable[[Patched], None]) -> CheckResult:
-    recorded = recordings.of(Bug(name, "", (), "", Place(()), patch, "llama"))
+def diagnosed(
+    recordings: Recordings, name: str, patch: Callable[[Patched], None], model: str = "llama"
+) -> CheckResult:
+    recorded = recordings.of(Bug(name, "", (), "", Place(()), patch, model))
     with Session.open(recorded.engine, UNLIMITED) as ours:
         return diagnose_recording(ours, recorded.checkpoint, golden=recorded.golden, floor=recorded.floor)
 
@@ -46,6 +48,13 @@ def test_an_embedding_that_is_multiplied_behind_its_module_is_named_there(
     assert cause.tap == "embed"
     assert cause.text.startswith(f"the embedding is {words} times what it should be")
     assert any("layers.0.{attn_norm,attn_residual} read" in note for note in found.event.notes)
+
+
+def test_an_embedding_that_the_model_multiplies_is_multiplied_once_more(recordings: Recordings) -> None:
+    found = diagnosed(recordings, "twice", lambda p: entering(p, 0, lambda x: x * 8.0), "gemma3")
+    (cause,) = found.causes
+    assert (cause.tap, cause.name) == ("embed", "embedding_scaled")
+    assert cause.text == "the embedding is 8 times what it should be, sqrt(hidden_size)"
 
 
 def test_a_stream_that_is_multiplied_between_two_layers(recordings: Recordings) -> None:

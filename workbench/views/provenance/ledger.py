@@ -38,11 +38,11 @@ class Misuse(StrEnum):
     MISPLACED = "misplaced"  # the row was written to another slot than the block table says
     PADDING = "padding"  # a row that fills up a batch was written over it
     CLOBBERED = "clobbered"  # a misplaced row was written over it
-    OVERWRITTEN = "overwritten"  # another request wrote over it, in a block that both have
+    OVERWRITTEN = "overwritten"  # another request wrote over it, in a block that the reader has in use
     FOREIGN = "foreign"  # the block table names another request's block
     LOST = "lost"  # the block table names a block without the row, which is elsewhere
     COLLISION = "collision"  # the prefix cache gave a block of other tokens
-    EVICTED = "evicted"  # the prefix cache gave a block that has been given to another since
+    EVICTED = "evicted"  # the prefix cache gave a block that had been given to another by then
     UNWRITTEN = "unwritten"  # nobody has written the slot
     STALE = "stale"  # the slot holds what another request left there
     REJECTED = "rejected"  # the row is of a token that was taken back
@@ -106,12 +106,21 @@ class WrongAccess:
 @dataclass(slots=True)
 class _Known:
     """A request as far as it is known: its tokens, for each the identity of all up to it (0: not known), where its rows
-    were written last by group, and the first place that it computed itself."""
+    were written last by group, and the first place that it computed itself. It has had its blocks in use since that
+    pass, when it had that many rows: it begins again where it has fewer than before."""
 
     tokens: list[int] = field(default_factory=list)
     chain: list[int] = field(default_factory=list)
     written: dict[tuple[int, int], CacheWrite] = field(default_factory=dict)
     began: int = UNKNOWN
+    since: int = UNKNOWN
+    computed: int = UNKNOWN
+
+    def read(self, number: int, computed: int) -> None:
+        """It reads its rows in a pass, before which it had `computed`."""
+        if self.since == UNKNOWN or computed < self.computed:
+            self.since = number
+        self.computed = computed
 
     def left_out(self, first: int, stop: int, size: int) -> Iterator[int]:
         """Places of which no row was ever computed, behind some that were. Whole blocks may have come from a cache,
@@ -206,6 +215,8 @@ class SlotLedger:
                 known = self._known(row.request)
                 known.put(row.place, row.token)
                 known.began = row.place if known.began == UNKNOWN else known.began
+        for read in {read.request: read for reads in one.reads for read in reads}.values():
+            self._known(read.request).read(one.number, read.computed)
         self._spans = {}
         for row in one.rows:
             first = self._spans[row.request].start if row.request in self._spans else row.place
@@ -371,7 +382,7 @@ class SlotLedger:
         if place >= known.began != UNKNOWN:
             return Misuse.STALE
         if (slot, known.chain[place]) in self._pools[group].had:
-            return Misuse.EVICTED
+            return Misuse.OVERWRITTEN if owner.number > known.since else Misuse.EVICTED
         return Misuse.COLLISION if owner.place == place else Misuse.FOREIGN
 
     def _note(self, one: WrongAccess) -> None:

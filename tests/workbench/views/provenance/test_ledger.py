@@ -178,6 +178,24 @@ def test_a_block_that_was_given_on_and_is_still_found() -> None:
     assert kinds == {Misuse.EVICTED}
 
 
+def test_a_shared_block_that_is_free_while_one_still_reads_it() -> None:
+    """It was right when it was taken from the prefix cache, which is not to blame: a user of it was not counted."""
+    made = PagedEngine(SIZE, [1, 2, 3])
+    prompt = list(range(10, 15))
+    made.begin(1, prompt)
+    made.run({1: 5})
+    made.begin(2, prompt)
+    made.run({2: 1})
+    made.end(1)
+    made.free = [1]
+    made.begin(3, list(range(30, 33)))
+    made.run({3: 3})
+    made.requests[2].tokens.append(50)
+    made.run({2: 1})
+    (one,) = wrong(made.passes)
+    assert (one.kind, one.request, one.block, one.places) == (Misuse.OVERWRITTEN, 2, 1, (0, 2))
+
+
 def test_a_live_block_that_is_given_to_another() -> None:
     made = engine()
     made.begin(1, list(range(10, 14)))

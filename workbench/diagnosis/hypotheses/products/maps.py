@@ -128,6 +128,8 @@ def _rows_scaled(wrong: Wrong) -> Iterator[Mapped]:
         by = factor(wrong.seen - wrong.rest, own, 1)[:, 0]
         if np.abs(by[wrong.rows] - 1).max() < 4 * resolution(site):
             continue
+        if len(wrong.rows) > 1 and np.ptp(by[wrong.rows]) <= resolution(site) * np.abs(by[wrong.rows]).max():
+            continue  # one number for all, which the formula has a place for
         whose = "" if x is None or not x.size else whose_largest(site, x, wrong.rows, by)
         found = (own * by[:, None] + wrong.rest)[wrong.inside]
         each = by[wrong.rows]

@@ -123,7 +123,7 @@ _PHRASES: Mapping[str, tuple[str, str, str]] = {
         ("embedding_scaled", "embedding", "the embedding is {0:.6g} times what it should be{1}"),
     "head_zero": ("head_zero", "head", "all logits are zero: the output head was never filled"),
     "head_rows_zero":
-        ("rows_zero", "head", "the logits of ids {0} are zero: their rows of {weight} are, or no rank has them"),
+        ("rows_zero", "head", "the logits of {0} are zero, as of rows of {weight} that are zero or on no rank"),
     "table_added": ("positions_added", "embedding", "{0} of the position is added to that of the token"),
     "waves_added": ("positions_added", "embedding", "sinusoids of the position are added ({0}{1})"),
     "residual_in_sum":

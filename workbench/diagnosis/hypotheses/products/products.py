@@ -234,9 +234,11 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         pool.rows["partial"] = lambda: np.ascontiguousarray(site.inputs["partial"].swapaxes(0, 1))
     pool.applied["result"].insert(0, ("scaled", None))
     formula = formula_at(site)
-    numbers = {name: values for name, values in OF_LOGITS.items() if name in leaves(formula)}
-    for name, value in numbers_of(site.facts.model, site.declared).items() if numbers else ():
-        pool.others.setdefault(name, partial(float, value))
+    read = leaves(formula)
+    numbers = {name: values for name, values in OF_LOGITS.items() if name in read}
+    for name, value in numbers_of(site.facts.model, site.declared).items():
+        if numbers or name in read:
+            pool.others.setdefault(name, partial(float, value))
     trial = RowTrial(site, formula, Lazy(pool.rows), Lazy(pool.others), matrices=Lazy(pool.matrices))
     trial.functions["sum"] = lambda partial: partial.sum(1)
     return trial, Choices(

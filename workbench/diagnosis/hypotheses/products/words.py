@@ -269,8 +269,10 @@ def _scaled(at: Setting, leaf: str, by: float) -> Phrase | None:
     if by == 0:
         if at.operation != "head":
             return None
-        ids = numbers_in_words(at.channels)
-        return phrase(at, "head_rows_zero", ids) if ids else phrase(at, "head_zero")
+        if not at.channels:
+            return phrase(at, "head_zero")
+        ids = f"id{'s' * (len(at.channels) > 1)} {numbers_in_words(at.channels)}"
+        return phrase(at, "head_rows_zero", ids)
     words = meaning(at, by)
     if at.operation == "reduce" and at.ranks > 1:
         if by in (2, at.ranks):
