@@ -15,6 +15,7 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
 )
 from lockstep.workbench.diagnosis.hypotheses.masked_groups import masked_groups
 from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
+from lockstep.workbench.diagnosis.hypotheses.mixture_inputs import weighed_elsewhere
 from lockstep.workbench.diagnosis.hypotheses.mixture_ranks import terms_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_within
 from lockstep.workbench.diagnosis.hypotheses.per_layer import (
@@ -122,7 +123,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "shared_choice": (shared_choices,),
     "choice_weights": (routing_edits,),
     "combine": (routing_edits,),
-    MIXTURE: (terms_of_ranks, mixture_edits, other_experts_within),
+    MIXTURE: (terms_of_ranks, weighed_elsewhere, mixture_edits, other_experts_within),
     "experts": (other_matrix, other_experts, biases_of_experts),
     "layer": (skipped,),
     **dict.fromkeys(STATEFUL, (recurrent_edits,)),

@@ -29,6 +29,7 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     other_heads,
     other_slots,
     other_widths,
+    shared_names,
     slot_names,
 )
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST, NORMALISED_IN
@@ -389,9 +390,8 @@ def _other_befores(site: Site) -> Iterator[Edit]:
     else:
         yield from (Edit("before", "operand", (_OTHERS.format(seq),)) for seq in others)
         yield from (Edit("before", "applied", (dtype,)) for dtype in _KEPT_IN)
-    yield from (
-        Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, *(name for name, *_ in slot_names()))
-    )
+    slots = (name for names in (slot_names(), shared_names(site)) for name, *_ in names)
+    yield from (Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, *slots))
     yield Edit("before", "operand", (_LEFT_BEFORE,))
     yield from (Edit("before", "operand", (_LEFT.format(seq),)) for seq in others)
 

@@ -26,6 +26,10 @@ NEWEST_FIRST = "its rows, newest first"
 SLOTS: Mapping[str, int] = {"next slot": 1, "slot before": -1}
 WRITTEN_TO: Mapping[str, bool] = {"read and written": True, "read alone": False}
 WITHIN_STEP = ", as this step leaves it"
+#: Begins the name of what sequences meet that were handed the slot of one that is live too.
+SLOT_OF = "slot of sequence"
+#: Sequences of a step at most of whose slots that is tried.
+_MOST_SHARED = 16
 
 
 def captured(site: Site, tap: str) -> Iterator[tuple[SequencePass, Array]]:
@@ -133,12 +137,27 @@ def slot_names() -> Iterator[tuple[str, int, bool, bool]]:
         yield f"{slot}, read alone{WITHIN_STEP}", by, False, True
 
 
+def shared_names(site: Site) -> Iterator[tuple[str, int, bool, bool]]:
+    """(name, the sequence whose slot the wrong ones are handed, and as `slot_names`)."""
+    wrong = [part.rows[-1] for part in _wrong_parts(site)]
+    steps, mine = {one.step for one in wrong}, {one.seq for one in wrong}
+    others = sorted({one.seq for one in site.taps.passes if one.step in steps and mine - {one.seq}})
+    for seq in others[:_MOST_SHARED]:
+        for how, written in WRITTEN_TO.items():
+            yield f"{SLOT_OF} {seq}, {how}", seq, written, False
+        if seq < max(mine):  # before which it was written in the step
+            yield f"{SLOT_OF} {seq}, read alone{WITHIN_STEP}", seq, False, True
+
+
+def _wrong_parts(site: Site) -> list[Part]:
+    assert site.deviation is not None, "what is right needs no hypothesis"
+    return [part for part, scope in zip(site.parts, site.deviation.scopes, strict=True) if scope.any()]
+
+
 def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
     """(step, sequence) -> by name what a pass meets where, from the first wrong step on, sequences read others'
-    slots; of a convolution also where its rows are kept newest first."""
-    deviation = site.deviation
-    assert deviation is not None, "what is right needs no hypothesis"
-    wrong = [part for part, scope in zip(site.parts, deviation.scopes, strict=True) if scope.any()]
+    slots, all of them or the wrong ones alone; of a convolution also where its rows are kept newest first."""
+    wrong = _wrong_parts(site)
     first = min(part.rows[0].step for part in wrong)
     met: dict[tuple[int, int], dict[str, Array]] = {}
     sequences = sorted({one.seq for one in site.taps.passes})
@@ -147,6 +166,9 @@ def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
             continue
         slots = dict(zip(sequences, np.roll(sequences, -by).tolist(), strict=True))
         _meet(site, met, name, _Slots(slots, first, written, at_once))
+    for name, seq, written, at_once in shared_names(site):
+        handed = dict.fromkeys((part.rows[-1].seq for part in wrong), seq)
+        _meet(site, met, name, _Slots(handed, first, written, at_once))
     if site.operation == "conv":
         _meet(site, met, NEWEST_FIRST, _Slots({}, first, False, False), lambda rows: rows[::-1])
     return met

@@ -9,6 +9,7 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     ALL_GROUPS,
     NEWEST_FIRST,
     SINGLE_HEADS,
+    SLOT_OF,
     slot_names,
 )
 from lockstep.workbench.judgements.cause import numbers_in_words
@@ -120,6 +121,18 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
 }  # fmt: skip
+
+
+def shared_slot_words(operation: str, operand: str) -> str:
+    """What is said of sequences that have another live sequence's slot, by the name of the operand; "" of anything
+    else."""
+    if not operand.startswith(SLOT_OF):
+        return ""
+    slot, how = operand.split(", ", 1)
+    kept = "kept rows" if operation == "conv" else "state"
+    verb = "reads and writes" if how == "read and written" else "reads"
+    when = how.removeprefix("read alone") if verb == "reads" else ""
+    return f"a sequence {verb} another live sequence's {kept}{when}: the {slot}"
 
 
 def pairing_words(model: ModelConfig, heads: Sequence[float]) -> str:

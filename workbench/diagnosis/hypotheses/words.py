@@ -30,6 +30,7 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_words import (
     RECURRENT_WORDS,
     coarse_words,
     pairing_words,
+    shared_slot_words,
 )
 from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
@@ -252,6 +253,8 @@ def _sentence(at: Setting, edit: Edit) -> str:
         return routing[1].format(**fields)
     if edit.kind == "operand" and at.operation in STATES and (reported := coarse_words(str(first))):
         return reported
+    if edit.kind == "operand" and (shared := shared_slot_words(at.operation, str(first))):
+        return shared
     if first == "paired_as":
         return pairing_words(at.model, numbers)
     node = _node_at(at, edit)

@@ -42,6 +42,8 @@ _OPERATIONS: Mapping[str, Callable[[Operands], Result]] = {
 }  # fmt: skip
 OUTPUT = "mlp.experts.down"
 _ROLES = ("weight", "bias", "correction", "expert_scale")
+#: The parts of a model whose operations are computed within it.
+_PARTS = ("experts", "weighed_inputs", "shared_expert", "shared_gate")
 
 
 def term_of(model: ModelConfig) -> Operation:
@@ -63,7 +65,7 @@ def read_by(model: ModelConfig, has: Callable[[str], bool]) -> tuple[str, ...]:
 def _read(operation: Operation, model: ModelConfig, has: Callable[[str], bool]) -> Iterator[str]:
     for tap in operation.inputs.values():
         before = operation_of(model, tap)
-        if has(tap) or before is None or before.part not in ("experts", "shared_expert", "shared_gate"):
+        if has(tap) or before is None or before.part not in _PARTS:
             yield tap
         else:
             yield from _read(before, model, has)

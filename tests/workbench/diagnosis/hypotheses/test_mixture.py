@@ -19,6 +19,7 @@ from tests.workbench.diagnosis.attached import attached_and_diagnosed
 
 FAMILIES = (
     "qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "glm4-moe", "gpt-oss", "minimax-m2", "deepseek-v2", "deepseek-v3",
+    "llama4",
 )  # fmt: skip
 Experts = Callable[[Tensor, Tensor, Tensor], Tensor]
 #: What replaces a call of a layer's experts: of the right one, the module, hidden rows, ids and weights.
@@ -32,8 +33,9 @@ def explained(
 
     def put(model: Any) -> None:
         for layer in model.model.layers:
-            if hasattr(layer.mlp, "experts"):
-                change(layer.mlp)
+            mlp = layer.mlp if hasattr(layer, "mlp") else layer.feed_forward
+            if hasattr(mlp, "experts"):
+                change(mlp)
 
     return attached_and_diagnosed(path, scratch, dtype, put)
 
@@ -52,6 +54,12 @@ def _kernel(change: Kernel) -> Callable[[Any], None]:
         mlp.experts.forward = partial(change, mlp.experts.forward, mlp.experts)
 
     return put
+
+
+def _weighed_inputs(f: Experts, m: Any, x: Tensor, ids: Tensor, w: Tensor) -> Tensor:
+    """Each slot by itself, whose expert reads the token's row times its weight, as in Llama 4."""
+    slots = zip(ids.split(1, -1), w.split(1, -1), strict=True)
+    return torch.stack([f(x * by, one, torch.ones_like(by)) for one, by in slots]).sum(0)
 
 
 def _shared(times: float) -> Callable[[Any], None]:
@@ -115,6 +123,7 @@ BUGS: dict[str, tuple[str, Callable[[Any], None], str, str]] = {
     "another activation": ("qwen3-moe", _activation, "combine", "activation_function"),
     "no shared expert": ("qwen2-moe", _shared(0), "combine", "shared_expert_missing"),
     "the shared expert twice": ("glm4-moe", _shared(2), "combine", "shared_expert_scaled"),
+    "weighed inputs": ("qwen3-moe", _kernel(_weighed_inputs), "combine", "experts_weighed_elsewhere"),
     "the sum twice": ("mixtral", _doubled, "combine", "combine_applied"),
     "not renormalised": ("qwen3-moe", _flag("norm_topk_prob", False), "topk_weights", "weights_not_renormalised"),
     "renormalised": ("olmoe", _flag("norm_topk_prob", True), "topk_weights", "weights_renormalised"),
@@ -130,6 +139,26 @@ def test_wrong_experts_are_named(bug: str, tmp_path: Path) -> None:
     first = found.causes[0]
     assert (first.tap.split(".mlp.")[1], first.name) == (tap, name)
     assert all(one.alternative for one in found.causes[1:])
+
+
+def _weighed_outputs(mlp: Any) -> None:
+    """Llama 4's mixture with the weights of its experts where other models have them."""
+
+    def forward(hidden: Tensor) -> tuple[Tensor, Tensor]:
+        x = hidden.reshape(-1, hidden.shape[-1])
+        scores, logits = mlp.router(x)
+        each = mlp.experts(x.repeat(scores.shape[1], 1)).unflatten(0, (scores.shape[1], -1))
+        return mlp.shared_expert(x) + torch.einsum("enh,ne->nh", each, scores), logits
+
+    mlp.forward = forward
+
+
+def test_weights_on_what_the_experts_of_llama_4_give_are_named(tmp_path: Path) -> None:
+    path = tiny_variant(tmp_path, "llama4", num_experts_per_tok=2)
+    assert explained(path, tmp_path / "right", "float32").causes == ()
+    found = explained(path, tmp_path, "float32", _weighed_outputs)
+    assert [one.name for one in found.causes if not one.alternative] == ["experts_weighed_elsewhere"]
+    assert all(one.tap.endswith(".mlp.combine") for one in found.causes)
 
 
 def test_a_bias_of_the_experts_that_is_left_out_is_named(tmp_path: Path) -> None:

@@ -13,8 +13,10 @@ import torch.nn.functional as F
 
 from lockstep.engine.config.linear_attention import LinearAttentionConfig
 from lockstep.engine.config.mamba import MambaConfig
+from lockstep.workbench.diagnosis.hypotheses.recurrent import recurrent_edits
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import other_slots
 from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import Row, SequencePass
 from lockstep.workbench.diagnosis.operations.site import Site
 from tests.workbench.diagnosis.variants.made import (
@@ -161,3 +163,38 @@ def test_what_slots_of_a_batch_hold_when_they_are_read_by_others() -> None:
     assert met[2, 1]["next slot, read alone, as this step leaves it"] == [14.0, 5.0]
     assert met[1, 1]["its rows, newest first"] == [13.0, 12.0]
     assert met[2, 1]["its rows, newest first"] == [14.0, 12.0]
+
+
+@pytest.mark.parametrize("handed", [0, 1])
+def test_a_sequence_that_was_handed_the_slot_of_another_live_one_is_named(handed: int) -> None:
+    """It meets in each decode step what the other one has read before that step, which goes on as it should."""
+    taps, kernel = _Recorded(), drawn(RNG, 8, 3)
+    rows = [drawn(RNG, len(one.rows), 8) for one in taps.passes]
+    taps.tensors_of["layers.0.attn.in_proj_q"] = rows
+    kept = {seq: np.zeros((2, 8)) for seq in range(2)}
+    parts: list[Part] = []
+    for one, x in zip(taps.passes, rows, strict=True):
+        if one.seq == 0:  # a step begins
+            held = dict(kept)
+        met = held[1 - handed] if one.step and one.seq == handed else held[one.seq]
+        seen, right = (_convolved(before, x, kernel) for before in (met, held[one.seq]))
+        parts.append(Part(one.rows, {"before": held[one.seq], "x": x}, seen, right, 0 * x + 1e-6, 1e38))
+        kept[one.seq] = np.concatenate([held[one.seq], x])[-2:]
+    site = made_site("sigmoid", "layers.0.attn.beta", {"x": NUMBERS}, NUMBERS, model=LINEAR)
+    site = replace(
+        site, tap="layers.0.attn.conv_q", operation="conv", parts=tuple(parts), taps=cast(Any, taps),
+        passes=tuple(range(6)), weights={"weight": "kernel"},
+        facts=Facts(LINEAR, "float32", {"kernel": kernel}.get),
+    )  # fmt: skip
+    fitting = [
+        one.text
+        for one in recurrent_edits(site)
+        if all(np.allclose(x, part.seen, atol=1e-4) for x, part in zip(one.predicted, parts, strict=True))
+    ]
+    assert f"a sequence reads another live sequence's kept rows: the slot of sequence {1 - handed}" in fitting
+    assert all("another" in text for text in fitting), fitting
+
+
+def _convolved(before: Array, x: Array, kernel: Array) -> Array:
+    rows = torch.tensor(np.concatenate([before, x])).T
+    return F.silu(F.conv1d(rows, torch.tensor(kernel)[:, None], groups=len(kernel))).T.numpy()

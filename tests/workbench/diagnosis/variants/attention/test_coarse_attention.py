@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -29,6 +29,13 @@ def scaled_low(x: Tensor, at: At) -> Tensor:
 def padded(p: Tensor, at: At) -> Tensor:
     """Keys are padded with zeros to a multiple of 16."""
     scores = torch.cat([at.taps["scores"], torch.zeros(*p.shape[:2], -p.shape[2] % 16)], -1)
+    return scores.softmax(-1)[..., : p.shape[2]]
+
+
+def of_static_caches(sizes: Sequence[int], p: Tensor, at: At) -> Tensor:
+    """A single token has no mask, so that it sees the slots of its cache that are zero yet."""
+    more = sizes[at.seq] - p.shape[2] if p.shape[1] == 1 else 0
+    scores = torch.cat([at.taps["scores"], torch.zeros(*p.shape[:2], more)], -1)
     return scores.softmax(-1)[..., : p.shape[2]]
 
 
@@ -64,6 +71,23 @@ def test_the_same_inside_of_a_fused_kernel_is_named(change: Any) -> None:
 
     found = causes(Run(model(), {"context": context}, fused=True), "context")
     assert {one.variant.name for one in found} & {"probs_low_precision", "padded_keys"}
+
+
+@pytest.mark.parametrize(
+    ("sizes", "words"), [((13, 11), "it has 13 of sequence 0, 11 of sequence 1"), ((39, 39), "it has 39")]
+)
+def test_empty_slots_of_static_caches_are_named(sizes: tuple[int, int], words: str) -> None:
+    def context(x: Tensor, at: At) -> Tensor:
+        values = at.taps["v_cache"].repeat_interleave(2, 1)
+        return torch.einsum("htk,khd->thd", of_static_caches(sizes, at.taps["probs"], at), values).reshape(
+            x.shape
+        )
+
+    found = causes(Run(model(), {"context": context}, fused=True), "context")
+    assert [one.variant.name for one in found[:1]] == ["empty_slots"]
+    assert found[0].variant.text.endswith(words)
+    probs = Run(model(), {"probs": lambda p, at: of_static_caches(sizes, p, at)})
+    assert causes(probs, "probs")[0].variant.text.endswith(words)
 
 
 def added_up_low(q: Tensor, keys: Tensor) -> Tensor:
