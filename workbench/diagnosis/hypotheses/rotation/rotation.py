@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from lockstep.engine.graph.formula import rotate
+from lockstep.engine.graph.rotations import rotate
 from lockstep.workbench.diagnosis.hypotheses.fits import factor, named, simple
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import (
     HALVES,

@@ -33,9 +33,7 @@ def padded_keys(site: Site) -> Iterator[Variant]:
     ]  # fmt: skip
     for words, more in ways:
         text = f"keys that are not there take a share: padding with zeros ({words}), which score 0 and are not masked"
-        yield inside.variant(
-            "padded_keys", "mask", text, _guess(inside, lambda i, keys, more=more: more(keys))
-        )
+        yield inside.variant("padded_keys", "mask", text, _guess(inside, partial(_of_keys, more)))
     slots = _slots(inside)
     if slots:
         yield inside.variant(
@@ -95,3 +93,8 @@ def _guess(inside: Inside, more: Callable[[int, int], int]) -> Guess:
         return probs / (1 + count * np.exp(-total)), inside.values(i)
 
     return guess
+
+
+def _of_keys(more: Callable[[int], int], query: int, keys: int) -> int:
+    """How many are added, by how many there are, whichever the query."""
+    return more(keys)

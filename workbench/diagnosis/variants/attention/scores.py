@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.engine.graph.formula import rotate
+from lockstep.engine.graph.rotations import rotate
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, right_scale
 from lockstep.workbench.diagnosis.hypotheses.attention.words import told
 from lockstep.workbench.diagnosis.hypotheses.blocks import (
