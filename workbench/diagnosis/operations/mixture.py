@@ -52,9 +52,11 @@ def term_of(model: ModelConfig) -> Operation:
 
 
 def experts_read(model: ModelConfig) -> str:
-    """The tap of what the experts read."""
-    found = operation_of(model, "mlp.experts.up")
-    return "mlp_norm" if found is None else found.inputs["x"]
+    """The tap of what goes into the experts, weighed or not."""
+    tap = "mlp.experts.up"
+    while (found := operation_of(model, tap) or LAYER[tap]).part in _PARTS:
+        tap = found.inputs["x"]
+    return tap
 
 
 def read_by(model: ModelConfig, has: Callable[[str], bool]) -> tuple[str, ...]:
