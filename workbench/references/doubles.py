@@ -44,7 +44,7 @@ def _widen_multipliers(model: Any) -> None:
             usual = torch.get_default_dtype()
             torch.set_default_dtype(torch.float64)
             try:
-                made = sys.modules[type(mixer).__module__].compute_mup_vector(model.config)  # type: ignore[attr-defined]
+                made = sys.modules[type(mixer).__module__].compute_mup_vector(model.config)
             finally:
                 torch.set_default_dtype(usual)
             mixer.mup_vector = made.to(model.device)
