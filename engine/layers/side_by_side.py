@@ -38,8 +38,10 @@ class SideBySide:
 
     def bind(self, wiring: Wiring) -> None:
         """Take the seams in force and the taps that are on."""
-        for part in (self.attention, self.state, *self.of_attention, *self.of_state):
-            part.bind(wiring)
+        self.attention.bind(wiring)
+        self.state.bind(wiring)
+        for factor in (*self.of_attention, *self.of_state):
+            factor.bind(wiring)
         self.mix, self.tap = wiring.rules.mixed, wiring.tap("attn.mixed")
 
     def __call__(
