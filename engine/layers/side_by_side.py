@@ -40,8 +40,8 @@ class SideBySide:
         """Take the seams in force and the taps that are on."""
         self.attention.bind(wiring)
         self.state.bind(wiring)
-        for multiplier in (*self.of_attention, *self.of_state):
-            multiplier.bind(wiring)
+        for factor in (*self.of_attention, *self.of_state):
+            factor.bind(wiring)
         self.mix, self.tap = wiring.rules.mixed, wiring.tap("attn.mixed")
 
     def __call__(

@@ -683,6 +683,18 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "qwen2", "layer_types": ["sliding_attention"] * 3}, r"no sliding window is in use"),
     ({"model_type": "cohere", "use_qk_norm": True}, r"use_qk_norm is True: .*each head's own"),
     (
+        OWN["falcon_h1"] | {"model_type": "falcon_h1", "projectors_bias": True},
+        "projectors_bias is True: a bias of one of Mamba-2's products alone",
+    ),
+    (
+        OWN["falcon_h1"] | {"model_type": "falcon_h1", "hidden_act": "gelu"},
+        "hidden_act is 'gelu': an activation other than silu",
+    ),
+    (
+        OWN["falcon_h1"] | {"model_type": "falcon_h1", "ssm_multipliers": [1.0, 2.0]},
+        "ssm_multipliers .*expected a list of 5 numbers",
+    ),
+    (
         {"model_type": "cohere2", "sliding_window": None, "layer_types": ["full_attention"] * 3},
         r"sliding_window is None: cohere2 without a window",
     ),

@@ -161,7 +161,8 @@ def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> 
         ("granite4", []),
         ("nemotron-h", ["attn_residual", "mlp.gate"]),  # it has neither
         ("bamba", []),
-        ("falcon-h1", []),
+        # Its first layer has attention as well, inside whose call nothing is taken.
+        ("falcon-h1", ["attn.k_cache", "attn.v_cache", "attn.scores", "attn.probs"]),
     ],
 )
 def test_layers_with_a_state_alone_are_right(name: str, absent: list[str], tmp_path: Path) -> None:
