@@ -72,6 +72,7 @@ FOOT = """
 
 - A window that only tells a kernel how to share out its work changes nothing of prompts that are one share. A program
   that `attach` runs has the prompts that it has.
+- A block that was given away and is still found harms who asks for all of it again: these prompts share no whole block.
 
 Rows with a bug first showed eleven classes that were not named, and are now: experts in one kernel, rows of caches (by
 the slots and block tables of the engine), correction biases in 16 bits, windows that decode alone lacks, rotations
