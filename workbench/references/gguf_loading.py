@@ -146,7 +146,7 @@ def _glm4(file: WholeReader) -> Told:
     width = file.value("attention.key_length") or file.value("embedding_length") // file.value(
         "attention.head_count"
     )
-    share = file.value("rope.dimension_count") / width
+    share = (file.value("rope.dimension_count") or width) / width
     return {"rope_parameters": {**_rope(file), "partial_rotary_factor": share}}
 
 
