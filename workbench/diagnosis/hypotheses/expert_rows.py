@@ -93,7 +93,7 @@ def other_matrix(site: Site) -> Iterator[Variant]:
 
 
 def biases_of_experts(site: Site) -> Iterator[Variant]:
-    """Biases left out, or, of a sum over the ranks, added by each of them."""
+    """Biases left out, those of other experts, or, of a sum over the ranks, added by each of them."""
     name = weight_names(site.tap, "experts", site.facts).get("bias", "")
     if not name or site.seen.shape != site.expected.shape:
         return
@@ -111,11 +111,41 @@ def biases_of_experts(site: Site) -> Iterator[Variant]:
             {"bias": name},
             site.expected - added,
         )
+        yield from _biases_of_others(site, name)
     else:
         text = (
             "the bias of the experts' sum is added by each rank that shares an expert, not by the first alone"
         )
         yield Variant("expert_bias_on_every_rank", "bias", text, {"bias": name}, site.expected + added)
+
+
+def _biases_of_others(site: Site, name: str) -> Iterator[Variant]:
+    """Rows with the bias of another expert than the one that was chosen, by the checkpoint's `name` of biases."""
+    experts, deviation = site.facts.model.experts, site.deviation
+    if experts is None or deviation is None:
+        return
+    ids, wrong = site.inputs["ids"], deviation.scopes[0].any(-1)
+    every = {one: np.asarray(_bias(site, name.format(one))) for one in range(experts.count)}
+    moved, predicted = dict[int, int](), site.expected.copy()
+    for one in hit(ids[wrong]):
+        here = wrong & (ids == one)
+        error = (site.seen - site.expected)[here].mean(0)
+        left = {other: float(np.linalg.norm(error - (bias - every[one]))) for other, bias in every.items()}
+        nearest = min(left, key=left.__getitem__)
+        if nearest != one and left[nearest] <= _LEAVES * float(np.linalg.norm(error)):
+            moved[one] = nearest
+            predicted[ids == one] += every[nearest] - every[one]
+    if moved:
+        text = f"rows get the bias of another expert than the chosen one: {_others_in_words(moved, experts.count)}"
+        fitted = {"bias": name, "experts": {str(one): other for one, other in moved.items()}}
+        yield Variant("expert_bias_of_another", "bias", text, fitted, predicted)
+
+
+def _others_in_words(moved: Mapping[int, int], count: int) -> str:
+    steps, _ = _steps_and_sums(moved, count)
+    if len(moved) > 1 and len(steps) == 1:
+        return f"that of the expert {steps.pop()} after it, of {count}"
+    return ", ".join(f"those of {one} that of {other}" for one, other in list(moved.items())[:6])
 
 
 def _through_all(

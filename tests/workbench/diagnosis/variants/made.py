@@ -80,7 +80,9 @@ def made_site(
     held = {name: rounded(weight, dtype) for name, weight in (weights or {}).items()}
     facts = Facts(model, dtype, held.get)
     given = {role: rounded(x, dtype).astype(np.float64) for role, x in inputs.items()}
-    names = {role: name for role, name in weight_names(tap, operation, facts).items() if name in held}
+    names = {
+        role: name for role, name in weight_names(tap, operation, facts).items() if name.format(0) in held
+    }
     expected, noise = ROW_WISE[operation](
         Operands(facts, rows, given, names, span, columns, operation_of(model, local_name(tap)))
     )
