@@ -38,6 +38,7 @@ ARCHITECTURES = {
     "granitemoe": gguf.MODEL_ARCH.GRANITE_MOE,
     "granitemoehybrid": gguf.MODEL_ARCH.GRANITE_HYBRID,
     "nemotron_h": gguf.MODEL_ARCH.NEMOTRON_H_MOE,
+    "falcon_h1": gguf.MODEL_ARCH.FALCON_H1,
     "smollm3": gguf.MODEL_ARCH.SMOLLM3,
     "glm4": gguf.MODEL_ARCH.GLM4,
     "starcoder2": gguf.MODEL_ARCH.STARCODER2,

@@ -228,6 +228,7 @@ _ARCHITECTURES: Mapping[str, _Architecture] = {
     "granite": _Architecture("granite", gguf_mamba.granite, LlamaTensorProcessor),
     "granitemoe": _Architecture("granitemoe", gguf_mamba.granite, LlamaTensorProcessor),
     "granitehybrid": _Architecture("granitemoehybrid", gguf_mamba.granite_hybrid, LlamaTensorProcessor),
+    "falcon-h1": _Architecture("falcon_h1", gguf_mamba.falcon_h1),
     "nemotron_h": _Architecture("nemotron_h", gguf_mamba.nemotron_h, LlamaTensorProcessor),
     "nemotron_h_moe": _Architecture("nemotron_h", gguf_mamba.nemotron_h, LlamaTensorProcessor),
     "smollm3": _Architecture("smollm3", processor=LlamaTensorProcessor),

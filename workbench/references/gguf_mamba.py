@@ -10,7 +10,7 @@ from torch import Tensor
 from lockstep.workbench.references.gguf_experts import Metadata, Told
 
 #: transformers' families that have it.
-FAMILIES = ("granitemoehybrid", "nemotron_h")
+FAMILIES = ("granitemoehybrid", "nemotron_h", "falcon_h1")
 _INNER, _SHARED = "ssm.inner_size", "expert_shared_feed_forward_length"
 
 
@@ -22,6 +22,34 @@ def granite(file: Metadata) -> Told:
         "embedding_multiplier": file.value("embedding_scale") or 1.0,
         "residual_multiplier": file.value("residual_scale") or 1.0,
         "logits_scaling": file.value("logit_scale") or 1.0,
+    }
+
+
+def mamba_keys(file: Metadata) -> Told:
+    """The sizes of Mamba-2 as Granite and Falcon-H1 call them."""
+    layers = range(file.value("block_count"))
+    return {
+        "mamba_n_heads": file.value("ssm.time_step_rank"),
+        "mamba_d_head": file.value(_INNER) // file.value("ssm.time_step_rank"),
+        "mamba_n_groups": file.value("ssm.group_count"),
+        "mamba_d_state": file.value("ssm.state_size"),
+        "mamba_d_conv": file.value("ssm.conv_kernel"),
+        "mamba_conv_bias": any(file.has(f"blk.{i}.ssm_conv1d.bias") for i in layers),
+        "mamba_proj_bias": any(file.has(f"blk.{i}.ssm_in.bias") for i in layers),
+    }
+
+
+def falcon_h1(file: Metadata) -> Told:
+    """The multipliers are in the file's weights."""
+    single = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
+    return {
+        **mamba_keys(file),
+        "mamba_d_ssm": file.value(_INNER),
+        "mamba_rms_norm": file.has("blk.0.ssm_norm.weight"),
+        "mamba_norm_before_gate": False,
+        **{f"{name}_multiplier": 1.0 for name in single},
+        "ssm_multipliers": [1.0] * 5,
+        "mlp_multipliers": [1.0] * 2,
     }
 
 
@@ -37,14 +65,8 @@ def granite_hybrid(file: Metadata) -> Told:
         "attention_bias": any(one and file.has(f"blk.{i}.attn_q.bias") for i, one in enumerate(heads)),
         "shared_intermediate_size": file.value(_SHARED) or file.value("feed_forward_length"),
         "position_embedding_type": "rope" if turning is None or turning else None,
-        "mamba_n_heads": file.value("ssm.time_step_rank"),
-        "mamba_d_head": file.value(_INNER) // file.value("ssm.time_step_rank"),
-        "mamba_n_groups": file.value("ssm.group_count"),
-        "mamba_d_state": file.value("ssm.state_size"),
-        "mamba_d_conv": file.value("ssm.conv_kernel"),
         "mamba_expand": file.value(_INNER) // file.value("embedding_length"),
-        "mamba_conv_bias": any(file.has(f"blk.{i}.ssm_conv1d.bias") for i in range(len(heads))),
-        "mamba_proj_bias": any(file.has(f"blk.{i}.ssm_in.bias") for i in range(len(heads))),
+        **mamba_keys(file),
     }
 
 
@@ -85,11 +107,12 @@ def nemotron_h(file: Metadata) -> Told:
 def restore_mamba(tensors: dict[str, Tensor], config: Any) -> None:
     """Put the tensors of Mamba-2, and of Granite's and Nemotron-H's blocks, by transformers' names and in its layout in
     the place of the file's."""
-    granite = config.model_type == "granitemoehybrid"
-    mixer = "mamba" if granite else "mixer"
+    granite, nemotron = (config.model_type == one for one in ("granitemoehybrid", "nemotron_h"))
+    mixer = "mixer" if nemotron else "mamba"
+    dense = granite and not config.num_local_experts
     for name in [name for name in tensors if name.startswith("blk.")]:
         _, layer, module, *kind = name.split(".")
-        if (ours := _ours(module, mixer, granite and not config.num_local_experts)) is None:
+        if (ours := _ours(module, mixer, granite, dense)) is None:
             continue
         values = tensors.pop(name)
         match module:
@@ -103,7 +126,7 @@ def restore_mamba(tensors: dict[str, Tensor], config: Any) -> None:
         tensors[f"model.layers.{layer}.{ours}{suffix}"] = values
     if granite:
         _stack_gates(tensors)
-    else:
+    if nemotron:
         for name, ours in (("token_embd", "embeddings"), ("output_norm", "norm_f")):
             tensors[f"model.{ours}.weight"] = tensors.pop(f"{name}.weight")
 
@@ -136,13 +159,13 @@ _NEMOTRON = {
 _BARE = (".A_log", ".D", ".dt_bias", "_correction_bias", ".experts.up_proj", ".experts.down_proj")
 
 
-def _ours(module: str, mixer: str, dense: bool) -> str | None:
+def _ours(module: str, mixer: str, granite: bool, dense: bool) -> str | None:
     """transformers' name within the layer of what gguf-py's table does not have; None of the others. `dense`: Granite's
     MLP is its shared expert."""
     if module in _SSM:
         return f"{mixer}.{_SSM[module]}"
-    if mixer == "mixer":
-        return _NEMOTRON.get(module)
+    if mixer == "mixer" or not granite:
+        return _NEMOTRON.get(module) if mixer == "mixer" else None
     if dense and module in ("ffn_gate", "ffn_up", "ffn_down"):
         module = f"{module}_shexp"
     if module == "ffn_gate_inp":

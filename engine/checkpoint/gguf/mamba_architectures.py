@@ -1,5 +1,5 @@
 """Mamba-2 as the metadata of GGUF files has it, and what llama.cpp's programs (`src/models/granite-hybrid.cpp`,
-`nemotron-h.cpp`, `mamba-base.cpp`) have in it alone: step sizes have no limits. Torch-free.
+`nemotron-h.cpp`, `falcon-h1.cpp`, `mamba-base.cpp`) have in it alone: step sizes have no limits. Torch-free.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from lockstep.engine.checkpoint.gguf.stated_sizes import Own, StatedSizes
 from lockstep.engine.checkpoint.gguf.windows import by_layer
 from lockstep.engine.config.fields import Fields
 from lockstep.engine.config.mamba import MambaConfig
+from lockstep.engine.config.multipliers import Multipliers
 
 #: A list: layers with a state have no key/value heads.
 _KV_HEADS = "attention.head_count_kv"
@@ -80,6 +81,15 @@ def nemotron_h(fields: Fields, of: StatedSizes) -> Own:
     experts = sigmoids(fields, of, fields.flag("expert_weights_norm", False))
     shared = fields.size(_SHARED, 0, least=0)
     return {**own, "experts": replace(experts, shared_width=shared, wide=True)}
+
+
+def falcon_h1(fields: Fields, of: StatedSizes) -> Own:
+    """Attention and a state in each layer, side by side. The multipliers are in the file's weights; what is read goes
+    through its gate, and behind it through a norm where the file has one."""
+    mixer = _mamba(fields, of, (True,) * of.layers)
+    assert mixer is not None, "every layer has one"
+    normed = "blk.0.ssm_norm.weight" in of.tensors
+    return {"mamba": replace(mixer, beside=True, normed=normed), "multipliers": Multipliers()}
 
 
 def _biases(of: StatedSizes, attending: list[bool]) -> dict[str, bool]:

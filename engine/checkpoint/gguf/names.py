@@ -119,6 +119,8 @@ PAIRED: frozenset[Family] = frozenset(
 #: Families in whose GGUF files the heads of values of linear attention are in another order.
 TILED: frozenset[Family] = frozenset({"qwen3_5_text", "qwen3_5_moe_text"})
 
+#: The one norm that Falcon-H1's files name without a kind (gguf-py's table has the whole name).
+_BARE_NORM = ".ffn_norm"
 #: What Mamba-2's stacks are called.
 _SSM_IN, _SSM_CONV = "ssm_in", "ssm_conv1d"
 _PARTS = re.compile(
@@ -190,12 +192,15 @@ def _layer_rule(module: str, gguf: str, rotated: bool = False, kind: str | None 
 def gguf_name(name: str, model: ModelConfig) -> str:
     """The GGUF name of a parameter, of one that is stacked there the stack's; a name that no rule knows stays what it
     is."""
-    return _translated(name, _rules(model.family, model.experts is not None).by_hugging_face, "gguf")
+    found = _translated(name, _rules(model.family, model.experts is not None).by_hugging_face, "gguf")
+    return found.removesuffix(".weight") if model.family == "falcon_h1" and _BARE_NORM in found else found
 
 
 def hugging_face_name(name: str, family: Family) -> str:
     """The Hugging Face name of a GGUF tensor, of a stack of experts with `{}` for the number of each; a name that no
     rule knows stays what it is."""
+    if family == "falcon_h1" and name.endswith(_BARE_NORM):
+        name = f"{name}.weight"
     return _translated(name, _rules(family).by_gguf, "hugging_face")
 
 

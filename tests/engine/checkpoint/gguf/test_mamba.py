@@ -6,12 +6,16 @@ from pathlib import Path
 from typing import Any
 
 import gguf
+import numpy as np
 import pytest
 
+from lockstep import check
 from lockstep.engine.checkpoint.gguf.source import open_gguf
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.multipliers import Multipliers
 from lockstep.engine.errors import ConfigError
-from tests.checkpoints import tiny_checkpoint
+from tests.checkpoints import FAMILY_VARIANTS, tiny_checkpoint
+from tests.engine.checkpoint.gguf.test_architectures import PROMPT, logits
 from tests.gguf_twins import CONVERTIBLE, gguf_twin
 
 
@@ -74,3 +78,17 @@ def test_whether_granite_rotates_is_a_key(
 ) -> None:
     model = opened(tmp_path, monkeypatch, "granite4", "rope.scaling.finetuned", stated)
     assert (model.layer_ropes == ()) is rotates
+
+
+@pytest.mark.parametrize("name", ["falcon-h1", "falcon-h1-normed"])
+def test_falcon_h1_has_its_multipliers_in_its_weights(name: str, tmp_path: Path) -> None:
+    """So that the file's model has none, and gives the same numbers but for rounding."""
+    family, overrides = FAMILY_VARIANTS[name]
+    overrides = {**overrides, "mamba_d_ssm": 96, "attention_bias": False}
+    original = tiny_checkpoint(tmp_path, family, **overrides)
+    twin = gguf_twin(original, tmp_path / "twin.gguf")
+    assert open_gguf(twin)[0].multipliers == Multipliers()
+    for ours, theirs in zip(logits(twin), logits(original), strict=True):
+        np.testing.assert_allclose(ours, theirs, atol=2e-5 * np.abs(theirs).max(), rtol=0)
+    result = check(twin, ids=PROMPT, steps=2, tp=2, save=tmp_path / "run.session")
+    assert result.matches, str(result)
