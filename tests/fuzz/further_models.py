@@ -49,6 +49,37 @@ def _falcon_h1(chance: random.Random, layers: int, head_dim: int) -> Fields:
     }
 
 
+def _gemma4(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    """The last layer of transformers' Gemma-4 sees everything. Layers that read the keys and values of others have one of
+    their kind before."""
+    kinds = ["sliding_attention", "full_attention"] * 2
+    shared, mixed = chance.choice((0, 2)), chance.random() < 0.5
+    width = chance.choice((0, 4, 8))
+    return {
+        "num_hidden_layers": 4,
+        "layer_types": kinds,
+        "num_kv_shared_layers": shared,
+        "use_double_wide_mlp": shared > 0 and chance.random() < 0.5,
+        "global_head_dim": chance.choice((head_dim, 2 * head_dim)),
+        "attention_k_eq_v": chance.random() < 0.5,
+        "sliding_window": chance.choice((3, 8)),
+        "hidden_size_per_layer_input": width,
+        "final_logit_softcapping": chance.choice((None, 3.0)),
+        "rope_parameters": {
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+            "full_attention": {
+                "rope_type": "proportional",
+                "rope_theta": 1e6,
+                "partial_rotary_factor": chance.choice((0.25, 0.5)),
+            },
+        },
+        "enable_moe_block": mixed,
+        "num_experts": 8 if mixed else None,
+        "top_k_experts": chance.choice((1, 3)) if mixed else None,
+        "moe_intermediate_size": chance.randint(5, 40) if mixed else None,
+    }
+
+
 def _granite_hybrid(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return {
         **_mamba(chance),
@@ -185,7 +216,7 @@ def _biased(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 #: Family -> what it alone has: (chance, layers, head_dim).
 FURTHER: dict[str, Callable[[random.Random, int, int], Fields]] = {
-    "bamba": _bamba, "falcon_h1": _falcon_h1, "granitemoehybrid": _granite_hybrid,
+    "bamba": _bamba, "falcon_h1": _falcon_h1, "gemma4_text": _gemma4, "granitemoehybrid": _granite_hybrid,
     "nemotron_h": _nemotron_h, "lfm2": _lfm2, "lfm2_moe": _lfm2_moe, "minimax_m2": _minimax_m2,
     "apertus": _apertus, "olmo": _olmo, "phi": _phi,
     "phimoe": _phimoe, "flex_olmo": _flex_olmo, "cohere2": _cohere2, "exaone4": _exaone4, "seed_oss": _seed_oss,

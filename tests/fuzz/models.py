@@ -56,13 +56,15 @@ def random_model(chance: random.Random, family: str = "") -> RandomModel:
             fields["hidden_size"] = kv_heads * group * chance.choice((2, 6, 10))
     if family not in ("phi3", "glm4", "gemma3_text", "olmo3"):
         fields["rope_parameters"] = rotation(chance, head_dim)
+    if family == "gemma4_text":
+        fields["vocab_size_per_layer_input"] = fields["vocab_size"]
     return RandomModel(family, fields | OWN[family](chance, layers, head_dim))
 
 
 #: Families that assume a width of heads of their own where none is stated.
 HEADED = (
     "qwen3", "mistral", "gemma2", "gemma3_text", "glm4", "gpt_oss", "mixtral", "gemma", "glm4_moe", "minimax_m2",
-    "nemotron_h", "seed_oss", "exaone4", "ernie4_5", "helium",
+    "nemotron_h", "seed_oss", "exaone4", "ernie4_5", "helium", "gemma4_text",
 )  # fmt: skip
 #: Those whose heads are as wide as several numbers say.
 LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
