@@ -50,8 +50,8 @@ def _falcon_h1(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 
 def _gemma4(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    """The last layer of transformers' Gemma-4 sees everything. Layers that read the keys and values of others have one of
-    their kind before."""
+    """The last layer sees everything in transformers; layers that read the keys and values of others have one of their
+    kind before."""
     kinds = ["sliding_attention", "full_attention"] * 2
     shared, mixed = chance.choice((0, 2)), chance.random() < 0.5
     width = chance.choice((0, 4, 8))
