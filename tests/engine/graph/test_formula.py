@@ -16,7 +16,15 @@ from lockstep.engine.graph import OUTSIDE, Operation, operation_of, operations_o
 from lockstep.engine.graph.formula import FORMULAS, Node, evaluate, formula_of, numbers_of
 from lockstep.engine.graph.layer_inputs import NORM
 from lockstep.engine.graph.mamba_vectors import ssm_vectors
-from lockstep.engine.parallel.shards import DECAY, LAYER_SCALAR, SINKS, XIELU, correction_name
+from lockstep.engine.parallel.shards import (
+    DECAY,
+    EXPERT_SCALE,
+    LAYER_SCALAR,
+    ROUTER_SCALE,
+    SINKS,
+    XIELU,
+    correction_name,
+)
 from lockstep.engine.taps.flow import near
 from tests.engine.harness import Engine, Pass
 
@@ -79,7 +87,9 @@ class Told:
             **numbers_of(model), "angles": tokens[:, None, None] * angle, "factor": factor, "token": np.array(PROMPT),
             "allowed": (apart >= 0) & (apart < tokens[:, None] % window + 1 if model.chunked else apart < window),
             "position": tokens[:, None, None],
-            "weight": self.weight(module, model),
+            "weight": self.weights[f"model.layers.{layer}.{ROUTER_SCALE}"] if operation.kind == "channel_scale"
+            else self.weight(module, model),
+            "expert_scale": self.weights.get(f"model.layers.{layer}.{EXPERT_SCALE}"),
             "correction": 0.0 if operation.kind != "choice" or model.experts is None or not model.experts.correction
             else self.weights[f"model.layers.{layer}.{correction_name(model)}"],
             **{role: self.weights.get(f"model.layers.{layer}.{name}") for role, name in XIELU.items()},
@@ -95,6 +105,7 @@ NAMES = (
     "qwen2-tied", "qwen3-bias", "llama-bias", "mistral-window", "llama-yarn", "olmo2-bias", "gemma2", "qwen3-moe",
     "mixtral", "qwen2-moe", "glm4-moe", "gpt-oss", "minimax-m2",
     "mixtral", "qwen2-moe", "glm4-moe", "qwen3-next", "qwen3.5", "gemma4", "llama4", "phimoe", "apertus",
+    "gemma4-moe",
     "phi-normed", "olmo", "lfm2", "lfm2-moe", "granite4", "granite4-moe", "nemotron-h-moe",
     "falcon-h1", "falcon-h1-normed", "falcon-h1-norm-first",
 )  # fmt: skip
