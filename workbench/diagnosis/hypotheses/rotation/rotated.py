@@ -13,12 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph import operation_of
 from lockstep.workbench.diagnosis.hypotheses.fits import Mask, wrong_heads, wrong_rows
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
 from lockstep.workbench.diagnosis.hypotheses.rotation.positions import PositionRule, TokenPlaces, rules
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.expected import heads_of, pairs_of
+from lockstep.workbench.diagnosis.operations.expected import heads_of, pairs_of, turned
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies, lengths_of, magnitude
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -102,6 +103,21 @@ class Rotated:
         """Whether decode tokens are wrong, and those of the prompt, which turn as well, are right."""
         first = np.array([row.step for row in self.site.rows]) == min(row.step for row in self.site.rows)
         return bool(not (first & self.wrong).any() and (first & (self.positions > 0)).any())
+
+    @cached_property
+    def queries_turn(self) -> bool:
+        """Whether the layer's queries are rotated right where these keys are wrong: the positions are known there."""
+        model, site = self.site.facts.model, self.site
+        declared = operation_of(model, "attn.q_rope")
+        if declared is None or site.kind == declared.tap:
+            return False
+        x, seen = (site.rows_of(site.near(tap)) for tap in (declared.inputs["x"], declared.tap))
+        if x is None or seen is None or x.size != seen.size or len(x) != len(self.wrong):
+            return False
+        x = heads_of(x, model.head_dim)
+        right = turned(model, x, self.phase, self.factor)[self.wrong]
+        off, moved = (np.linalg.norm(one.reshape(x.shape)[self.wrong] - right) for one in (seen, x))
+        return bool(off < 0.1 * moved)
 
     @cached_property
     def places(self) -> TokenPlaces:

@@ -108,7 +108,8 @@ def _normed(r: Rotated) -> Iterator[Variant]:
 
 
 def _conventions(r: Rotated) -> Iterator[Variant]:
-    if r.factor != 1 or not r.decode_only:  # else the position is stuck at 0: the prefill is rotated
+    # Else the position is stuck at 0: the prefill is rotated, and where queries are recorded they stand still too.
+    if r.factor != 1 or not r.decode_only or r.queries_turn:
         yield r.variant("rope_not_applied", "rope", "the rotation is not applied at all", {}, r.x)
     twice = r.turned(2 * r.phase) * r.factor
     yield r.variant("rope_twice", "rope", "the rotation is applied twice", {}, twice, moved=True)
@@ -184,7 +185,8 @@ def _positions(r: Rotated) -> Iterator[Variant]:
             as_others = any(
                 np.allclose(phase, r.positions[:, None, None] * one.values) for one in _of_others(r)
             )
-            if as_twice or as_others or (not rule.at.any() and r.factor == 1 and not r.decode_only):
+            as_it_is = not rule.at.any() and r.factor == 1 and (not r.decode_only or r.queries_turn)
+            if as_twice or as_others or as_it_is:
                 continue  # told as a rotation applied twice, as another layer's, or not at all
             yield from at_positions(r, rule, by)
 

@@ -112,6 +112,24 @@ def test_wrong_positions_are_read_as_their_rule(model: ModelConfig, dtype: str, 
     assert kinds == {"positions"} | also, [one.variant.text for one in best(found)]
 
 
+@pytest.mark.parametrize("model", [MODEL, LLAMA3], ids=["plain", "llama3"])
+@pytest.mark.parametrize(
+    ("queries", "name"), [("right", "rope_not_applied"), ("still", "position_stuck"), ("", "position_stuck")]
+)
+def test_keys_of_decode_that_are_not_rotated_stand_still_where_queries_do(
+    model: ModelConfig, queries: str, name: str
+) -> None:
+    """Position 0 rotates nothing. Queries that are rotated right have the positions; without them it is the counter."""
+    still, q = np.where(DECODE, 0, POSITIONS), drawn(np.random.default_rng(1), len(ROWS), 4, 16)
+    others = {"layers.1.attn.q_proj": q.reshape(len(q), -1)}
+    if queries:
+        others["layers.1.attn.q_rope"] = turned(POSITIONS if queries == "right" else still, model, q)
+    inputs = {"x": X.reshape(len(X), -1)}
+    seen = turned(still, model)
+    found = best(made_site("rope", "layers.1.attn.k_rope", inputs, seen, model=model, others=others))
+    assert {"rope_not_applied", "position_stuck"} & {one.variant.name for one in found} == {name}
+
+
 @pytest.mark.parametrize("last", [6, 7])
 @pytest.mark.parametrize(("windows", "name"), [((7, None), "positions_of_window"), ((), "position_stuck")])
 def test_positions_may_count_the_keys_that_a_window_keeps(
