@@ -231,7 +231,7 @@ def not_finite(site: Site) -> Iterator[Variant]:
     if not all(part.fits for part in site.parts):
         return
     bad = [~np.isfinite(part.seen) & np.isfinite(part.expected) for part in site.parts]
-    if site.operation == "scores" and all(
+    if site.operation in ("scores", "index_scores") and all(
         np.isneginf(part.seen[cells]).all() for part, cells in zip(site.parts, bad, strict=True)
     ):
         return  # hidden: a mask's matter

@@ -6,6 +6,7 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph.formula import FORMULAS, SCALED, evaluate, numbers_of
@@ -35,6 +36,7 @@ def index_scores(site: Site) -> Iterator[Variant]:
 
     text = "an indexer scores keys after the query: its scores have no causal mask"
     yield variant("index_not_causal", "mask", text, lambda x: _scores(model, x), masked=False)
+    yield from _hidden(site)
     text = "the weights of an indexer's heads are not divided by the root of their number"
     yield variant("index_weights_unscaled", "scores", text, lambda x: _scores(model, x) * math.sqrt(heads))
     text = "an indexer's products are not divided by the root of the width of its heads"
@@ -49,6 +51,32 @@ def index_scores(site: Site) -> Iterator[Variant]:
         text,
         lambda x: _scores(model, {**x, "weights": plain + 0 * x["weights"]}),
     )
+
+
+def _hidden(site: Site) -> Iterator[Variant]:
+    """Keys that a query should see and does not: its own one, or all but the newest."""
+    behind = [_behind(part.expected) for part in site.parts]
+    visible = [at[~np.isneginf(part.seen) & (at >= 0)] for part, at in zip(site.parts, behind, strict=True)]
+    newest = int(max((one.max(initial=0) for one in visible), default=0)) + 1
+    strictly = "an indexer hides each query's own key: its mask is strictly causal"
+    yield _without("index_own_key_hidden", strictly, site, [at == 0 for at in behind])
+    window = f"an indexer scores the {newest} newest keys alone"
+    yield _without("index_window", window, site, [at >= newest for at in behind])
+
+
+def _without(name: str, text: str, site: Site, hidden: Sequence[NDArray[np.bool_]]) -> Variant:
+    """The right scores but for keys that are hidden as well."""
+    guesses = [
+        np.where(cells, -np.inf, part.expected) for part, cells in zip(site.parts, hidden, strict=True)
+    ]
+    return Variant(name, "mask", text, {}, guesses)
+
+
+def _behind(expected: Array) -> Array:
+    """How many keys after each one the query of scores [1, T, K] sees, below 0 of hidden ones."""
+    keys = np.arange(expected.shape[-1])
+    last = np.where(np.isneginf(expected), -1, keys).max(-1, keepdims=True)
+    return np.asarray(last - keys)
 
 
 def _scores(model: ModelConfig, inputs: _Inputs) -> Array:
