@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
+from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.parallel.shards import Span
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
@@ -76,8 +77,7 @@ class _Comparison:
 
     def __init__(self, checkpoint: LoadedFrom, size: int) -> None:
         self.checkpoint, self.source, self.size = checkpoint, checkpoint.source, size
-        head_dim = 0 if checkpoint.model is None else checkpoint.model.head_dim
-        self.parameters = Parameters(checkpoint.source, checkpoint.tied, head_dim)
+        self.parameters = Parameters(checkpoint.source, checkpoint.tied, checkpoint.model)
         self.found: dict[tuple[str, Mistake], set[tuple[int, int | None, str]]] = defaultdict(set)
         self.held: dict[str, list[Span]] = defaultdict(list)
         self.dtypes: dict[tuple[str, str], int] = defaultdict(int)
@@ -164,11 +164,11 @@ class _Comparison:
         here = Span(place.rows.start + rows.start, place.rows.start + rows.stop)
         there = Span(place.taken.start + rows.start, place.taken.start + rows.stop)
         x = (
-            rank.source.read(stored, 0, here)
+            _rows_of(rank.source, stored, here)
             if place.matrix is None
             else rank.source.read_matrix(stored, here, None, place.matrix)
         )
-        y = self.source.read(place.parameter, 0, there)
+        y = _rows_of(self.source, place.parameter, there)
         if place.columns is not None:
             y = y[:, place.columns.start : place.columns.stop]
         return x, _as_held(y, rank.dtype(stored), x.dtype)
@@ -282,6 +282,11 @@ def _owner(run: RowRun, place: HeldPart, whole: Shape, size: int, *, by_columns:
         if mine:
             return rank
     return None
+
+
+def _rows_of(source: Source, name: str, rows: Span) -> Tensor:
+    """Rows of a tensor; a single number is one."""
+    return source.read(name, 0, rows) if source.info(name).shape else source.read(name).reshape(1)
 
 
 def _as_held(checkpoint: Tensor, held: str, written: torch.dtype) -> Tensor:

@@ -9,11 +9,13 @@ behind the vocabulary are padding.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from lockstep.engine.checkpoint.source import Source
+from lockstep.engine.checkpoint.stacks import stored_in
 from lockstep.engine.checkpoint.wrapped import other_part
+from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph.checkpoint_names import STACKS
 from lockstep.engine.parallel.shards import Span
 from lockstep.workbench.diagnosis.loaded.megatron import GROUPED, grouped_rows, plain_name
@@ -25,15 +27,25 @@ _WRAPPERS = {"_fsdp_wrapped_module", "_orig_mod", "_checkpoint_wrapped_module", 
 _LAYER = re.compile(r"(?:^|\.)layers\.(\d+)\.(.+)", re.ASCII)
 _EXPERT = re.compile(r"(layers\.\d+)\.mlp\.experts\.(\d+)\.(\w+)\.weight", re.ASCII)
 _STACKED_EXPERTS = re.compile(
-    r"(layers\.\d+)\.mlp\.experts\.(?:\w+\.)*?(w13|w2|gate_up_proj|down_proj)(?:[._]weight)?", re.ASCII
+    r"(layers\.\d+)\.mlp\.experts\.(?:\w+\.)*?(w13|w2|gate_up_proj|down_proj|up_proj)(?:[._]weight)?",
+    re.ASCII,
 )
-#: Mixtral's names of modules, and those of everybody else.
-_OTHER_NAMES = {"block_sparse_moe": "mlp", "w1": "gate_proj", "w3": "up_proj", "w2": "down_proj"}
+#: What libraries call a layer's MLP, and the matrices of Mixtral's experts.
+_OTHER_NAMES = {
+    **dict.fromkeys(("block_sparse_moe", "feed_forward", "mixer"), "mlp"),
+    "w1": "gate_proj",
+    "w3": "up_proj",
+    "w2": "down_proj",
+}
+#: Where a router's weight may be, and the one place for all of them; and the bias that corrects its choice.
+_ROUTERS, _ROUTER = (".mlp.router.layer.weight", ".mlp.router.weight", ".mlp.gate.weight"), ".mlp.gate.weight"
+_CORRECTION = "e_score_correction_bias"
 _OF_EXPERTS = {
     "w13": ("gate_proj", "up_proj"),
     "gate_up_proj": ("gate_proj", "up_proj"),
     "w2": ("down_proj",),
     "down_proj": ("down_proj",),
+    "up_proj": ("up_proj",),
 }
 EMBEDDING, HEAD = "embed_tokens.weight", "lm_head.weight"
 
@@ -56,22 +68,30 @@ def key_of(name: str) -> str:
     the layers the last two words."""
     name = plain_name(".".join(word for word in name.split(".") if word not in _WRAPPERS))
     if (match := _LAYER.search(name)) is None:
-        return ".".join(name.split(".")[-2:])
-    parts = match[2].split(".")
-    inside = "experts" in parts or "block_sparse_moe" in parts
-    parts = [_OTHER_NAMES.get(part, part) if inside else part for part in parts]
-    return f"layers.{match[1]}.{'.'.join(parts)}"
+        ending = ".".join(name.split(".")[-2:])
+        return EMBEDDING if ending == "embeddings.weight" else ending
+    layer, parts = f"layers.{match[1]}", match[2].split(".")
+    if parts[-1] == _CORRECTION:
+        return f"{layer}.mlp.{_CORRECTION}"
+    if "experts" in parts or "block_sparse_moe" in parts:
+        parts = [_OTHER_NAMES.get(part, part) for part in parts]
+    if parts[0] == "experts":  # beside an MLP
+        parts = ["mlp", *parts]
+    key = f"{layer}.{'.'.join(parts)}"
+    found = next((router for router in _ROUTERS if key == f"{layer}{router}"), None)
+    return key if found is None else f"{layer}{_ROUTER}"
 
 
 class Parameters:
     """The parameters of a checkpoint by what their names have in common with others'. `tied`: the head is the
-    embedding; `head_dim` 0: not known."""
+    embedding; `model` None: not known."""
 
-    def __init__(self, source: Source, tied: bool, head_dim: int = 0) -> None:
-        self.head_dim = head_dim
+    def __init__(self, source: Source, tied: bool, model: ModelConfig | None = None) -> None:
+        self.head_dim = 0 if model is None else model.head_dim
         self.shapes: dict[str, Shape] = {
-            name: source.info(name).shape for name in source.names() if not other_part(name)
+            name: source.info(name).shape or (1,) for name in source.names() if not other_part(name)
         }
+        self._rows = {} if model is None else _row_stacks(model, self.shapes)
         self._names = {key_of(name): name for name in sorted(self.shapes)}
         if tied and EMBEDDING in self._names:
             self._names.setdefault(HEAD, self._names[EMBEDDING])
@@ -84,8 +104,11 @@ class Parameters:
         """Where the tensor `name` of a rank comes from; None where the checkpoint has nothing of that name, an empty
         list where `shape` is no part of what it has."""
         key = key_of(name)
+        shape = shape or (1,)
         if key in self._names:
             return list(self._single(self._names[key], shape, rank, size))
+        if key in self._rows:
+            return list(self._stacked(self._rows[key], shape, rank, size))
         if (match := _STACKED_EXPERTS.fullmatch(key)) and len(shape) == 3:
             return list(self._of_experts(match[1], _OF_EXPERTS[match[2]], shape, rank, size))
         if f".{GROUPED}." in key:
@@ -154,6 +177,19 @@ class Parameters:
         for i, expert in enumerate(range(held.start, held.stop)):
             for at, names in enumerate(found):
                 yield HeldPart(names[expert], Span(at * rows, (at + 1) * rows), spans[0], spans[1], i)
+
+
+def _row_stacks(model: ModelConfig, there: Collection[str]) -> dict[str, list[str]]:
+    """Tensors of the model's checkpoints that have the rows of several parameters, one behind the other -> these."""
+    found: dict[str, list[str]] = {}
+    for name, place in stored_in(model).items():
+        if (
+            name in there
+            and place.matrix is None
+            and not (place.transposed or place.step > 1 or place.blocks > 1)
+        ):
+            found.setdefault(key_of(place.tensor), []).append(name)
+    return {key: names for key, names in found.items() if len(names) > 1}
 
 
 def part_of(whole: int, local: int, rank: int, size: int, *, padded: bool = False) -> Span | None:

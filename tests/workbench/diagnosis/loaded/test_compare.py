@@ -10,7 +10,7 @@ import torch
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
 from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, compare_weights
 from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
-from tests.checkpoints import tiny_checkpoint
+from tests.checkpoints import CLASSES, EVERY_VARIANT, tiny_checkpoint, tiny_variant
 from tests.workbench.diagnosis.loaded.ranks import Bug, State, shard, whole_of, written
 
 _QKV, _DOWN = "model.layers.1.self_attn.qkv_proj", "model.layers.1.mlp.down_proj.weight"
@@ -281,3 +281,15 @@ def test_tensors_as_transformers_holds_them(tmp_path: Path, family: str) -> None
             found = compare_weights(read_ranks(written(tmp_path / number, [state])), opened)
         assert tuple(one.mistake.kind for one in found.wrong) == wrong
         assert found.left_out == ()
+
+
+@pytest.mark.sampled(4)
+@pytest.mark.parametrize("name", sorted(EVERY_VARIANT, key=lambda name: "moe" not in name))
+def test_what_transformers_holds_of_any_family_is_not_accused(name: str, tmp_path: Path) -> None:
+    """Whatever it stacks once it has loaded a checkpoint, and calls otherwise."""
+    family, _ = EVERY_VARIANT[name]
+    checkpoint = tiny_variant(tmp_path, name)
+    model = CLASSES[family][1].from_pretrained(checkpoint, dtype=torch.float32)
+    with LoadedFrom.open(checkpoint) as opened:
+        found = compare_weights(read_ranks(written(tmp_path / "dump", [dict(model.state_dict())])), opened)
+    assert (found.wrong, found.unknown, found.left_out) == ((), (), ())
