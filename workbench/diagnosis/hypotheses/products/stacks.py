@@ -58,6 +58,8 @@ def wrongly_cut(site: Site, kinds: tuple[str, ...], columns: Indices) -> Iterato
             continue
         whole = site.span is None  # gathered from all ranks
         have, should = (np.concatenate(one) if whole else one[site.rank] for one in (held, right))
+        if len(have) != len(should):  # heads that several ranks have
+            continue
         numbers = starts[site.kind] + columns + site.first_out
         at = {int(number): i for i, number in enumerate(should)}
         if all(int(one) in at for one in numbers):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from lockstep.engine.config import ModelConfig
-from lockstep.engine.graph import GATE_UP
+from lockstep.engine.graph import GATE_UP, QKV
 from lockstep.workbench.diagnosis.hypotheses.products import stacks
 from lockstep.workbench.diagnosis.hypotheses.products.stacks import stack_of, wrongly_cut
 from tests.checkpoints import tiny_config
@@ -63,3 +63,19 @@ def test_a_stack_of_one_matrix_behind_the_other(rank: int, monkeypatch: pytest.M
             words
             == "the stack of gate and up, which lie one behind the other in it, is cut into ranks as one matrix"
         )
+
+
+@pytest.mark.parametrize("rank", range(RANKS))
+def test_heads_that_several_ranks_have_are_no_equal_parts_of_a_stack(
+    rank: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of two ranks has the one key and value head: more rows than half of the stack."""
+    model = ModelConfig.from_hf(tiny_config("llama", num_key_value_heads=1).to_dict())
+    queries, one = model.num_heads * model.head_dim, model.head_dim
+
+    def spans(tap: str, operation: str, rank: int, *_: object) -> tuple[slice, None]:
+        each = queries // RANKS
+        return (slice(rank * each, (rank + 1) * each) if tap.endswith("q_proj") else slice(0, one)), None
+
+    monkeypatch.setattr(stacks, "rank_spans", spans)
+    assert not list(wrongly_cut(site("attn.k_proj", model, rank, slice(0, one)), QKV, np.arange(one)))
