@@ -16,6 +16,7 @@ _LIMITS = "from .lockstep_limits import TapeLimits, alone, refuse_capture\n"
 BEHIND = (
     "linear",
     "mamba",
+    "falcon_h1",
     "gemma4",
     "latent",
     "llama4",
