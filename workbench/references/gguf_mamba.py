@@ -108,11 +108,10 @@ def restore_mamba(tensors: dict[str, Tensor], config: Any) -> None:
     """Put the tensors of Mamba-2, and of Granite's and Nemotron-H's blocks, by transformers' names and in its layout in
     the place of the file's."""
     granite, nemotron = (config.model_type == one for one in ("granitemoehybrid", "nemotron_h"))
-    mixer = "mixer" if nemotron else "mamba"
-    dense = granite and not config.num_local_experts
+    ours_of = _names_of(config)
     for name in [name for name in tensors if name.startswith("blk.")]:
         _, layer, module, *kind = name.split(".")
-        if (ours := _ours(module, mixer, granite, dense)) is None:
+        if (ours := ours_of.get(module)) is None:
             continue
         values = tensors.pop(name)
         match module:
@@ -155,23 +154,27 @@ _NEMOTRON = {
     "ffn_up_exps": "mixer.experts.up_proj",
     "ffn_down_exps": "mixer.experts.down_proj",
 }
+_GRANITE = {
+    "ffn_gate_inp": "block_sparse_moe.router",
+    "ffn_gate_shexp": "shared_mlp.gate",
+    "ffn_up_shexp": "shared_mlp.up",
+    "ffn_down_shexp": "shared_mlp.output_linear",
+}
+#: Of a model without experts the MLP is what is called its shared one.
+_GRANITE_DENSE = {name.removesuffix("_shexp"): ours for name, ours in _GRANITE.items()}
 #: Parameters without a module of their own.
 _BARE = (".A_log", ".D", ".dt_bias", "_correction_bias", ".experts.up_proj", ".experts.down_proj")
 
 
-def _ours(module: str, mixer: str, granite: bool, dense: bool) -> str | None:
-    """transformers' name within the layer of what gguf-py's table does not have; None of the others. `dense`: Granite's
-    MLP is its shared expert."""
-    if module in _SSM:
-        return f"{mixer}.{_SSM[module]}"
-    if mixer == "mixer" or not granite:
-        return _NEMOTRON.get(module) if mixer == "mixer" else None
-    if dense and module in ("ffn_gate", "ffn_up", "ffn_down"):
-        module = f"{module}_shexp"
-    if module == "ffn_gate_inp":
-        return "block_sparse_moe.router"
-    shared = {"ffn_gate_shexp": "gate", "ffn_up_shexp": "up", "ffn_down_shexp": "output_linear"}
-    return f"shared_mlp.{shared[module]}" if module in shared else None
+def _names_of(config: Any) -> dict[str, str]:
+    """The file's modules -> transformers' names within the layer, of what gguf-py's table does not have."""
+    nemotron = config.model_type == "nemotron_h"
+    mixer = {module: f"{'mixer' if nemotron else 'mamba'}.{ours}" for module, ours in _SSM.items()}
+    if nemotron:
+        return mixer | _NEMOTRON
+    if config.model_type != "granitemoehybrid":
+        return mixer
+    return mixer | _GRANITE | ({} if config.num_local_experts else _GRANITE_DENSE)
 
 
 def _stack_gates(tensors: dict[str, Tensor]) -> None:

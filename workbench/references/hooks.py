@@ -266,12 +266,7 @@ def _tap_experts(mlp: Any, beside: Any, name: str, see: See, stack: ExitStack) -
     def on_router(_module: nn.Module, _args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
         logits, weights, ids = output
         see(f"{name}.router", logits)
-        for tap, tensor in zip(("topk_ids", "topk_weights"), in_order(ids, weights), strict=True):
-            see(f"{name}.{tap}", tensor)
-
-    def on_experts(seen: dict[str, Tensor]) -> None:
-        for tap, tensor in seen.items():
-            see(f"{name}.experts.{tap}", tensor)
+        _see_choice(see, name, ids, weights)
 
     def on_sum(_module: nn.Module, _args: Any, output: Tensor | tuple[Tensor, ...]) -> None:
         summed = output if isinstance(output, Tensor) else output[0]
@@ -285,7 +280,7 @@ def _tap_experts(mlp: Any, beside: Any, name: str, see: See, stack: ExitStack) -
 
     router = mlp.router if hasattr(mlp, "router") else mlp.gate
     stack.callback(router.register_forward_hook(on_router).remove)
-    stack.enter_context(hearing(mlp.experts, on_experts))
+    stack.enter_context(hearing(mlp.experts, partial(_see_experts, see, name)))
     stack.callback(mlp.register_forward_hook(on_sum).remove)
     if beside is not None:
         stack.callback(beside.register_forward_hook(on_shared).remove)
@@ -300,20 +295,25 @@ def _tap_experts_beside(layer: Any, name: str, see: See, stack: ExitStack) -> No
 
     def on_router(_module: nn.Module, _args: Any, output: tuple[Tensor, Tensor, Tensor]) -> None:
         _, weights, ids = output
-        for tap, tensor in zip(("topk_ids", "topk_weights"), in_order(ids, weights), strict=True):
-            see(f"{name}.{tap}", tensor)
-
-    def on_experts(seen: dict[str, Tensor]) -> None:
-        for tap, tensor in seen.items():
-            see(f"{name}.experts.{tap}", tensor)
+        _see_choice(see, name, ids, weights)
 
     def on_sum(_module: nn.Module, _args: Any, output: Tensor) -> None:
         see(f"{name}.combine", output)
 
     stack.callback(layer.router.proj.register_forward_hook(on_logits).remove)
     stack.callback(layer.router.register_forward_hook(on_router).remove)
-    stack.enter_context(hearing(layer.experts, on_experts))
+    stack.enter_context(hearing(layer.experts, partial(_see_experts, see, name)))
     stack.callback(layer.experts.register_forward_hook(on_sum).remove)
+
+
+def _see_choice(see: See, name: str, ids: Tensor, weights: Tensor) -> None:
+    for tap, tensor in zip(("topk_ids", "topk_weights"), in_order(ids, weights), strict=True):
+        see(f"{name}.{tap}", tensor)
+
+
+def _see_experts(see: See, name: str, seen: Mapping[str, Tensor]) -> None:
+    for tap, tensor in seen.items():
+        see(f"{name}.experts.{tap}", tensor)
 
 
 def _unbatched(x: Tensor) -> Tensor:

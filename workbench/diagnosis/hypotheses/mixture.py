@@ -19,7 +19,12 @@ from lockstep.engine.graph.formula import Node, formula_of, numbers_of
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
-from lockstep.workbench.diagnosis.hypotheses.routing import ROUTED, routing_choices, terms_of_ranks
+from lockstep.workbench.diagnosis.hypotheses.routing import (
+    OF_ROUTERS,
+    ROUTED,
+    routing_choices,
+    terms_of_ranks,
+)
 from lockstep.workbench.diagnosis.hypotheses.rowwise import CLAMP_NUMBERS
 from lockstep.workbench.diagnosis.hypotheses.search import distinct, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved
@@ -147,12 +152,10 @@ class InnerOperation:
     @cached_property
     def _others(self) -> dict[str, Any]:
         found: dict[str, Any] = {name: np.asarray(x) for name, x in numbers_of(self._facts.model).items()}
-        name = self.site.weights.get("mlp.topk_ids.correction", "")
-        if (correction := self._facts.vector(name) if name else None) is not None:
-            found["correction"] = found["mlp.topk_ids.correction"] = correction
-        name = self.site.weights.get("mlp.topk_weights.expert_scale", "")
-        if (scale := self._facts.vector(name) if name else None) is not None:
-            found["expert_scale"] = found["mlp.topk_weights.expert_scale"] = scale
+        for tap, _, role in OF_ROUTERS:
+            name = self.site.weights.get(f"{tap}.{role}", "")
+            if (values := self._facts.vector(name) if name else None) is not None:
+                found[role] = found[f"{tap}.{role}"] = values
         return found
 
     # --- values ------------------------------------------------------------------------------------------------

@@ -24,6 +24,11 @@ from lockstep.workbench.diagnosis.recording import Array
 
 #: Operations whose hypotheses are made here.
 ROUTED = ("choice", "choice_weights", "combine", "experts", "expert_input")
+#: (tap, kind of operation, role) of the parameters that routers have beside their matrix.
+OF_ROUTERS = (
+    ("mlp.topk_ids", "choice", "correction"),
+    ("mlp.topk_weights", "choice_weights", "expert_scale"),
+)
 #: Leaves that are numbers, and other values that engines have.
 _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
@@ -71,16 +76,14 @@ def formula_edits(
 
 
 def _others(site: Site) -> dict[str, Callable[[], Any]]:
-    """Leaves without an axis of tokens: the model's numbers, and the bias of its routers, which only choices read."""
+    """Leaves without an axis of tokens: the model's numbers, and what its routers have beside their matrix."""
     found: dict[str, Callable[[], Any]] = {
         name: partial(float, value) for name, value in numbers_of(site.facts.model).items()
     }
-    name = weight_names(site.near("mlp.topk_ids"), "choice", site.facts).get("correction", "")
-    if (correction := site.facts.vector(name)) is not None:
-        found["correction"] = partial(np.asarray, correction)
-    name = weight_names(site.near("mlp.topk_weights"), "choice_weights", site.facts).get("expert_scale", "")
-    if (scale := site.facts.vector(name)) is not None:
-        found["expert_scale"] = partial(np.asarray, scale)
+    for tap, kind, role in OF_ROUTERS:
+        name = weight_names(site.near(tap), kind, site.facts).get(role, "")
+        if (values := site.facts.vector(name)) is not None:
+            found[role] = partial(np.asarray, values)
     return found
 
 
