@@ -19,6 +19,7 @@ from lockstep.workbench.attach.inside import lockstep_report, lockstep_transform
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.foreign.importing import import_run
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
+from tests.by_turns import by_turns
 from tests.checkpoints import tiny_checkpoint, tiny_variant
 from tests.wrapped_checkpoints import wrapped_checkpoint
 
@@ -204,8 +205,7 @@ EXPERTS = [
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("plan", ["tp", "ep"])
-@pytest.mark.parametrize("name", EXPERTS)
+@pytest.mark.parametrize(("name", "plan"), by_turns(EXPERTS, ("tp", "ep")))
 def test_experts_under_either_plan_are_right(name: str, plan: str, tmp_path: Path) -> None:
     reported = attached(str(tiny_variant(tmp_path, name)), tmp_path / "run.session", PROMPT, plan=plan)
     assert (reported["verdict"], reported["coverage"]["aligned"], reported["coverage"]["ranks"]) == (

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.engine.config import EngineConfig
+from lockstep.engine.config import DType, EngineConfig
 from lockstep.sessions import Session
 from lockstep.workbench.checking.forced_run import check, record_reference
 from lockstep.workbench.checking.pipeline import CheckResult
@@ -23,6 +23,7 @@ from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.models.capture import FULL
 from lockstep.workbench.models.opening import OpenedModel, open_model
+from tests.by_turns import by_turns
 from tests.checkpoints import ALIKE, ALIKE_WITH_EXPERTS, tiny_variant
 
 #: Longer than every window, and a short one.
@@ -209,7 +210,7 @@ PLANTED_IN_GEMMA4 = {
 
 @contextmanager
 def running(
-    folder: Path, name: str, tp: int, dtype: str = "float32", ep: int = 1
+    folder: Path, name: str, tp: int, dtype: DType = "float32", ep: int = 1
 ) -> Iterator[tuple[OpenedModel, Inferior]]:
     """A tiny model of that variant on so many ranks, which leave everything behind."""
     model = open_model(str(tiny_variant(folder, name)))
@@ -223,18 +224,19 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
     return check(inferior, reference, folder / "run.session", rules=rules)
 
 
-@pytest.mark.sampled(10)
-@pytest.mark.parametrize(
-    ("tp", "ep", "dtype"),
-    [
-        (1, 1, "float32"),
-        *(
-            pytest.param(*ranks, "float32", marks=pytest.mark.slow)
-            for ranks in ((2, 1), (4, 1), (2, 2), (4, 2))
-        ),
-        *(pytest.param(*ranks, "bfloat16", marks=pytest.mark.slow) for ranks in ((2, 1), (4, 2))),
-    ],
+#: (ranks, groups of ranks that divide the experts, dtype): every model is tried with one rank, and with two of these.
+DIVIDED: tuple[tuple[int, int, DType], ...] = ((2, 1, "float32"), (4, 1, "float32"), (2, 1, "bfloat16"))
+DIVIDED_EXPERTS: tuple[tuple[int, int, DType], ...] = (
+    (2, 2, "float32"),
+    (2, 1, "float32"),
+    (4, 2, "bfloat16"),
+    (4, 1, "float32"),
+    (4, 2, "float32"),
+    (2, 1, "bfloat16"),
 )
+
+
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(
     "name",
     [
@@ -242,11 +244,20 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
         *(pytest.param(name, marks=pytest.mark.slow) for name in (*ALIKE, *ALIKE_WITH_EXPERTS)),
     ],
 )
-def test_a_faultless_engine_matches_and_every_operation_is_judged_right(
-    name: str, tp: int, ep: int, dtype: str, tmp_path: Path
-) -> None:
-    if ep > 1 and name not in (*WITH_EXPERTS, *ALIKE_WITH_EXPERTS):
-        pytest.skip("it has no experts")
+def test_a_faultless_engine_matches_and_every_operation_is_judged_right(name: str, tmp_path: Path) -> None:
+    assert_right(tmp_path, name, 1, "float32")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("name", "layout"),
+    [
+        *by_turns((*FAMILIES, *ALIKE), DIVIDED, each=2),
+        *by_turns((*WITH_EXPERTS, *ALIKE_WITH_EXPERTS), DIVIDED_EXPERTS, each=2),
+    ],
+)
+def test_so_does_one_that_is_divided(name: str, layout: tuple[int, int, DType], tmp_path: Path) -> None:
+    tp, ep, dtype = layout
     assert_right(tmp_path, name, tp, dtype, ep)
 
 
@@ -256,7 +267,7 @@ def test_in_half_precision_as_well(name: str, tmp_path: Path) -> None:
     assert_right(tmp_path, name, 2, "float16")
 
 
-def assert_right(folder: Path, name: str, tp: int, dtype: str, ep: int = 1) -> None:
+def assert_right(folder: Path, name: str, tp: int, dtype: DType, ep: int = 1) -> None:
     """A faultless engine matches, and every operation is judged."""
     with running(folder, name, tp, dtype, ep) as (model, inferior):
         result = checked(folder, model, inferior)

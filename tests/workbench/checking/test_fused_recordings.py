@@ -20,6 +20,7 @@ from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.models.requests import plan
 from lockstep.workbench.references.request import GoldenSequence
+from tests.by_turns import by_turns
 from tests.checkpoints import VARIANTS, tiny_variant
 
 #: What fused engines do not show.
@@ -120,12 +121,22 @@ def test_a_known_bug_is_placed_and_named(rule: str, at_two: Explain) -> None:
     assert words in first.text
 
 
+#: Ranks and dtypes.
+LAYOUTS: tuple[tuple[int, DType], ...] = (
+    (1, "bfloat16"),
+    (2, "float32"),
+    (4, "bfloat16"),
+    (1, "float32"),
+    (2, "bfloat16"),
+    (4, "float32"),
+)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize("tp", [1, 2, 4])
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_right_engines_are_not_accused(variant: str, tp: int, dtype: DType, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("variant", "layout"), by_turns([*VARIANTS], LAYOUTS, each=2))
+def test_right_engines_are_not_accused(variant: str, layout: tuple[int, DType], tmp_path: Path) -> None:
+    tp, dtype = layout
     model = open_model(str(tiny_variant(tmp_path, variant)))
     with engine(model, tp, dtype) as inferior:
         found = fused(model, inferior, tmp_path, {})

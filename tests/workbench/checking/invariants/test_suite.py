@@ -11,6 +11,7 @@ from lockstep.engine.config import EngineConfig
 from lockstep.workbench.checking.invariants.invariant import Invariant
 from lockstep.workbench.checking.invariants.suite import Suite
 from lockstep.workbench.models.opening import open_model
+from tests.by_turns import by_turns
 from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint
 from tests.engine.test_logits import GROWING
 
@@ -64,8 +65,7 @@ def test_what_a_fault_must_break_is_broken(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.parametrize("name", [*EVERY_VARIANT, *GROWING])
+@pytest.mark.parametrize(("name", "tp"), by_turns([*EVERY_VARIANT, *GROWING], (2, 1)))
 def test_all_hold_of_every_family(name: str, tp: int, tmp_path: Path) -> None:
     family, overrides = _variant(name)
     assert broken(tried(tiny_checkpoint(tmp_path, family, **overrides), tp)) == {}
