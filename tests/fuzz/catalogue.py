@@ -7,7 +7,7 @@ from tests.soak.trial import Trial
 
 TRIALS = (
     Trial(
-        "check", "`check` of a random model: family, sizes, rotation, windows, biases, dtype, tp, prompts",
+        "check", "`check` of a random model: family, sizes, rotation, windows, biases, dtype, tp, ep, prompts",
         "it matches transformers, with taps and without", tries.check_model, 120, seconds=300,
     ),
     Trial(

@@ -53,3 +53,27 @@ def rotation(chance: random.Random, head_dim: int, kinds: tuple[str, ...] = _KIN
             for name in ("short_factor", "long_factor")
         }
     return fields
+
+
+def latent(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    """Keys and values from latents; experts in some layers. DeepSeek-V2 rotates complex numbers: even widths."""
+    rope, count = chance.choice((2, 4, 8)), chance.choice((4, 8))
+    turned = rotation(chance, rope, ("default", "linear", "yarn", "yarn"))
+    if turned["rope_type"] == "yarn" and chance.random() < 0.7:
+        turned |= {"mscale": chance.choice((0.707, 1.0)), "mscale_all_dim": chance.choice((0.707, 1.0))}
+    return {
+        "num_key_value_heads": None,
+        "attention_bias": chance.random() < 0.3,
+        "kv_lora_rank": 2 * chance.randint(3, 20),
+        "q_lora_rank": chance.choice((None, chance.randint(5, 40))),
+        "qk_nope_head_dim": 2 * chance.randint(2, 10),
+        "qk_rope_head_dim": rope,
+        "v_head_dim": chance.randint(3, 24),
+        "rope_parameters": turned,
+        "n_routed_experts": count,
+        "num_experts_per_tok": chance.choice((1, 2)),
+        "n_shared_experts": chance.choice((1, 2)),
+        "moe_intermediate_size": chance.randint(5, 40),
+        "routed_scaling_factor": chance.choice((1.0, 2.5)),
+        "norm_topk_prob": chance.random() < 0.7,
+    }

@@ -11,7 +11,8 @@ from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
 from lockstep.engine.config.thresholds import thresholds
 from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES
-from tests.fuzz.draws import Fields, both_types, experts, rotation, types
+from tests.fuzz.alike_models import ALIKE
+from tests.fuzz.draws import Fields, both_types, experts, latent, rotation, types
 from tests.fuzz.further_models import FURTHER
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -64,14 +65,18 @@ def random_model(chance: random.Random, family: str = "") -> RandomModel:
 #: Families that assume a width of heads of their own where none is stated.
 HEADED = (
     "qwen3", "mistral", "gemma2", "gemma3_text", "glm4", "gpt_oss", "mixtral", "gemma", "glm4_moe", "minimax_m2",
-    "nemotron_h", "seed_oss", "exaone4", "ernie4_5", "helium", "gemma4_text",
+    "nemotron_h", "seed_oss", "exaone4", "ernie4_5", "helium", "gemma4_text", "glm", "vaultgemma", "ministral",
+    "ministral3", "cwm", "dots1", "exaone_moe", "solar_open", "llama4_text", "hunyuan_v1_dense", "hunyuan_v1_moe",
+    "internlm3", "iquestcoder", "ernie4_5_moe",
 )  # fmt: skip
 #: Those whose heads are as wide as several numbers say.
-LATENT = ("deepseek_v2", "deepseek_v3", "glm4_moe_lite")
+LATENT = (
+    "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4", "youtu",
+)  # fmt: skip
 #: Those, those of no head_dim, and those whose norms are as wide as the hidden size in transformers.
 UNSTATED = (
     *LATENT, "olmoe", "cohere", "stablelm", "flex_olmo", "lfm2", "lfm2_moe", "bamba", "granitemoehybrid", "phi",
-    "cohere2", "apertus", "olmo", "phimoe",
+    "cohere2", "apertus", "olmo", "phimoe", "granitemoe", "jais2", "hyperclovax",
 )  # fmt: skip
 
 
@@ -184,44 +189,20 @@ def _starcoder2(chance: random.Random, layers: int, head_dim: int) -> Fields:
     }
 
 
-def _latent(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    """Keys and values from latents; experts in some layers. DeepSeek-V2 rotates complex numbers: even widths."""
-    rope, experts = chance.choice((2, 4, 8)), chance.choice((4, 8))
-    turned = rotation(chance, rope, ("default", "linear", "yarn", "yarn"))
-    if turned["rope_type"] == "yarn" and chance.random() < 0.7:
-        turned |= {"mscale": chance.choice((0.707, 1.0)), "mscale_all_dim": chance.choice((0.707, 1.0))}
-    return {
-        "num_key_value_heads": None,
-        "attention_bias": chance.random() < 0.3,
-        "kv_lora_rank": 2 * chance.randint(3, 20),
-        "q_lora_rank": chance.choice((None, chance.randint(5, 40))),
-        "qk_nope_head_dim": 2 * chance.randint(2, 10),
-        "qk_rope_head_dim": rope,
-        "v_head_dim": chance.randint(3, 24),
-        "rope_parameters": turned,
-        "n_routed_experts": experts,
-        "num_experts_per_tok": chance.choice((1, 2)),
-        "n_shared_experts": chance.choice((1, 2)),
-        "moe_intermediate_size": chance.randint(5, 40),
-        "routed_scaling_factor": chance.choice((1.0, 2.5)),
-        "norm_topk_prob": chance.random() < 0.7,
-    }
-
-
 def _deepseek_v2(chance: random.Random, layers: int, head_dim: int) -> Fields:
     grouped = {"topk_method": "group_limited_greedy", "n_group": 2, "topk_group": chance.choice((1, 2))}
-    fields = _latent(chance, layers, head_dim) | {"first_k_dense_replace": chance.randint(0, layers)}
+    fields = latent(chance, layers, head_dim) | {"first_k_dense_replace": chance.randint(0, layers)}
     return fields | (grouped if chance.random() < 0.5 else {"topk_method": "greedy"})
 
 
 def _deepseek_v3(chance: random.Random, layers: int, head_dim: int) -> Fields:
     groups = {"n_group": 2, "topk_group": chance.choice((1, 2)), "num_nextn_predict_layers": 0}
     dense = {"first_k_dense_replace": chance.randint(0, layers), "rope_interleave": chance.random() < 0.7}
-    return _latent(chance, layers, head_dim) | groups | dense
+    return latent(chance, layers, head_dim) | groups | dense
 
 
 def _glm4_moe_lite(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    fields = _latent(chance, layers, head_dim)
+    fields = latent(chance, layers, head_dim)
     heads = chance.choice((2, 4))
     kinds = types(chance, layers, ("dense", "sparse"))
     return fields | {"num_attention_heads": heads, "num_key_value_heads": heads, "mlp_layer_types": kinds}
@@ -341,7 +322,7 @@ OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
     "qwen3_5_moe_text": _qwen3_5_moe, "mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "olmoe": _olmoe,
     "qwen2_moe": _qwen2_moe, "gpt_oss": _gpt_oss,
     "glm4_moe": _glm4_moe, "gemma": _gemma1, "arcee": _llama, "nemotron": _nemotron, "cohere": _cohere,
-    "stablelm": _stablelm, **FURTHER,
+    "stablelm": _stablelm, **FURTHER, **ALIKE,
 }  # fmt: skip
 
 
@@ -359,14 +340,14 @@ def _by_type(
     }
 
 
-def random_degree(chance: random.Random, model: ModelConfig) -> int:
-    """A tensor parallelism that the model can be split by."""
-    return chance.choice([tp for tp in DEGREES if _fits(model, tp)])
+def random_degrees(chance: random.Random, model: ModelConfig) -> tuple[int, int]:
+    """A tensor parallelism that the model can be split by, and groups of its ranks that divide the experts."""
+    return chance.choice([(tp, ep) for tp in DEGREES for ep in DEGREES if _fits(model, tp, ep)])
 
 
-def _fits(model: ModelConfig, tp: int) -> bool:
+def _fits(model: ModelConfig, tp: int, ep: int) -> bool:
     try:
-        check_fit(model, EngineConfig(tp=tp))
+        check_fit(model, EngineConfig(tp=tp, ep=ep))
     except ConfigError:
         return False
     return True
