@@ -118,7 +118,7 @@ def test_any_values(made: Stranger) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@by_value(400)  # `make soak ONLY=fuzz-values` tries as many as one likes
+@by_value(150)  # `make soak ONLY=fuzz-values` tries as many as one likes
 def test_very_many_values(made: Stranger) -> None:
     with tempfile.TemporaryDirectory() as directory:
         stands(tried(made, Path(directory, "stranger.session")))
@@ -154,7 +154,7 @@ def test_any_bytes(flips: list[tuple[float, int]], length: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=1000)
+@settings(max_examples=400)
 @given(_FLIPS, st.just(1.0) | st.floats(0, 1))
 def test_very_many_bytes(flips: list[tuple[float, int]], length: float) -> None:
     _any_bytes(flips, length)

@@ -52,9 +52,9 @@ def as_it_was() -> Iterator[None]:
         signal.signal(number, handler)
 
 
-async def settle(pilot: Pilot[int]) -> None:
+async def settle(pilot: Pilot[int], rounds: int = 3) -> None:
     """Wait for messages and workers: `Pilot.pause` alone does not wait for the latter."""
-    for _ in range(3):  # what a worker's answer sets going may start the next
+    for _ in range(rounds):  # what a worker's answer sets going may start the next
         await pilot.pause()
         while any(worker.is_running for worker in pilot.app.workers):
             with suppress(WorkerCancelled):  # another has taken its place, and is waited for in its turn
