@@ -80,12 +80,13 @@ class AttachedRuns:
         listener.note(f"pass {len(self.passes)}: {found}")
         return replace(self, passes=(*before, replace(last, found=found)))
 
-    def unsure(self, why: str, *, whatever: bool) -> AttachedRuns:
-        """With a verdict that is not given, or, unless `whatever` it is, only where nothing wrong was found."""
+    def unsure(self, why: str) -> AttachedRuns:
+        """With a verdict that is not given where nothing wrong was found. What was found is wrong all the same: a pass
+        is judged by its own rows, against a reference on its own tokens."""
         if self.result is None:
             return self
         event = self.result.event
-        verdict = "inconclusive" if whatever or event.verdict == "match" else event.verdict
+        verdict = "inconclusive" if event.verdict == "match" else event.verdict
         event = msgspec.structs.replace(event, verdict=verdict, notes=(*event.notes, why))
         return replace(self, result=replace(self.result, event=event))
 
@@ -157,7 +158,7 @@ class RepeatedCommand:
             listener.note(f"pass {number}: {same.in_words()}")
             if same.other_tokens:
                 why = f"the runs of the command read other tokens: {same.other_tokens}"
-                return runs.noted(why, listener).unsure(why, whatever=True)
+                return runs.noted(why, listener).unsure(why)
             look = further_look(runs.judged, look)
         return runs.noted(look.why, listener)
 
@@ -191,7 +192,7 @@ class RepeatedCommand:
             return replace(runs, text=f"{without} {same.in_words()}")
         changed = "; ".join(runs.attached.changed) or "nothing of the engine was changed for the recording"
         why = f"{without} the command generates another text: {same.other_tokens}; with the tap: {changed}"
-        return replace(runs, text=why, other_text=True).unsure(why, whatever=False)
+        return replace(runs, text=why, other_text=True).unsure(why)
 
     def _pass(self, number: int, asked: TapRequest, tensors: tuple[str, ...], told: str) -> AttachedRuns:
         request = replace(asked, capture="stats", tensors=(*ALWAYS, *tensors))

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -254,20 +255,25 @@ def test_what_is_asked_for_by_name_is_one_run(
     assert len(engine.asked) == 1
 
 
-def test_runs_of_other_tokens_are_inconclusive(
-    engine: Engine, attach: Attach, bugged: Rows, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize(("second", "code"), [("diverged", 1), ("match", 6)])
+def test_a_last_run_of_other_tokens_is_no_match_but_wrong_where_it_is_wrong(
+    engine: Engine, attach: Attach, bugged: Rows, monkeypatch: pytest.MonkeyPatch, second: str, code: int
 ) -> None:
     found = attach_passes.judged_recording
-    verdicts: list[CheckResult] = []  # the reference is of the first run's tokens
+    verdicts: list[CheckResult] = []
 
-    def first_verdict(path: Path, *_: object) -> CheckResult:
-        verdicts.append(verdicts[0] if verdicts else found(path, "", None, True, 0, "cpu"))
-        return verdicts[-1]
+    def judged(path: Path, *_: object) -> CheckResult:
+        """Of the second run `second`; the reference at hand is of the first one's tokens."""
+        if not verdicts:
+            verdicts.append(found(path, "", None, True, 0, "cpu"))
+            return verdicts[0]
+        event = msgspec.structs.replace(verdicts[0].event, verdict=second)
+        return replace(verdicts[0], event=event)
 
-    monkeypatch.setattr(attach_passes, "judged_recording", first_verdict)
+    monkeypatch.setattr(attach_passes, "judged_recording", judged)
     engine.runs = [rows(bugged), with_another_end(rows(bugged))]
-    reported, _ = attach(code=6)
-    assert reported["judged"]["verdict"] == "inconclusive"
+    reported, _ = attach(code=code)
+    assert reported["judged"]["verdict"] == ("inconclusive" if second == "match" else second)
     assert "the runs of the command read other tokens: sequence 0 goes on" in reported["judged"]["notes"][-1]
     assert "the runs of the command read other tokens" in reported["passes"][1]["found"]
 
