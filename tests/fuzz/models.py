@@ -73,10 +73,10 @@ HEADED = (
 LATENT = (
     "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4", "youtu",
 )  # fmt: skip
-#: Those, those of no head_dim, and those whose norms are as wide as the hidden size in transformers.
+#: Those, those of no head_dim, and those whose norms or factors of LongRoPE go by the hidden size in transformers.
 UNSTATED = (
     *LATENT, "olmoe", "cohere", "stablelm", "flex_olmo", "lfm2", "lfm2_moe", "bamba", "granitemoehybrid", "phi",
-    "cohere2", "apertus", "olmo", "phimoe", "granitemoe", "jais2", "hyperclovax",
+    "cohere2", "apertus", "olmo", "phimoe", "granitemoe", "jais2", "hyperclovax", "phi3",
 )  # fmt: skip
 
 
