@@ -78,11 +78,14 @@ def test_what_is_captured_is_known_and_what_a_rank_holds_is_estimated(
 
 
 def test_a_bare_pass_is_estimated(wide: Path) -> None:
+    """By the lesser of two ranks: how the allocator cuts memory up is not the pass's."""
     config = EngineConfig(threads=1, max_tokens=2064, max_sequences=1)
-    model = check_loadable(wide, config)
-    with Client(config, program="lockstep.engine.ranks") as client:
-        client.load(wide)
-        _, (grown,) = last_pass(client, 2048)
+    model, heights = check_loadable(wide, config), []
+    for _ in range(2):
+        with Client(config, program="lockstep.engine.ranks") as client:
+            client.load(wide)
+            heights += last_pass(client, 2048)[1]
+    grown = min(heights)
     assert grown / 1.3 <= working_bytes(model, config, largest_passes([2048], None)) <= grown * 1.3
 
 
