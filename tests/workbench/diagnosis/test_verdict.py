@@ -15,11 +15,13 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from lockstep.sessions import IdsMismatch, SequenceStep, Session, SessionWriter
+from lockstep.sessions.metrics import metrics
+from lockstep.workbench.diagnosis.compare import TapComparison
 from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement
 from lockstep.workbench.diagnosis.ledger import ledger
-from lockstep.workbench.diagnosis.measure import Recordings
+from lockstep.workbench.diagnosis.measure import MeasuredTap, Recordings, limits_of
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.diagnosis.verdict import FAIL, judge
+from lockstep.workbench.diagnosis.verdict import FAIL, judge, verdict_of
 from lockstep.workbench.judgements.golden_event import plain
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, halves, synthetic
 
@@ -47,6 +49,17 @@ def test_the_reference_itself_matches(case: Case, tmp_path: Path, tp: int) -> No
     assert {tap.verdict for tap in found.taps if tap.tap.endswith(".partial")} == {"absent"}
     assert {tap.verdict for tap in found.taps} == kinds
     assert len(found.taps) == len(case.golden.taps) * 3 * 2  # every tap of every step and sequence
+
+
+@pytest.mark.parametrize(("chosen", "verdict"), [(0.0, "pass"), (2.0, "pass"), (9.0, "fail")])
+def test_a_truth_of_zeros_that_the_reference_leaves_is_no_overflow(chosen: float, verdict: str) -> None:
+    """Each token goes to expert 0, of the reference at the engine's dtype to expert 2."""
+    tap, truth = "layers.1.mlp.topk_ids", np.zeros((1, 1))
+    noise = metrics(truth + 2, truth)
+    place = MeasuredTap(3, 0, tap, TapComparison(metrics(truth + chosen, truth)), noise, 0.0)
+    found = verdict_of(place, limits_of("float16", [place]))
+    assert found.verdict == verdict
+    assert not math.isinf(found.floor)
 
 
 @settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
