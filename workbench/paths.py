@@ -14,6 +14,8 @@ from pathlib import Path
 from platformdirs import user_cache_path, user_data_path
 
 from lockstep.engine.folders import private_folder
+from lockstep.engine.text import did_you_mean, printable
+from lockstep.workbench.exit_codes import UsageError
 
 #: Names that Windows keeps for devices, with any ending.
 _RESERVED = frozenset(
@@ -100,11 +102,24 @@ def find_session(name: str | Path) -> Path:
     if os.path.exists(path) or not path.name:
         return path
     if path.parent == Path("gallery"):
-        return GALLERY / f"{path.name.removesuffix('.session')}.session"
+        return _of_gallery(path.name.removesuffix(".session"))
     if path.parent != Path():
         return path
     kept = _sessions() / f"{path.name.removesuffix('.session')}.session"
     return kept if os.path.isfile(kept) else path
+
+
+def gallery_names() -> list[str]:
+    """The recorded bugs that come with the package, as they are opened."""
+    return sorted(f"gallery/{path.stem}" for path in GALLERY.glob("*.session"))
+
+
+def _of_gallery(stem: str) -> Path:
+    """A recording of the gallery; UsageError for a name that none has."""
+    if (name := f"gallery/{stem}") in (known := gallery_names()):
+        return GALLERY / f"{stem}.session"
+    advice = did_you_mean(name, known, f"there are {', '.join(known)}", most=1)
+    raise UsageError(f"there is no {printable(name)}: {advice}")
 
 
 def session_of(target: str) -> Path | None:

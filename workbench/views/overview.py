@@ -14,7 +14,7 @@ from lockstep.sessions.meta import is_companion
 from lockstep.sessions.records import SequenceStep, StepInFlight, StepRecord
 from lockstep.sessions.state import State, foreign_log, state_of
 from lockstep.sessions.text import clean
-from lockstep.workbench.judgements.golden_event import last_golden_event
+from lockstep.workbench.judgements.golden_event import GoldenEvent, last_golden_event
 from lockstep.workbench.views.branches import BranchLine, branch_lines, engine_name
 from lockstep.workbench.views.candidates import emitted_probability
 from lockstep.workbench.views.identity import device_name, dtype_name, file_name, model_name
@@ -86,6 +86,7 @@ class Present:
     damage: str = ""  # why nothing else is known of it
     alarm: str = ""  # the gravest thing wrong in the step, and where it begins
     alarm_name: str = ""  # the same in a word or two
+    judgement: GoldenEvent | None = None  # the newest of the branch, which may be of other steps
 
 
 def overview(source: SessionSource) -> Overview:
@@ -127,6 +128,7 @@ def present(source: SessionSource, where: Where) -> Present | None:
     judged = judged_at(source.session, where.branch, where.step)
     wrong = first_failed(judged)
     emitted = sequence.emitted if sequence else None
+    event = last_golden_event(source.session, where.branch)
     return Present(
         steps=steps,
         phase=record.phase,
@@ -139,16 +141,12 @@ def present(source: SessionSource, where: Where) -> Present | None:
         entropy=sequence.entropy if sequence else None,
         verdict=worst_verdict(judged),
         first_wrong=wrong.tap if wrong else None,
-        inconclusive=bool(judged) and wrong is None and _inconclusive(source, where.branch),
+        inconclusive=bool(judged) and wrong is None and event is not None and event.verdict == "inconclusive",
         absent="" if sequence is not None else source.batch(where.branch).why_absent(where.seq, where.step),
         alarm=(alarmed := _recorded_alarm(source, where, record))[1],
         alarm_name=alarmed[0],
+        judgement=event,
     )
-
-
-def _inconclusive(source: SessionSource, branch: int) -> bool:
-    event = last_golden_event(source.session, branch)
-    return event is not None and event.verdict == "inconclusive"
 
 
 def _recorded_alarm(source: SessionSource, where: Where, record: StepRecord) -> tuple[str, str]:

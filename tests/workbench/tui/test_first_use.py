@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.style import Style
 from textual import events
 
 from lockstep.sessions import STATISTICS, SequenceStep, StepRecord, Tap
@@ -17,7 +16,6 @@ from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
 from lockstep.workbench.export.pooling import pool
 from lockstep.workbench.paths import find_session
 from lockstep.workbench.tui.drivers.port import CommandStage
-from lockstep.workbench.tui.theme import DARK, LIGHT, paint
 from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.numbers import chance
@@ -64,14 +62,6 @@ async def test_the_alarm_of_a_later_step_does_not_claim_to_be_the_first(bench: B
 async def test_faults_are_named_on_a_screen_of_24_lines(bench: Bench) -> None:
     async with bench(size=(80, 24), path=BIASES) as pilot:
         assert "faults  load_bias=false" in "\n".join(text_of(pilot)[:3])
-
-
-@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=["dark", "light"])
-async def test_the_dimmest_text_has_a_contrast_of_three(bench: Bench, theme: object) -> None:
-    async with bench(theme=theme.name) as pilot:  # type: ignore[attr-defined]
-        styles = paint(pilot.app)
-        for ground in (Style(bgcolor=styles.ground), styles.raised, styles.cursor):
-            assert _contrast(styles.faint, ground) >= 3
 
 
 def test_few_elements_of_a_heatmap_are_whole_cells() -> None:
@@ -172,19 +162,3 @@ async def test_ctrl_z_stops_the_whole_job(bench: Bench, monkeypatch: pytest.Monk
         monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
         pilot.app.action_suspend_process()
     assert sent == [(os.getpgrp(), signal.SIGTSTP)]
-
-
-def _contrast(text: Style, ground: Style) -> float:
-    """WCAG 2.2: the contrast ratio of two colours."""
-    assert text.color is not None
-    assert ground.bgcolor is not None
-    lighter, darker = sorted(
-        (_luminance(one.get_truecolor()) for one in (text.color, ground.bgcolor)), reverse=True
-    )
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def _luminance(colour: tuple[int, int, int]) -> float:
-    parts = (value / 255 for value in colour)
-    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from lockstep.sessions.state import STATE_WORDS
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.views.overview import Overview, Present
 from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.numbers import chance, fixed, number
+from lockstep.workbench.words.plain_text import plural
 
 #: Dtypes as they fit on the line.
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -55,7 +57,9 @@ def _recording(overview: Overview) -> Fact:
 
 def _golden(present: Present | None, step: int) -> Fact:
     if present is None or present.verdict is None:
-        which = f"step {step} " if present is not None and present.steps else ""  # others may have been
+        if present is not None and present.judgement is not None:
+            return _of_other_steps(present.judgement, step)
+        which = f"step {step} " if present is not None and present.steps else ""
         return Fact(f"golden: {which}not compared", "quiet", drop=1)
     if present.first_wrong is not None:
         return Fact(f"golden: ✗ {present.first_wrong}", "wrong", drop=1)
@@ -64,6 +68,16 @@ def _golden(present: Present | None, step: int) -> Fact:
     # Suspect taps lie above the rounding that was measured, but not by enough to call the step wrong.
     rest = "" if present.verdict == "pass" else f", some {present.verdict}"
     return Fact(f"golden: ✓ match{rest}", "text", drop=1)
+
+
+def _of_other_steps(event: GoldenEvent, step: int) -> Fact:
+    """What the comparison of other steps came to, where that of the present one is not known."""
+    first = event.first_divergence
+    if first is not None:
+        return Fact(f"golden: ✗ step {first.step}, {first.tap}", "wrong", drop=1)
+    if event.verdict == "match":
+        return Fact(f"golden: ✓ {plural(event.steps, 'step')}, not step {step}", "quiet", drop=1)
+    return Fact(f"golden: {event.verdict}", "wrong", drop=1)
 
 
 def step_facts(present: Present | None) -> Facts:
