@@ -103,10 +103,52 @@ async def test_the_cache_in_words(bench: Bench) -> None:
         await press(pilot, "3")
         shown = "\n".join(text_of(pilot))
         assert "growth ▁" in shown
-        assert "20 → 31 rows  of sequence 0, steps 0–11; every layer and rank alike" in shown
+        assert "20 → 31 rows  of sequence 0, steps 0–11  every layer and rank alike" in shown
         assert "block 1    15/16" in shown
         assert "the kettle" in next(line for line in text_of(pilot) if "block 1 " in line)
         assert "a full block of sequence 0" in shown
+
+
+async def test_the_tokens_of_each_block_are_whole_on_80_by_24(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await press(pilot, "3")
+        shown = " ".join("\n".join(text_of(pilot)).split())
+        assert "block 0 16/16 ‹|im_start|›user⏎Write a haiku about rain with the word zorblat‹|im_end|›" in shown
+        assert "the spade rests the sill⏎ growth" in shown
+        assert "of sequence 0, steps 0–11 every layer and rank alike" in shown
+        assert "--capture 'layers.*.attn.k_cache' keeps it in a run" in shown
+
+
+async def test_the_header_knows_of_the_steps_that_were_compared(bench: Bench) -> None:
+    for size in ((80, 24), (120, 40)):
+        async with bench(size=size, path=BIASES) as pilot:
+            assert "golden: ✗ step 0, layers.0.attn.q_proj" in text_of(pilot)[1]
+            await press(pilot, "8", "down", "enter")  # the branch without the fault
+            assert "golden: ✓ match" in "\n".join(text_of(pilot)[:2]) or size == (80, 24)
+
+
+async def test_a_tensor_that_a_replay_lacks_names_those_that_it_has(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "enter")
+        shown = " ".join("\n".join(text_of(pilot)).split())
+        assert "embed was not captured at step 11." in shown
+        assert "This step has attn.probs of layers 0–3." in shown
+        assert "--capture 'embed' keeps it in a run" in shown
+
+
+async def test_both_ends_of_a_parameter_s_name_are_seen(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await press(pilot, "4")
+        shown = text_of(pilot)
+        assert any(re.match(r"= layers\.0\..*…ayernorm\.weight ", line) for line in shown)
+        assert any(line.endswith("  NaN 0") for line in shown), "nothing is cut where nothing follows"
+
+
+async def test_a_window_that_grows_shows_the_model_at_once(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await pilot.resize_terminal(120, 40)
+        await settle(pilot)
+        assert any(line.split()[:2] == ["▸", "layers.3"] for line in text_of(pilot))
 
 
 async def test_help_of_a_command_wraps_at_80_columns(bench: Bench) -> None:

@@ -247,8 +247,8 @@ one has changed it, as far as states were captured.
         self.query_one("#under", TextBlock).show(lines)
 
     def _fills(self) -> TextLine:
-        if not self.live:
-            return [(self.keeps(), "quiet")]
+        if not self.live:  # a map needs the room more than a hint for another run
+            return [(self.keeps(), "quiet")] if self.has_class("-no-map") else []
         return [("a", "strong"), (f"  captures them (:{self.lacks()})", "quiet")]
 
     @on(Heatmap.Pointed)
