@@ -17,8 +17,9 @@ from lockstep.sessions.session import Session
 from lockstep.sessions.text import clean
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.demo.checkpoints import DEMOS, demo_path
-from lockstep.workbench.paths import find_session
+from lockstep.workbench.paths import find_session, gallery_names
 from lockstep.workbench.settings import session_limits
+from lockstep.workbench.words.plain_text import plural
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,7 +67,7 @@ def told_of(session: Session) -> str:
     steps = max((len(session.steps(branch.id)) for branch in branches), default=0)
     name = clean(session.meta.model.name or "session", limit=30)
     forks = "" if len(branches) == 1 else f", {len(branches)} branches"
-    return f"{name}: {steps} steps, {session.ranks} ranks{forks}"
+    return f"{name}: {plural(steps, 'step')}, {plural(session.ranks, 'rank')}{forks}"
 
 
 def _model(path: Path) -> Found:
@@ -136,6 +137,21 @@ class Recent:
     path: Path
     told: str
     when: str
+
+
+#: How the note on what a recorded bug looks like begins.
+_SEEN = "Seen: "
+
+
+def gallery() -> list[Recent]:
+    """The recorded bugs that come with the package, each with what one saw of it."""
+    found = []
+    for path in map(find_session, gallery_names()):
+        with Session.open(path, session_limits()) as session:
+            notes = [clean(event.text) for event in session.events(kind="note")]
+        seen = next((note.removeprefix(_SEEN) for note in notes if note.startswith(_SEEN)), "")
+        found.append(Recent(path, seen, ""))
+    return found
 
 
 def recents(paths: list[Path]) -> list[Recent]:

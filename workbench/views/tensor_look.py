@@ -77,9 +77,9 @@ def tensor_look(
 
 
 def _captured_in_words(source: SessionSource, where: Where) -> str:
-    """The tensors of the step that there are: "attn.probs of layers 0–3, logits"; "" for none."""
+    """The tensors of the step that there are: "attn.probs of layers 0–3; logits"; "" for none."""
     layers: dict[str, list[int]] = {}
-    held = captured_taps(source, where)
+    held = captured_taps(source, where) if where.step in source.reach(where.branch) else ()
     for tap in source.session.taps:
         if tap.name in held and not is_companion(tap.name):
             found = layers.setdefault(clean(local_name(tap.name), limit=60), [])
@@ -89,4 +89,4 @@ def _captured_in_words(source: SessionSource, where: Where) -> str:
         f"{name} of layer{'s' * (len(ids) > 1)} {numbers_in_words(ids)}" if ids else name
         for name, ids in layers.items()
     )
-    return ", ".join(named)
+    return "; ".join(named)

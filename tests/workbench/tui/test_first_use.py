@@ -113,7 +113,9 @@ async def test_the_tokens_of_each_block_are_whole_on_80_by_24(bench: Bench) -> N
     async with bench(size=(80, 24), path=BIASES) as pilot:
         await press(pilot, "3")
         shown = " ".join("\n".join(text_of(pilot)).split())
-        assert "block 0 16/16 ‹|im_start|›user⏎Write a haiku about rain with the word zorblat‹|im_end|›" in shown
+        assert (
+            "block 0 16/16 ‹|im_start|›user⏎Write a haiku about rain with the word zorblat‹|im_end|›" in shown
+        )
         assert "the spade rests the sill⏎ growth" in shown
         assert "of sequence 0, steps 0–11 every layer and rank alike" in shown
         assert "--capture 'layers.*.attn.k_cache' keeps it in a run" in shown
@@ -125,6 +127,25 @@ async def test_the_header_knows_of_the_steps_that_were_compared(bench: Bench) ->
             assert "golden: ✗ step 0, layers.0.attn.q_proj" in text_of(pilot)[1]
             await press(pilot, "8", "down", "enter")  # the branch without the fault
             assert "golden: ✓ match" in "\n".join(text_of(pilot)[:2]) or size == (80, 24)
+
+
+async def test_on_80_by_24_the_alarm_leaves_the_fault_its_room(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=MASK) as pilot:
+        header = text_of(pilot)[1]
+        assert header.startswith(" faults  mask=additive")
+        assert header.endswith("● NaN in step 11, from layers.0.attn.scores on")
+
+
+async def test_commands_of_a_replay_act_where_the_screen_looks(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "7")
+        assert "step 0/11" in text_of(pilot)[0], "Golden opens at the first wrong operation"
+        await press(pilot, "colon")
+        pilot.app.post_message(events.Paste("topk 1"))
+        await press(pilot, "enter")
+        assert any("dawn" in line and "0.2241" in line for line in text_of(pilot))
+        await press(pilot, "escape", "n")
+        assert "step 1/11" in text_of(pilot)[0]
 
 
 async def test_a_tensor_that_a_replay_lacks_names_those_that_it_has(bench: Bench) -> None:

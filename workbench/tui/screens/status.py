@@ -34,7 +34,8 @@ def status_facts(
     )
     branch = overview.branch(where.branch)
     # In the first line too, which every size has.
-    short = (Fact(f"● {present.alarm_name}", "alarm"),) if present and present.alarm_name else ()
+    alarmed = present.alarm if present is not None else None
+    short = (Fact(f"● {alarmed.name}", "alarm"),) if alarmed is not None else ()
     right = (*short, state or _recording(overview), Fact(f"branch {branch.name}", "text", drop=5))
     rules = ", ".join(f"{key}={value}" for key, value in branch.rules)
     rule_facts = (
@@ -42,7 +43,7 @@ def status_facts(
         if rules
         else (Fact(f"recorded from {overview.engine}" if overview.engine else "faults  none", "quiet"),)
     )
-    alarm = (Fact(f"● {present.alarm}", "alarm"),) if present is not None and present.alarm else ()
+    alarm = (Fact(f"● {alarmed.whole}", "alarm", brief=f"● {alarmed.where}"),) if alarmed is not None else ()
     return (left, right), (
         rule_facts,
         (*alarm, _golden(present, where.step), Fact(overview.name, "quiet", drop=2)),
