@@ -13,9 +13,9 @@ from pathlib import Path
 
 from platformdirs import user_cache_path, user_data_path
 
+from lockstep.engine.errors import RequestError
 from lockstep.engine.folders import private_folder
 from lockstep.engine.text import did_you_mean, printable
-from lockstep.workbench.exit_codes import UsageError
 
 #: Names that Windows keeps for devices, with any ending.
 _RESERVED = frozenset(
@@ -115,11 +115,11 @@ def gallery_names() -> list[str]:
 
 
 def _of_gallery(stem: str) -> Path:
-    """A recording of the gallery; UsageError for a name that none has."""
+    """A recording of the gallery; RequestError for a name that none has."""
     if (name := f"gallery/{stem}") in (known := gallery_names()):
         return GALLERY / f"{stem}.session"
     advice = did_you_mean(name, known, f"there are {', '.join(known)}", most=1)
-    raise UsageError(f"there is no {printable(name)}: {advice}")
+    raise RequestError(f"there is no {printable(name)}: {advice}")
 
 
 def session_of(target: str) -> Path | None:

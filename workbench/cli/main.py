@@ -50,9 +50,9 @@ def _command(words: list[str]) -> int:
         return ended.exit_code
     except typer.TyperException as error:  # a command line that does not parse
         stated = "\n".join(printable(line, 2000) for line in error.format_message().splitlines())
-        context = getattr(error, "ctx", None)
-        if stated.startswith("Missing ") and context is not None:
-            stated += f" `{context.command_path} --help` shows what it takes."
+        asked = getattr(error, "ctx", None)
+        if stated.startswith("Missing ") and asked is not None:
+            stated += f" `{asked.command_path} --help` shows what it takes."
         print(f"lockstep: error: {stated}", file=sys.stderr)
         return Exit.USAGE
     except typer.Abort as error:
