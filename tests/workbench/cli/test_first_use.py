@@ -55,9 +55,28 @@ def test_where_nothing_is_saved_the_gallery_is_named(
     assert "note: with the package come gallery/cache_heads-repeated, " in err
 
 
-def test_what_lacks_an_argument_names_its_help(capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["check"]) == 2
-    assert "Missing argument 'MODEL|SESSION'. `lockstep check --help` shows" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("words", "stated"),
+    [
+        (["check"], "Missing argument 'MODEL|SESSION'."),
+        (["faults", "load_bias"], "Got unexpected extra argument(s) (load_bias)."),
+    ],
+)
+def test_a_command_line_that_is_not_whole_names_its_help(
+    words: list[str], stated: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert f"{stated} `lockstep {words[0]} --help` shows" in capsys.readouterr().err
+
+
+def test_a_recording_that_holds_too_little_names_the_verdict_that_it_keeps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["diagnose", "gallery/load_bias-false"]) == 3
+    shown = capsys.readouterr().err
+    assert "embed: it was not captured whole; record it with `--capture full`" in shown
+    assert "It keeps the verdict of an earlier comparison, diverged: `lockstep replay" in shown
+    assert "load_bias-false.session --batch --ex golden` shows it" in shown
 
 
 def test_a_replay_that_stands_before_its_first_step_reports_the_way_on(
