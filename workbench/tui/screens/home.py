@@ -240,7 +240,7 @@ def _completions(text: str) -> list[str]:
 
 _COLUMNS = (
     GridColumn("", 1),
-    GridColumn("", 24, flex=3, ends=True),
-    GridColumn("", 32, flex=4),
+    GridColumn("", 24, flex=2, ends=True),
+    GridColumn("", 32, flex=5),
     GridColumn("", 14, right=True),
 )
