@@ -39,7 +39,7 @@ from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.foreign.importing import dropped_lines
 from lockstep.workbench.inferior.identity import checkpoint_digest
 from lockstep.workbench.judgements.coverage import Coverage, coverage
-from lockstep.workbench.judgements.golden_event import Divergence
+from lockstep.workbench.judgements.golden_event import Divergence, last_golden_event
 from lockstep.workbench.references.golden import record_golden, record_pair
 from lockstep.workbench.references.request import DTYPES, GoldenSequence, ReferenceFailure
 from lockstep.workbench.words.plain_text import plural
@@ -93,7 +93,7 @@ def diagnose_recording(
         if not found.judged and not found.ended and session.meta.foreign is None:
             raise DiagnosisError(
                 f"{session.path.name} holds too little to judge any operation{_why(found)}; record it with "
-                "`--capture full`"
+                f"`--capture full`{_known_before(session, branch)}"
             )
         causes, moved = list(found.causes), None
         judgement = _alone(session, branch, found)
@@ -243,6 +243,15 @@ def _before(session: Session, first: Divergence | None, moved: MovedTap) -> bool
         return False
     known, shown = ((at.step, session.tap(at.tap).index) for at in (first, moved))
     return known <= shown
+
+
+def _known_before(session: Session, branch: int) -> str:
+    """Where a verdict is that was found when more was at hand."""
+    event = last_golden_event(session, branch)
+    if event is None:
+        return ""
+    shown = f"`lockstep replay {clean(str(session.path), limit=500)} --batch --ex golden` shows it"
+    return f". It keeps the verdict of an earlier comparison, {event.verdict}: {shown}"
 
 
 def _why(found: Explanation) -> str:

@@ -25,6 +25,8 @@ from lockstep.workbench.exit_codes import Exit
 
 #: The environment variable by which a shell asks for completions.
 COMPLETION = "_LOCKSTEP_COMPLETE"
+#: How errors of a command line begin that ask for what a command takes.
+_TAKES = ("Missing ", "Got unexpected ")
 
 
 def run(arguments: list[str]) -> int:
@@ -50,6 +52,9 @@ def _command(words: list[str]) -> int:
         return ended.exit_code
     except typer.TyperException as error:  # a command line that does not parse
         stated = "\n".join(printable(line, 2000) for line in error.format_message().splitlines())
+        asked = getattr(error, "ctx", None)
+        if stated.startswith(_TAKES) and asked is not None:
+            stated = f"{stated.rstrip('.')}. `{asked.command_path} --help` shows what it takes."
         print(f"lockstep: error: {stated}", file=sys.stderr)
         return Exit.USAGE
     except typer.Abort as error:

@@ -1,4 +1,4 @@
-"""The screens, as soon as can be: bare `lockstep`, and `lockstep tui SESSION`."""
+"""The screens, as soon as can be: bare `lockstep` (or `lockstep tui`), and `lockstep tui SESSION`."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def straight(arguments: list[str]) -> int | None:
     be imported. It means the same as Typer's."""
     if no_screens():
         return None
-    if not arguments:
+    if arguments in ([], ["tui"]):
         return open_home()
     path = None
     if arguments[0] == "tui" and len(arguments) == 2 and not arguments[1].startswith("-"):

@@ -20,11 +20,12 @@ from lockstep.sessions.remove import remove
 from lockstep.sessions.salvage import salvage
 from lockstep.sessions.state import STATE_WORDS, foreign_log, state_of
 from lockstep.sessions.verify import verify
+from lockstep.workbench.cli.terminal import tell
 from lockstep.workbench.debugger.answers import TableResult
 from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.inferior.destination import may_write
-from lockstep.workbench.paths import data_directory, find_session, saved_sessions
+from lockstep.workbench.paths import data_directory, find_session, gallery_names, saved_sessions
 from lockstep.workbench.settings import session_limits
 from lockstep.workbench.views.branches import engine_name
 from lockstep.workbench.views.identity import model_name
@@ -56,6 +57,8 @@ def list_sessions(as_json: Json = False) -> None:
             row[1] = STATE_WORDS.get(row[1], row[1])
         empty = f"no sessions in {data_directory() / 'sessions'}"
         print(TableResult("", _COLUMNS, rows, empty=empty).to_text())
+        if not rows:
+            tell(f"note: with the package come {', '.join(gallery_names())}")
 
 
 @app.command()

@@ -47,7 +47,8 @@ def tui(
     timeout: Annotated[float | None, options.TIMEOUT] = None,
     start_timeout: Annotated[float | None, options.START_TIMEOUT] = None,
 ) -> None:
-    """Step, inspect, toggle and compare on screen; live on a model, or replayed from a session."""
+    """Step, inspect, toggle and compare on screen; live on a model, or replayed from a session. `lockstep tui` alone is
+    the home screen."""
     if why := no_screens():
         raise UsageError(f"{why}: use `lockstep run` or `lockstep replay` instead")
     if (path := session_of(target)) is not None:

@@ -1,6 +1,7 @@
 """The colours of both grounds, one meaning each: what is wrong, the present step, the four ranks; the rest is quiet.
 
-Text is never below a contrast of 3 to its ground (WCAG 2.2, 1.4.11): `dim` is the dimmest, `faint` is for lines.
+Text and bars are never below a contrast of 3 to their ground (WCAG 2.2, 1.4.11): `dim` is the dimmest text, `trace` the
+dimmest bars, `faint` is for lines.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ DARK: Mapping[str, str] = {
     "quiet": "#828d9b",
     "dim": "#707a89",
     "faint": "#343b46",
-    "trace": "#566070",
+    "trace": "#626c7d",
     "accent": "#5cc8d7",
     "wrong": "#ff7a66",
     "rank-0": "#86a6cf",
@@ -34,7 +35,7 @@ LIGHT: Mapping[str, str] = {
     "quiet": "#666c75",
     "dim": "#7b7e80",
     "faint": "#d3d0c8",
-    "trace": "#a3a59f",
+    "trace": "#858782",
     "accent": "#0a7286",
     "wrong": "#c2321f",
     "rank-0": "#426aa3",

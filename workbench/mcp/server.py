@@ -19,7 +19,7 @@ from lockstep.workbench.library.reading import open_session
 from lockstep.workbench.mcp.answers import answer
 from lockstep.workbench.mcp.roots import Roots
 from lockstep.workbench.mcp.tools import AgentTools
-from lockstep.workbench.paths import GALLERY
+from lockstep.workbench.paths import gallery_names
 
 #: The procedure, for the agent to read.
 GUIDE = Path(__file__).parent / "SKILL.md"
@@ -83,10 +83,8 @@ class AgentServer:
 
     def sessions(self) -> str:
         """The recordings that can be opened: those under the roots, and the gallery."""
-        shown = [f"gallery/{path.stem}" for path in sorted(GALLERY.glob("*.session"))]
-        return answer(
-            "recordings that `open` takes", {}, sessions=[*map(str, self._roots.sessions()), *shown]
-        )
+        shown = [*map(str, self._roots.sessions()), *gallery_names()]
+        return answer("recordings that `open` takes", {}, sessions=shown)
 
     def session(self, name: str) -> str:
         """One recording: model, dtype, ranks, steps, taps, tokens, and what was judged."""

@@ -11,13 +11,13 @@ from typing import Literal
 from lockstep.engine.checkpoint.files import gguf_file
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import EngineConfig, ModelConfig, check_fit
-from lockstep.engine.errors import CheckpointError, EngineError
+from lockstep.engine.errors import CheckpointError, EngineError, RequestError
 from lockstep.sessions.errors import SessionError
 from lockstep.sessions.session import Session
 from lockstep.sessions.text import clean
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.demo.checkpoints import DEMOS, demo_path
-from lockstep.workbench.paths import find_session
+from lockstep.workbench.paths import find_session, gallery_names
 from lockstep.workbench.settings import session_limits
 
 
@@ -35,7 +35,10 @@ class Found:
 def identify(text: str) -> Found:
     """What `text` names. Reads headers only."""
     name = text.strip()
-    path = demo_path(name) or find_session(name)
+    try:
+        path = demo_path(name) or find_session(name)
+    except RequestError as error:
+        return Found("nothing", Path(name), str(error))
     if not name:
         return Found("nothing", path, "a session file, or a model's directory")
     if not os.path.exists(path):  # unlike Path.exists, of a name that is too long as well
@@ -66,7 +69,11 @@ def told_of(session: Session) -> str:
     steps = max((len(session.steps(branch.id)) for branch in branches), default=0)
     name = clean(session.meta.model.name or "session", limit=30)
     forks = "" if len(branches) == 1 else f", {len(branches)} branches"
-    return f"{name}: {steps} steps, {session.ranks} ranks{forks}"
+    return f"{name}: {_several(steps, 'step')}, {_several(session.ranks, 'rank')}{forks}"
+
+
+def _several(count: int, noun: str) -> str:
+    return f"{count} {noun}{'s' * (count != 1)}"
 
 
 def _model(path: Path) -> Found:
@@ -97,9 +104,11 @@ def _fits(model: ModelConfig, tp: int) -> bool:
 
 
 def completions(text: str, limit: int = 40) -> list[str]:
-    """Paths that begin with `text`: directories, sessions, model files."""
+    """Paths that begin with `text`: directories, sessions, model files; and names of the gallery."""
     if not text or text.startswith("-"):
         return []
+    if of_gallery := [name for name in gallery_names() if name.startswith(text)]:
+        return of_gallery
     typed = Path(text).expanduser()
     directory, start = (typed, "") if text.endswith("/") else (typed.parent, typed.name)
     try:
@@ -136,6 +145,21 @@ class Recent:
     path: Path
     told: str
     when: str
+
+
+#: How the note on what a recorded bug looks like begins.
+_SEEN = "Seen: "
+
+
+def gallery() -> list[Recent]:
+    """The recorded bugs that come with the package, each with what one saw of it."""
+    found = []
+    for path in map(find_session, gallery_names()):
+        with Session.open(path, session_limits()) as session:
+            notes = [clean(event.text) for event in session.events(kind="note")]
+        seen = next((note.removeprefix(_SEEN) for note in notes if note.startswith(_SEEN)), "")
+        found.append(Recent(path, seen, ""))
+    return found
 
 
 def recents(paths: list[Path]) -> list[Recent]:

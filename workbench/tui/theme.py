@@ -123,7 +123,8 @@ def _paint(theme: Theme) -> Paint:
         accent=Style(color=str(theme.accent)),
         wrong=Style(color=colours["wrong"]),
         alarm=Style(color=ground, bgcolor=colours["wrong"], bold=True),
-        worn=Style(color=mix(ground, colours["wrong"], 0.58)),
+        # As pale as it can be read under the cursor, which is nearer to it where the ground is light.
+        worn=Style(color=mix(ground, colours["wrong"], 0.72 if theme.dark else 0.78)),
         present=Style(color=ground, bgcolor=str(theme.accent), bold=True),
         cursor=Style(bgcolor=colours["cursor"]),
         raised=Style(bgcolor=colours["raised"]),

@@ -76,7 +76,7 @@ def operations(source: SessionSource, where: Where, window: int = 24) -> Operati
         judged={one.tap: one for one in judged_at(session, where.branch, where.step)},
         past=_past(source, where, window),
         first_broken=_first_broken(stats),
-        captured=_captured(source, where),
+        captured=captured_taps(source, where),
         sequences=source.width(where.step, where.branch),
     )
 
@@ -100,13 +100,13 @@ def _under_way(source: SessionSource, where: Where, window: int, flight: StepInF
         judged={},
         past=past,
         first_broken=_first_broken(flight.stats),
-        captured=_captured(source, where),
+        captured=captured_taps(source, where),
         passed=flight.place,
         sequences=len(flight.sequences),
     )
 
 
-def _captured(source: SessionSource, where: Where) -> frozenset[str]:
+def captured_taps(source: SessionSource, where: Where) -> frozenset[str]:
     """The taps whose tensors were captured for the sequence."""
     keys = source.session.captured(where.step, where.branch)
     return frozenset(key.tap for key in keys if key.seq == where.seq)

@@ -14,7 +14,7 @@ from lockstep.sessions.meta import is_companion
 from lockstep.sessions.records import SequenceStep, StepInFlight, StepRecord
 from lockstep.sessions.state import State, foreign_log, state_of
 from lockstep.sessions.text import clean
-from lockstep.workbench.judgements.golden_event import last_golden_event
+from lockstep.workbench.judgements.golden_event import GoldenEvent, last_golden_event
 from lockstep.workbench.views.branches import BranchLine, branch_lines, engine_name
 from lockstep.workbench.views.candidates import emitted_probability
 from lockstep.workbench.views.identity import device_name, dtype_name, file_name, model_name
@@ -68,6 +68,15 @@ class Overview:
 
 
 @dataclass(frozen=True, slots=True)
+class Alarm:
+    """What is wrong in a step: in a word or two, with where it begins, and with ranks and reason as well."""
+
+    name: str
+    where: str
+    whole: str
+
+
+@dataclass(frozen=True, slots=True)
 class Present:
     """The present step."""
 
@@ -84,8 +93,8 @@ class Present:
     stopped_at: str = ""  # the tap at which the step stands still, "" where it is over
     absent: str = ""  # why the step did not feed the chosen sequence
     damage: str = ""  # why nothing else is known of it
-    alarm: str = ""  # the gravest thing wrong in the step, and where it begins
-    alarm_name: str = ""  # the same in a word or two
+    alarm: Alarm | None = None  # the gravest thing wrong in the step
+    judgement: GoldenEvent | None = None  # the newest of the branch, which may be of other steps
 
 
 def overview(source: SessionSource) -> Overview:
@@ -127,6 +136,7 @@ def present(source: SessionSource, where: Where) -> Present | None:
     judged = judged_at(source.session, where.branch, where.step)
     wrong = first_failed(judged)
     emitted = sequence.emitted if sequence else None
+    event = last_golden_event(source.session, where.branch)
     return Present(
         steps=steps,
         phase=record.phase,
@@ -139,19 +149,14 @@ def present(source: SessionSource, where: Where) -> Present | None:
         entropy=sequence.entropy if sequence else None,
         verdict=worst_verdict(judged),
         first_wrong=wrong.tap if wrong else None,
-        inconclusive=bool(judged) and wrong is None and _inconclusive(source, where.branch),
+        inconclusive=bool(judged) and wrong is None and event is not None and event.verdict == "inconclusive",
         absent="" if sequence is not None else source.batch(where.branch).why_absent(where.seq, where.step),
-        alarm=(alarmed := _recorded_alarm(source, where, record))[1],
-        alarm_name=alarmed[0],
+        alarm=_recorded_alarm(source, where, record),
+        judgement=event,
     )
 
 
-def _inconclusive(source: SessionSource, branch: int) -> bool:
-    event = last_golden_event(source.session, branch)
-    return event is not None and event.verdict == "inconclusive"
-
-
-def _recorded_alarm(source: SessionSource, where: Where, record: StepRecord) -> tuple[str, str]:
+def _recorded_alarm(source: SessionSource, where: Where, record: StepRecord) -> Alarm | None:
     try:
         stats = source.stats(where.step, where.branch)
         checksums = source.session.checksums(where.step, where.branch)
@@ -166,18 +171,20 @@ def _alarm(
     stats: NDArray[np.float32] | None,
     checksums: NDArray[np.uint64] | None,
     sequences: Sequence[SequenceStep] = (),
-) -> tuple[str, str]:
-    """Its name, and the whole; both "" for none."""
+) -> Alarm | None:
     found = alarm(source.session, stats, checksums, sequences)
     if found is None:
-        return "", ""
+        return None
     kind, one = found
+    name = NAMES[kind]
     if one.tap is None:
-        return NAMES[kind], f"{NAMES[kind]}: {one.words}"
+        return Alarm(name, name, f"{name}: {one.words}")
     ranks = " ".join(map(str, one.ranks))
     at = clean(source.session.taps[one.tap].name, limit=120)
-    where = f"{f', rank {ranks}' if ranks else ''}{f': {one.why}' if one.why else ''}"
-    return NAMES[kind], f"{NAMES[kind]} in step {step}, from {at} on{where}"
+    where = f"{name} in step {step}, from {at} on"
+    return Alarm(
+        name, where, f"{where}{f', rank {ranks}' if ranks else ''}{f': {one.why}' if one.why else ''}"
+    )
 
 
 def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Present:
@@ -193,7 +200,6 @@ def _under_way(source: SessionSource, where: Where, flight: StepInFlight) -> Pre
         verdict=None,
         first_wrong=None,
         absent="" if sequence is not None else source.batch(where.branch).why_absent(where.seq, where.step),
-        alarm=(alarmed := _alarm(source, where.step, flight.stats, flight.checksums))[1],
-        alarm_name=alarmed[0],
+        alarm=_alarm(source, where.step, flight.stats, flight.checksums),
         stopped_at=clean(source.session.taps[flight.place].name, limit=120),
     )

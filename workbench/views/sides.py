@@ -110,6 +110,12 @@ def sides(source: SessionSource, where: Where, other: Other, parted: int | None 
     return both
 
 
+def last_step(source: SessionSource, where: Where, other: Other) -> int:
+    """The last step of the other side; -1 where it has none."""
+    theirs, branch, _ = _other(source, where.branch, other)
+    return theirs.session.steps(branch).stop - 1
+
+
 def _other(source: SessionSource, branch: int, other: Other) -> tuple[SessionSource, int, str]:
     """The other side's source, its branch there, and what it is called."""
     if other == GOLDEN:

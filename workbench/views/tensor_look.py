@@ -8,7 +8,12 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.sessions.meta import is_companion
+from lockstep.sessions.text import clean
+from lockstep.workbench.judgements.cause import numbers_in_words
 from lockstep.workbench.views.difference import hides
+from lockstep.workbench.views.operations import captured_taps
 from lockstep.workbench.views.sheet import Sheet, Strong, arrangements, sheet
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.tensor import DIFFERENCE, REBUILT, Tensor, TensorFigures, tensor, tensor_figures
@@ -34,6 +39,7 @@ class TensorLook:
     figures: TensorFigures | None
     strongest: tuple[Strong, ...]
     texts: Mapping[int, str] = field(default_factory=dict)  # of the token ids among them
+    others: str = ""  # where there are no values: what was captured at the step, in words
 
 
 def tensor_look(
@@ -58,7 +64,8 @@ def tensor_look(
         if show and found.array is None:  # golden has no such step
             found = tensor(source, where, where.tap)
     if found.array is None or not found.array.size:
-        return TensorLook(found, 0, None, None, ())
+        others = "" if found.note or parameter is not None else _captured_in_words(source, where)
+        return TensorLook(found, 0, None, None, (), others=others)
     ways = arrangements(found.axes, room[1])
     masked = hides(found.tap)
     beside = found.golden if found.view in (REBUILT, DIFFERENCE) else None
@@ -67,3 +74,19 @@ def tensor_look(
     places = [dict(laid.coordinates(one.row, one.column)) for one in strongest]
     texts = {place["id"]: source.texts.label(place["id"]) for place in places if "id" in place}
     return TensorLook(found, len(ways), laid, tensor_figures(laid.elements), strongest, texts)
+
+
+def _captured_in_words(source: SessionSource, where: Where) -> str:
+    """The tensors of the step that there are: "attn.probs of layers 0–3; logits"; "" for none."""
+    layers: dict[str, list[int]] = {}
+    held = captured_taps(source, where) if where.step in source.reach(where.branch) else ()
+    for tap in source.session.taps:
+        if tap.name in held and not is_companion(tap.name):
+            found = layers.setdefault(clean(local_name(tap.name), limit=60), [])
+            if (layer := layer_of(tap.name)) is not None:
+                found.append(layer)
+    named = (
+        f"{name} of layer{'s' * (len(ids) > 1)} {numbers_in_words(ids)}" if ids else name
+        for name, ids in layers.items()
+    )
+    return "; ".join(named)

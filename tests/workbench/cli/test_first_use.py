@@ -14,7 +14,7 @@ from lockstep.sessions import STATISTICS, SequenceStep, StepRecord, Tap
 from lockstep.sessions.meta import ROW_HASHES, ROW_STATISTICS
 from lockstep.workbench.cli.main import run
 from lockstep.workbench.debugger.host.replay import open_replay
-from tests.sessions.samples import create
+from tests.sessions.samples import create, record
 
 
 def test_a_glob_that_fits_nothing_prints_no_header(capsys: pytest.CaptureFixture[str]) -> None:
@@ -27,6 +27,76 @@ def test_a_glob_that_fits_nothing_prints_no_header(capsys: pytest.CaptureFixture
 def test_a_mistyped_command_is_guessed(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", "gallery/mask-additive", "--batch", "--ex", "brek logits"]) == 2
     assert "there is no command 'brek': did you mean break or tbreak?" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("name", "advice"),
+    [
+        ("maskadditive", "did you mean gallery/mask-additive?"),
+        ("load_bias", "did you mean gallery/load_bias-false?"),
+        ("zzz", "there are gallery/cache_heads-repeated, gallery/cache_reuse-false"),
+    ],
+)
+def test_a_mistyped_name_of_the_gallery_is_guessed(
+    name: str, advice: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["replay", f"gallery/{name}", "--batch"]) == 2
+    shown = capsys.readouterr().err
+    assert f"there is no gallery/{name}: {advice}" in shown
+
+
+def test_where_nothing_is_saved_the_gallery_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("LOCKSTEP_DATA_DIR", str(tmp_path))
+    assert run(["sessions"]) == 0
+    out, err = capsys.readouterr()
+    assert "gallery" not in out
+    assert "note: with the package come gallery/cache_heads-repeated, " in err
+
+
+@pytest.mark.parametrize(
+    ("words", "stated"),
+    [
+        (["check"], "Missing argument 'MODEL|SESSION'."),
+        (["faults", "load_bias"], "Got unexpected extra argument(s) (load_bias)."),
+    ],
+)
+def test_a_command_line_that_is_not_whole_names_its_help(
+    words: list[str], stated: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(words) == 2
+    assert f"{stated} `lockstep {words[0]} --help` shows" in capsys.readouterr().err
+
+
+def test_a_recording_that_holds_too_little_names_the_verdict_that_it_keeps(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["diagnose", "gallery/load_bias-false"]) == 3
+    shown = capsys.readouterr().err
+    assert "embed: it was not captured whole; record it with `--capture full`" in shown
+    assert "It keeps the verdict of an earlier comparison, diverged: `lockstep replay" in shown
+    assert "load_bias-false.session --batch --ex golden` shows it" in shown
+
+
+def test_a_replay_that_stands_before_its_first_step_reports_the_way_on(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    assert run(["replay", "gallery/mask-additive", "--batch", "--ex", "topk"]) == 2
+    shown = capsys.readouterr().err
+    assert "a replay begins before step 0: `next` goes to it, `goto 11` to the last one" in shown
+
+
+def test_a_tap_that_a_recorder_could_not_have_is_refused_with_its_reason(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    why = "an engine that computes attention in one kernel has no such tensor"
+    path = tmp_path / "fused.session"
+    with create(path, absent={"layers.0.attn.probs": why}) as writer:
+        writer.step(0, record(0))
+    for line in ("attn 0 0", "print layers.0.attn.probs", "break layers.0.attn.probs"):
+        assert run(["replay", str(path), "--batch", "--ex", "next", "--ex", line]) == 2
+        assert f"layers.0.attn.probs was not recorded: {why}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("option", ["--fault", "--rule"])

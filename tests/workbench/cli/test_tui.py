@@ -40,7 +40,7 @@ def test_the_reference_of_the_settings_is_that_of_gguf_files(tmp_path: Path) -> 
         (["tui", "kept"], ["kept.session"]),
         (["tui", "kept.session"], ["kept.session"]),
         ([], ["home"]),
-        (["tui"], None),
+        (["tui"], ["home"]),
         (["tui", "demo"], None),
         (["tui", "--help"], None),
         (["tui", "kept", "--tp", "2"], None),

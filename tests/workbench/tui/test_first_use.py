@@ -9,7 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from rich.style import Style
 from textual import events
 
 from lockstep.sessions import STATISTICS, SequenceStep, StepRecord, Tap
@@ -17,7 +16,6 @@ from lockstep.sessions.meta import PASS_STATISTICS, ROW_HASHES, ROW_STATISTICS
 from lockstep.workbench.export.pooling import pool
 from lockstep.workbench.paths import find_session
 from lockstep.workbench.tui.drivers.port import CommandStage
-from lockstep.workbench.tui.theme import DARK, LIGHT, paint
 from lockstep.workbench.tui.widgets.sparkline import sparkline
 from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.numbers import chance
@@ -66,14 +64,6 @@ async def test_faults_are_named_on_a_screen_of_24_lines(bench: Bench) -> None:
         assert "faults  load_bias=false" in "\n".join(text_of(pilot)[:3])
 
 
-@pytest.mark.parametrize("theme", [DARK, LIGHT], ids=["dark", "light"])
-async def test_the_dimmest_text_has_a_contrast_of_three(bench: Bench, theme: object) -> None:
-    async with bench(theme=theme.name) as pilot:  # type: ignore[attr-defined]
-        styles = paint(pilot.app)
-        for ground in (Style(bgcolor=styles.ground), styles.raised, styles.cursor):
-            assert _contrast(styles.faint, ground) >= 3
-
-
 def test_few_elements_of_a_heatmap_are_whole_cells() -> None:
     for few in (1, 2, 3):
         across = np.bincount(pool(np.zeros((40, few), np.float32), 91, 61).columns, minlength=few)
@@ -113,10 +103,83 @@ async def test_the_cache_in_words(bench: Bench) -> None:
         await press(pilot, "3")
         shown = "\n".join(text_of(pilot))
         assert "growth ▁" in shown
-        assert "20 → 31 rows  of sequence 0, steps 0–11; every layer and rank alike" in shown
+        assert "20 → 31 rows  of sequence 0, steps 0–11  every layer and rank alike" in shown
         assert "block 1    15/16" in shown
         assert "the kettle" in next(line for line in text_of(pilot) if "block 1 " in line)
         assert "a full block of sequence 0" in shown
+
+
+async def test_the_tokens_of_each_block_are_whole_on_80_by_24(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await press(pilot, "3")
+        shown = " ".join("\n".join(text_of(pilot)).split())
+        assert (
+            "block 0 16/16 ‹|im_start|›user⏎Write a haiku about rain with the word zorblat‹|im_end|›" in shown
+        )
+        assert "the spade rests the sill⏎ growth" in shown
+        assert "of sequence 0, steps 0–11 every layer and rank alike" in shown
+        assert "--capture 'layers.*.attn.k_cache' keeps it in a run" in shown
+
+
+async def test_the_header_knows_of_the_steps_that_were_compared(bench: Bench) -> None:
+    for size in ((80, 24), (120, 40)):
+        async with bench(size=size, path=BIASES) as pilot:
+            assert "golden: ✗ step 0, layers.0.attn.q_proj" in text_of(pilot)[1]
+            await press(pilot, "8", "down", "enter")  # the branch without the fault
+            assert "golden: ✓ match" in "\n".join(text_of(pilot)[:2]) or size == (80, 24)
+
+
+async def test_on_80_by_24_the_alarm_leaves_the_fault_its_room(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=MASK) as pilot:
+        header = text_of(pilot)[1]
+        assert header.startswith(" faults  mask=additive")
+        assert header.endswith("● NaN in step 11, from layers.0.attn.scores on")
+
+
+async def test_commands_of_a_replay_act_where_the_screen_looks(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "7")
+        assert "step 0/11" in text_of(pilot)[0], "Golden opens at the first wrong operation"
+        await press(pilot, "colon")
+        pilot.app.post_message(events.Paste("topk 1"))
+        await press(pilot, "enter")
+        assert any("dawn" in line and "0.2241" in line for line in text_of(pilot))
+        await press(pilot, "escape", "n")
+        assert "step 1/11" in text_of(pilot)[0]
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_the_reason_of_a_verdict_is_not_cut(bench: Bench, size: tuple[int, int]) -> None:
+    async with bench(size=size, path=find_session("gallery/cache_reuse-false")) as pilot:
+        await press(pilot, "7")
+        beside = pilot.app.screen.query_one("#detail").region
+        lines = [line[beside.x : beside.right] for line in text_of(pilot)[beside.y : beside.bottom]]
+        words = re.sub("[▁-█]", " ", " ".join(lines)).split()  # without the scrollbar
+        assert "reason shape [1, 2, 32] instead of [21, 2, 32]" in " ".join(words)
+
+
+async def test_a_tensor_that_a_replay_lacks_names_those_that_it_has(bench: Bench) -> None:
+    async with bench(path=BIASES) as pilot:
+        await press(pilot, "enter")
+        shown = " ".join("\n".join(text_of(pilot)).split())
+        assert "embed was not captured at step 11." in shown
+        assert "This step has attn.probs of layers 0–3." in shown
+        assert "--capture 'embed' keeps it in a run" in shown
+
+
+async def test_both_ends_of_a_parameter_s_name_are_seen(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await press(pilot, "4")
+        shown = text_of(pilot)
+        assert any(re.match(r"= layers\.0\..*…ayernorm\.weight ", line) for line in shown)
+        assert any(line.endswith("  NaN 0") for line in shown), "nothing is cut where nothing follows"
+
+
+async def test_a_window_that_grows_shows_the_model_at_once(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await pilot.resize_terminal(120, 40)
+        await settle(pilot)
+        assert any(line.split()[:2] == ["▸", "layers.3"] for line in text_of(pilot))
 
 
 async def test_help_of_a_command_wraps_at_80_columns(bench: Bench) -> None:
@@ -172,19 +235,3 @@ async def test_ctrl_z_stops_the_whole_job(bench: Bench, monkeypatch: pytest.Monk
         monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
         pilot.app.action_suspend_process()
     assert sent == [(os.getpgrp(), signal.SIGTSTP)]
-
-
-def _contrast(text: Style, ground: Style) -> float:
-    """WCAG 2.2: the contrast ratio of two colours."""
-    assert text.color is not None
-    assert ground.bgcolor is not None
-    lighter, darker = sorted(
-        (_luminance(one.get_truecolor()) for one in (text.color, ground.bgcolor)), reverse=True
-    )
-    return (lighter + 0.05) / (darker + 0.05)
-
-
-def _luminance(colour: tuple[int, int, int]) -> float:
-    parts = (value / 255 for value in colour)
-    red, green, blue = (v / 12.92 if v <= 0.04045 else ((v + 0.055) / 1.055) ** 2.4 for v in parts)
-    return 0.2126 * red + 0.7152 * green + 0.0722 * blue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 from pathlib import Path
 
@@ -31,12 +32,47 @@ async def test_recent_sessions_are_listed_and_opened(session: Path) -> None:
         assert isinstance(app.screen, WorkbenchScreen)
 
 
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_the_gallery_is_there_before_anything_was_opened(size: tuple[int, int]) -> None:
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
+    async with app.run_test(size=size) as pilot:
+        await settle(pilot)
+        shown = text_of(pilot)
+        assert any("recorded bugs" in line for line in shown)
+        assert any("cache_heads-repeated " in line and "Empty lines, then" in line for line in shown)
+        await press(pilot, "down", "down", "down", "enter")
+        assert isinstance(app.screen, WorkbenchScreen)
+        assert "cache_reuse=false" in "\n".join(text_of(pilot)[:3])
+
+
+async def test_a_narrow_home_screen_has_room_for_ages_and_both_ends_of_names(
+    session: Path, tmp_path: Path
+) -> None:
+    named = tmp_path / "demo-20261124-124241-28903-or-another.session"
+    shutil.copy(session, named)
+    settings.remember(named)
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
+    async with app.run_test(size=(80, 24)) as pilot:
+        await settle(pilot)
+        (line,) = (line for line in text_of(pilot) if "Demo-3.5M: 12 steps, 2" in line)
+        assert re.search(r"demo-20261\S*…\S*her\.session ", line)
+        assert line.endswith(("just now", " ago"))
+
+
 async def test_what_is_typed_is_checked_and_opened(session: Path) -> None:
     app = LockstepApp(lambda chosen: HomeScreen(examine=False))
     async with app.run_test(size=(100, 30)) as pilot:
         await settle(pilot)
         await press(pilot, "o", *"/nowhere")
         assert any("there is no /nowhere" in line for line in text_of(pilot))
+        await press(pilot, "escape")
+        app.screen.query_one("#open").open("gallery/mask_additive")
+        await settle(pilot)
+        assert any("did you mean gallery/mask-additive?" in line for line in text_of(pilot))
+        await press(pilot, "escape")
+        app.screen.query_one("#open").open("gallery/mask-add")
+        await press(pilot, "tab")
+        assert any("demo: 12 steps, 2 ranks, 2 branches" in line for line in text_of(pilot))
         await press(pilot, "escape")
         app.screen.query_one("#open").open(str(session)[:-3])
         await press(pilot, "tab")

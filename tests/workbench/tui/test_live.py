@@ -171,7 +171,7 @@ async def _the_journal_leads_back_to_an_operation_and_on_from_there(pilot: Pilot
     await press(pilot, "enter")
     at = _driver(pilot).at
     assert (at.step, at.tap) == (4, "layers.0.attn.q_proj")
-    assert any("▶    attn.q_proj" in line for line in text_of(pilot)), "the tree has the arrow there"
+    assert any("▶   attn.q_proj" in line for line in text_of(pilot)), "the tree has the arrow there"
     await press(pilot, "n", "1")
     assert (_driver(pilot).at.step, _driver(pilot).at.tap) == (4, None), "on to the end of that step"
 

@@ -95,7 +95,7 @@ async def test_in_a_replay_a_breakpoint_leaves_the_debugger_where_it_stands(benc
         await press(pilot, "down", "down", "b")
         assert [line.split()[1] for line in _list(pilot) if "▶" in line] == [operation]
         await press(pilot, "up", "up", "b")  # back to where it stands
-        assert any("▶" in line and f"◆ {operation}" in line for line in _tree(pilot)), "both are seen"
+        assert any("▶" in line and f"◆{operation}" in line for line in _tree(pilot)), "both are seen"
         await press(pilot, "b", "down", "down")
         assert [line.split()[1] for line in _list(pilot) if "◆" in line] == [local_name(_present(pilot))]
         assert operation != local_name(_present(pilot))

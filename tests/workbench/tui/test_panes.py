@@ -144,16 +144,26 @@ async def test_what_was_said_goes_with_the_pane(bench: Bench) -> None:
         assert not any("alone" in line for line in text_of(pilot)[-3:])
 
 
-@pytest.mark.parametrize("size", [(120, 40), (200, 60)])
-async def test_names_of_operations_are_whole_where_there_is_room(bench: Bench, size: tuple[int, int]) -> None:
+@pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40), (160, 40), (200, 60)])
+async def test_names_of_operations_are_whole(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size, RECORDED / "qkv_shard_dim-1.session") as pilot:
         await press(pilot, "s")
         lines = text_of(pilot)
         assert any(re.search(r"  attn\.o_proj\.partial +\d", line) for line in lines)
-        assert "layout" in "".join(lines) or size[0] > 160
-        assert any(line.strip().startswith("attn.o_proj.partial") for line in lines) == (size[0] > 160), (
-            "the tree"
-        )
+        in_tree = any(line.strip().startswith("attn.o_proj.partial ") for line in lines)
+        assert in_tree or size[0] < 100
+        assert "over steps" in "".join(lines) or size[0] == 100
+        assert ("layout" in "".join(lines)) == (size[0] in (120, 200))
+
+
+async def test_operations_after_a_resize_are_those_of_a_window_of_that_size(bench: Bench) -> None:
+    shown = []
+    for first in ((80, 24), (120, 40)):
+        async with bench(first, RECORDED / "qkv_shard_dim-1.session") as pilot:
+            await pilot.resize_terminal(120, 40)
+            await settle(pilot)
+            shown.append([line[:119] for line in text_of(pilot)[9:30]])
+    assert shown[0] == shown[1]
 
 
 async def test_journal_shows_how_the_texts_of_branches_end(bench: Bench) -> None:

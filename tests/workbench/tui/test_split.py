@@ -301,3 +301,19 @@ async def test_help_and_palette_know_it(bench: Bench) -> None:
         assert "two branches side by side" in _row(pilot, "|  two")
         await press(pilot, "escape", "vertical_line", "question_mark")
         assert _row(pilot, "step both sides; live, the engine runs")
+
+
+@pytest.mark.parametrize("size", [(80, 24), (120, 40)])
+async def test_the_split_view_opens_where_there_is_something_to_compare(
+    bench: Bench, size: tuple[int, int]
+) -> None:
+    async with bench(size, RECORDED / "load_bias-false.session") as pilot:
+        await press(pilot, "vertical_line")
+        assert _row(pilot, "load_bias=true ends at step 1: step 0 is the last to compare")
+        assert _row(pilot, "layers.0.attn.q_proj")
+        await press(pilot, "right_square_bracket", "right_square_bracket")
+        assert _row(pilot, "load_bias=true ends at step 1"), "it can be left"
+        await press(pilot, "escape")
+        assert "step 2/11" in text_of(pilot)[0], (
+            "and the workbench follows where one went, not where it opened"
+        )

@@ -167,5 +167,10 @@ def _exhausted(debugger: Debugger) -> Stop | None:
 def require_step(debugger: Debugger) -> Position:
     """Where the debugger stands, if anything was run at all."""
     if debugger.position.step < 0:
-        raise DebuggerError("nothing was run yet: `next` runs the first step")
+        last = debugger.timeline.last(debugger.position.branch)
+        if debugger.live or last < 0:
+            raise DebuggerError("nothing was run yet: `next` runs the first step")
+        raise DebuggerError(
+            f"a replay begins before step 0: `next` goes to it, `goto {last}` to the last one"
+        )
     return debugger.position

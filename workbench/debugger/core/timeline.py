@@ -212,4 +212,4 @@ def open_timeline(session: Session) -> Timeline:
     names = [tap.name for tap in session.taps]
     if not names:
         raise SessionError(f"{session.path.name} has no taps: there is nothing to step through.")
-    return Timeline(session, Places(names), session.ranks, session.meta.rules)
+    return Timeline(session, Places(names, session.meta.absent), session.ranks, session.meta.rules)

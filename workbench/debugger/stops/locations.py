@@ -7,7 +7,7 @@ logits                                        12              a step
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from lockstep.engine.taps.names import layer_of, layer_path
@@ -22,8 +22,8 @@ from lockstep.workbench.debugger.stops.beginnings import DataFlow
 class Places:
     """The taps of one model, by name and by place."""
 
-    def __init__(self, names: Sequence[str]) -> None:
-        self.names = tuple(names)
+    def __init__(self, names: Sequence[str], absent: Mapping[str, str] | None = None) -> None:
+        self.names, self._absent = tuple(names), absent or {}  # why a recorder could not have a tap
         #: Of each place the number of its layer, None outside the layers.
         self.layers = tuple(layer_of(name) for name in self.names)
         self.flow = DataFlow(self.names)
@@ -47,6 +47,8 @@ class Places:
         """The place of a tap. CommandError suggests what may have been meant."""
         if name in self._index:
             return self._index[name]
+        if why := self._absent.get(name):
+            raise CommandError(f"{clean(name, limit=60)} was not recorded: {clean(why, limit=200)}")
         advice = did_you_mean(name, self.names, "`info taps` lists them")
         raise CommandError(f"there is no tap {clean(name, limit=60)!r}: {advice}")
 

@@ -226,8 +226,11 @@ class _RankOperation:
             wanted += [self.taps.tensors(tap, rank) for rank in ranks]
         found = [i for i, held in enumerate(zip(*wanted, strict=True)) if all(x is not None for x in held)]
         if not found:
+            inputs = ", ".join(name for name, _ in names)
             raise Lacking(
-                f"neither it nor its inputs ({', '.join(name for name, _ in names)}) were captured whole"
+                f"neither it nor its inputs ({inputs}) were captured whole"
+                if inputs
+                else "it was not captured whole"
             )
         return found
 

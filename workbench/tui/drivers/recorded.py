@@ -58,7 +58,9 @@ class RecordedDebugger:
         at = self._debugger.position
         if inside:
             self._debugger.position = Position(where.branch, where.step, where.tap)
-        elif (at.branch, max(at.step, 0)) != (where.branch, where.step):
+            return
+        begun = at.step >= 0 or self._debugger.timeline.last(where.branch) < 0  # it begins before step 0
+        if not begun or (at.branch, max(at.step, 0)) != (where.branch, where.step):
             self._debugger.position = Position(where.branch, where.step)
 
     def _carry_out(self, spec: Command, line: str, where: Where) -> Reply:

@@ -162,6 +162,13 @@ class Pane(PaintedWidget):
         """The debugger's command that fills what is empty here; "" where there is none."""
         return ""
 
+    def keeps(self) -> str:
+        """How another run of our engine would keep what a replay lacks; "" where that is not known."""
+        command, *globs = self.lacks().split() or [""]
+        if command != "capture" or self.overview is None or self.overview.engine:
+            return ""
+        return " ".join([*(f"--capture '{glob}'" for glob in globs), " keeps it in a run"])
+
     def action_back(self) -> None:
         """Back to where the pane was opened from; most are opened from nowhere."""
 
@@ -242,6 +249,7 @@ class Pane(PaintedWidget):
         what does in a replay (`replayed`)."""
         if fills and not self.live:
             fills = replayed or "This is a replay: what was not recorded cannot be had here."
+            fills += f"\n{keeps}" if not replayed and (keeps := self.keeps()) else ""
         _write(self._empty, f"{text}\n\n{fills}".rstrip())
         was_filled, self.can_focus = not self.has_class("-empty"), True
         self.add_class("-empty")

@@ -84,6 +84,7 @@ one has changed it, as far as states were captured.
     ]
     DEFAULT_CSS = """
     CachePane > TextBlock { max-height: 50%; }
+    CachePane.-no-map > #sequences { max-height: 85%; }
     CachePane > #under { height: auto; max-height: 3; }
     CachePane > #cached { height: 1fr; padding: 0 1; }
     CachePane > #cached > Heatmap { display: none; height: 1fr; }
@@ -140,6 +141,7 @@ one has changed it, as far as states were captured.
         snapshot = self.snapshot
         if snapshot is None or not snapshot.sequences:
             return
+        self.set_class(not self._maps(snapshot), "-no-map")
         width, ranks = self.size.width - 4, snapshot.rows.ranks
         layers = self.overview.layers if self.overview else 0
         self.query_one("#sequences", TextBlock).show(
@@ -203,11 +205,21 @@ one has changed it, as far as states were captured.
                 lines[0] = [("▸ " if chosen else "  ", "accent"), *lines[0]]
             found += lines
             found += [[("   ✗ ", "wrong"), (jump, "wrong")] for jump in sequence.jumps]
-            if sequence.seq == self.where.seq and self.size.height >= _TALL - 12:
-                found += token_lines(sequence, snapshot, self.label, width, max(2, self.size.height // 4))
+            if sequence.seq == self.where.seq and self._names_tokens(snapshot):
+                share = 2 if self._maps(snapshot) else 1  # of the upper half, where a map has the lower one
+                most = self.size.height // (2 * share) - len(snapshot.sequences)
+                found += token_lines(sequence, snapshot, self.label, width, max(2, most))
             else:
                 found += table_lines(sequence, snapshot, width)
         return found
+
+    def _maps(self, snapshot: Cache) -> bool:
+        """Whether there is a map below."""
+        return snapshot.rows.values is not None or self._uneven(snapshot) is not None
+
+    def _names_tokens(self, snapshot: Cache) -> bool:
+        """Whether there is room for the tokens in each block: a map has it where it is low."""
+        return self.size.height >= _TALL - 12 or not self._maps(snapshot)
 
     def _tell(self) -> None:
         """What is under the cursor of the map that is looked at, and what is missing."""
@@ -235,7 +247,9 @@ one has changed it, as far as states were captured.
         self.query_one("#under", TextBlock).show(lines)
 
     def _fills(self) -> TextLine:
-        return [("a", "strong"), (f"  captures them (:{self.lacks()})", "quiet")] if self.live else []
+        if not self.live:  # a map needs the room more than a hint for another run
+            return [(self.keeps(), "quiet")] if self.has_class("-no-map") else []
+        return [("a", "strong"), (f"  captures them (:{self.lacks()})", "quiet")]
 
     @on(Heatmap.Pointed)
     def _pointed(self, event: Heatmap.Pointed) -> None:

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 from lockstep.engine.text import bytes_text
 from lockstep.workbench.tui.panes.cache_text import Label
-from lockstep.workbench.tui.widgets.fit import fit
 from lockstep.workbench.tui.widgets.grid import GridCell
-from lockstep.workbench.tui.widgets.text_block import TextLine, flow
+from lockstep.workbench.tui.widgets.text_block import TextLine, flow, folded
 from lockstep.workbench.views.block_map import Block
 from lockstep.workbench.views.kv_cache import Cache, CachedSequence
+from lockstep.workbench.words.plain_text import plural
 
 #: The widest pool bar, the width of a line's label and of a block.
 _BAR, _LABEL, _BLOCK = 40, 11, 3
@@ -53,7 +53,7 @@ def map_lines(snapshot: Cache, width: int, most: int) -> list[TextLine]:
         [("0▄", "accent"), (" a block partly filled", "quiet")],
         [("○", "quiet"), (" given back", "quiet")] if any(one.freed for one in blocks) else [],
         [("◆", "wrong"), (" in two tables", "wrong")] if snapshot.shared else [],
-        [("·", "faint"), (f" {snapshot.pool.beyond} never used beyond", "quiet")]
+        [("·", "faint"), (f" {snapshot.pool.beyond} more, never used", "quiet")]
         if snapshot.pool.beyond
         else [],
         [(f"… {left} more blocks in use", "wrong")] if left else [],
@@ -94,18 +94,26 @@ def table_lines(sequence: CachedSequence, snapshot: Cache, width: int) -> list[T
 def token_lines(
     sequence: CachedSequence, snapshot: Cache, label: Label, width: int, most: int
 ) -> list[TextLine]:
-    """A line a block of a sequence, the last `most` of them: how full it is, and the tokens whose rows it holds."""
-    size, lines = snapshot.block_size, list[TextLine]()
-    for place, block in enumerate(sequence.blocks):
+    """Each block of a sequence: how full it is, and the tokens whose rows it holds, on as many lines as they need. Of
+    what is more than `most` lines the blocks at the end."""
+    size, shown = snapshot.block_size, list[TextLine]()
+    for place in reversed(range(len(sequence.blocks))):
         held = range(place * size, min((place + 1) * size, sequence.expected))
-        fill = f"{len(held)}/{size}"
-        text = "".join(map(label, held))
-        lines.append([
-            (f"   block {block}".ljust(_LABEL + 3), "text"), (fill.rjust(5), "text" if len(held) == size else "accent"),
-            (f"  {fit(text, max(8, width - _LABEL - 12))}", "quiet"),
-        ])  # fmt: skip
-    left: list[TextLine] = [[(f"   {len(lines) - most} blocks before", "quiet")]] if len(lines) > most else []
-    return [*left, *lines[-most:]]
+        lines = _block_lines(sequence.blocks[place], held, size, label, width)
+        if shown and len(shown) + len(lines) > most:
+            return [[(f"   {plural(place + 1, 'block')} before", "quiet")], *shown]
+        shown = [*lines, *shown]
+    return shown
+
+
+def _block_lines(block: int, held: range, size: int, label: Label, width: int) -> list[TextLine]:
+    head = _LABEL + 10  # the cells before the tokens
+    first, *rest = folded([(label(one), "quiet") for one in held], max(8, width - head)) or [[]]
+    name: TextLine = [
+        (f"   block {block}".ljust(_LABEL + 3), "text"),
+        (f"{len(held)}/{size}  ".rjust(7), "text" if len(held) == size else "accent"),
+    ]
+    return [[*name, *first], *([(" " * head, "quiet"), *line] for line in rest)]
 
 
 def finding_lines(found: Sequence[str], width: int) -> list[TextLine]:

@@ -75,13 +75,15 @@ def growth_lines(history: CacheHistory, seq: int, width: int) -> list[TextLine]:
     """How the rows of a sequence grew, in one strip: all layers and ranks are alike."""
     rows = [row for row in history.expected if row is not None]
     shown = rows[-max(8, width - 60) :]
-    first = history.first + len(rows) - len(shown)
+    last = history.first + len(rows) - 1
+    first = last - len(shown) + 1
     begins = f", of a run that began at step {history.begin}" if first > history.begin else ""
-    return [[
-        ("growth ", "strong"), (sparkline(shown), "trace"), (f"  {shown[0]} → {shown[-1]} rows", "text"),
-        (f"  of sequence {seq}, steps {first}–{history.first + len(rows) - 1}{begins}; ", "quiet"),
-        ("every layer and rank alike", "quiet"),
-    ]]  # fmt: skip
+    facts: list[TextLine] = [
+        [("growth ", "strong"), (sparkline(shown), "trace"), (f"  {shown[0]} → {shown[-1]} rows", "text")],
+        [(f"of sequence {seq}, step{'s' * (len(shown) > 1)} {span(first, last)}{begins}", "quiet")],
+        [("every layer and rank alike", "quiet")],
+    ]
+    return flow(facts, width, gap=2)
 
 
 def norm_facts(snapshot: Cache, row: int, column: int, value: float, label: Label) -> list[TextLine]:

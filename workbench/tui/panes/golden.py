@@ -84,7 +84,7 @@ the noise floor that it is held against; × is an error without a number, such a
         yield TextBlock(fold=True, id="verdict")
         yield Container(
             VerdictMap(id="map"),
-            Vertical(TextBlock(id="depth"), TextBlock(id="detail"), id="beside"),
+            Vertical(TextBlock(id="depth"), TextBlock(fold=True, id="detail"), id="beside"),
             id="split",
         )
         yield TextBlock(id="legend")

@@ -114,7 +114,9 @@ def tap_lines(name: str, found: GoldenTap | None, wide: bool) -> list[TextLine]:
             for piece in ((f"   {words} ", "quiet"), (shown(value), "text"))
         ]
         return [head, flat]
-    return [head, *([(f"  {words:<24}", "quiet"), (shown(value), "text")] for words, value in found.details)]
+    # What is wrong without a number has a reason, which is what one wants to read where few lines are seen.
+    pairs = sorted(found.details, key=lambda pair: pair[0] != "reason")
+    return [head, *([(f"  {words:<24}", "quiet"), (shown(value), "text")] for words, value in pairs)]
 
 
 def legend() -> TextLine:

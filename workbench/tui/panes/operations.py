@@ -29,8 +29,8 @@ from lockstep.workbench.views.sequences import of_all
 from lockstep.workbench.views.verdicts import Judged
 from lockstep.workbench.words.numbers import count, number
 
-#: From that width on names are not cut for the other columns' sake.
-_ROOMY = 90
+#: The least and the most cells of a name, with what it is indented by.
+_SHORTEST, _LONGEST = 18, 26
 #: The statistics worth a look over steps, in the order in which the key goes through them.
 _SHOWN = ("rms", "absmax", "mean", "min", "max", "zeros")
 
@@ -112,17 +112,18 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
     def _columns(self) -> list[GridColumn]:
         ranks = self.overview.ranks if self.overview else 1
         shown = range(ranks) if self.where.rank is None else [self.where.rank]
-        names = map(local_name, self.overview.taps) if self.overview and self.size.width >= _ROOMY else ()
+        # Not by the width of the pane, before whose layout an answer may come: where it is narrow columns leave.
+        names = map(local_name, self.overview.taps) if self.overview else ()
         longest = max((len(name) + 2 for name in names), default=0)
         title = (self.snapshot and of_all(self.snapshot.sequences)) or "operation"
         return [
             GridColumn("", 2),
-            GridColumn(title, min(max(18, longest), 26), flex=2),
+            GridColumn(title, min(max(_SHORTEST, longest), _LONGEST), flex=2),
             *(_rank_column(rank, place, self.statistic) for place, rank in enumerate(shown)),
             GridColumn("", 1, drop=3 if ranks == 1 else 0),
             GridColumn("layout", 12, drop=8),
             GridColumn("golden", 11, drop=2),
-            GridColumn("over steps", 12, flex=1, drop=5, tail=True),
+            GridColumn("over steps", 10, flex=1, drop=5, tail=True),
         ]
 
     def _cells(self, index: int) -> list[GridCell]:

@@ -156,6 +156,7 @@ values with their places (u goes from one to the next).
                 self._asked = self.where
                 self.post_message(self.Missing(self.where))
             reported = found.note or f"{found.tap} was not captured at step {self.where.step}."
+            reported += f"\n\nThis step has {snapshot.others}." if snapshot.others else ""
             fills = f"a  captures it from here on (:{self.lacks()})" if self.lacks() else ""
             self.empty(reported, fills)
             return

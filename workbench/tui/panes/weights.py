@@ -127,7 +127,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         ranks = self.overview.ranks if self.overview else 1
         columns = [
             GridColumn("", 1),
-            GridColumn("parameter", 30, flex=2),
+            GridColumn("parameter", 30, flex=2, ends=True),
             GridColumn("shape", 12),
             GridColumn("dtype", 8, drop=20),
             *(
@@ -179,7 +179,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
             head += [(f" {name} ", "quiet"), (number(value), "text")]
         head += [(f"  NaN {seen.nan}", "wrong" if seen.nan else "quiet")]
         head += [(f"  Inf {seen.inf}", "wrong")] if seen.inf else []
-        head += [(f"  {found.sampled}", "quiet")]
+        head += [(f"  {found.sampled}", "quiet")] if found.sampled else []
         drawn = bars([float(count) ** 0.5 for count in seen.counts], 3 if self.size.height > 26 else 1)
         histogram: list[TextLine] = [[(line, "trace")] for line in drawn]
         low, high = number(seen.minimum), number(seen.maximum)

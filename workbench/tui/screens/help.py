@@ -41,6 +41,10 @@ class HelpScreen(Dialog[None]):
         self.query_one("#sheet").focus()
         self.call_after_refresh(self._lay_out)
 
+    def on_resize(self) -> None:
+        """Two columns where there is room for them now."""
+        self.call_after_refresh(self._lay_out)
+
     def _lay_out(self) -> None:
         half = -(-len(self._keys) // 2)
         columns = [self._keys[:half], self._keys[half:]]

@@ -100,7 +100,7 @@ class HomeScreen(Guarded, Screen[None]):
             ),
             (KeyHint("^q", "quit", "ctrl+q"),),
         )
-        self._lay_out([])
+        self._lay_out([], [])
         self.query_one("#menu", Grid).focus()
         if self._examine:
             self.call_after_refresh(self._look_at_machine)  # it wants a processor for itself
@@ -109,14 +109,17 @@ class HomeScreen(Guarded, Screen[None]):
         """Screenshot for the first time, or back from a session: it is the most recent one now."""
         self.call_after_refresh(self._read_recent)
 
-    def _lay_out(self, found: list[Recent]) -> None:
+    def _lay_out(self, found: list[Recent], gallery: list[Recent]) -> None:
         rows = [
             MenuRow("demo", "a small model that writes haiku", "d", "demo"),
-            MenuRow("open …", "a session, or a model's directory", "o", "open"),
+            MenuRow("open …", "a session or a model's directory", "o", "open"),
         ]
         if found:
             rows += [MenuRow("", "", "", "heading"), MenuRow("recent", "", "", "heading")]
             rows += [MenuRow(r.path.name, r.told, r.when, "recent", r.path) for r in found]
+        if gallery:
+            rows += [MenuRow("", "", "", "heading"), MenuRow("gallery: recorded bugs", "", "", "heading")]
+            rows += [MenuRow(r.path.stem, r.told, r.when, "recent", r.path) for r in gallery]
         self._rows = rows
         grid = self.query_one("#menu", Grid)
         grid.styles.height = len(rows)
@@ -133,14 +136,14 @@ class HomeScreen(Guarded, Screen[None]):
     @work(thread=True, exclusive=True, group="recent")
     def _read_recent(self) -> None:
         """Sessions and models are opened to say what they are: off the event loop."""
-        from lockstep.workbench.models.identify import recents
+        from lockstep.workbench.models.identify import gallery, recents
 
         paths = settings.recent()
         known = {os.path.realpath(path) for path in paths}
         with suppress(OSError):  # a folder that cannot be read has nothing to offer
             paths += [path for path in list(saved_sessions())[:12] if os.path.realpath(path) not in known]
         found = recents(paths[:12])
-        self.app.call_from_thread(self._lay_out, found)
+        self.app.call_from_thread(self._lay_out, found, gallery())
 
     @work(exclusive=True, group="machine")
     async def _look_at_machine(self) -> None:
@@ -237,7 +240,7 @@ def _completions(text: str) -> list[str]:
 
 _COLUMNS = (
     GridColumn("", 1),
-    GridColumn("", 28, flex=3),
-    GridColumn("", 42, flex=1),
+    GridColumn("", 24, flex=2, ends=True),
+    GridColumn("", 32, flex=5),
     GridColumn("", 14, right=True),
 )

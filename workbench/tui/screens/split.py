@@ -39,7 +39,7 @@ from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.tui.widgets.token_strip import TokenStrip
 from lockstep.workbench.views.compared_tensors import compared_tensor
 from lockstep.workbench.views.overview import Overview
-from lockstep.workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, other_sides
+from lockstep.workbench.views.sides import GOLDEN, Other, SidesReader, SidesTokens, last_step, other_sides
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
 
@@ -65,6 +65,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         self.exporter = Exporter(self, self._picture, lambda: self.front.table(), self._say)
         self._sides = SidesReader()
         self._strayed = False  # whether it looks elsewhere than the workbench
+        self._opening = True
         self._report_before = runner.tell
 
     def compose(self) -> ComposeResult:
@@ -134,12 +135,25 @@ class SplitScreen(Guarded, Screen[Where | None]):
                 self._show_tokens(tokens)
                 if not looked and (complete or tokens.covers(self.where.step)):
                     looked = True
+                    await self._open_at_what_both_have(tokens)
                     part = self.front
                     part.other, part.names, part.parted = self.other, self.names, tokens.parted
                     part.line = tokens.pair.ours
                     part.look(self.overview, self.where, Marks())
         except SessionError as error:
             self._say(str(error), True)
+
+    async def _open_at_what_both_have(self, tokens: SidesTokens) -> None:
+        """Where the other side ends before the present step, the screen opens at the last one that can be compared."""
+        if not self._opening:
+            return
+        self._opening = False
+        end = await self.reader.ask(last_step, self.where, self.other)
+        if 0 <= end < self.where.step:
+            step = end if tokens.parted is None else min(end, tokens.parted)
+            self.where = replace(self.where, step=step)
+            self._show_tokens(tokens)
+            self._say(f"{self.names[1]} ends at step {end}: step {step} is the last to compare")
 
     def _show_tokens(self, tokens: SidesTokens) -> None:
         state = self.runner.driver.state(self.where, self.runner.busy) or Fact("replay", "quiet", drop=1)

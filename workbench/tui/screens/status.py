@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from lockstep.sessions.state import STATE_WORDS
+from lockstep.workbench.judgements.golden_event import GoldenEvent
 from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.views.overview import Overview, Present
 from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.numbers import chance, fixed, number
+from lockstep.workbench.words.plain_text import plural
 
 #: Dtypes as they fit on the line.
 _SHORT = {"float32": "fp32", "bfloat16": "bf16", "float16": "fp16"}
@@ -32,7 +34,8 @@ def status_facts(
     )
     branch = overview.branch(where.branch)
     # In the first line too, which every size has.
-    short = (Fact(f"● {present.alarm_name}", "alarm"),) if present and present.alarm_name else ()
+    alarmed = present.alarm if present is not None else None
+    short = (Fact(f"● {alarmed.name}", "alarm"),) if alarmed is not None else ()
     right = (*short, state or _recording(overview), Fact(f"branch {branch.name}", "text", drop=5))
     rules = ", ".join(f"{key}={value}" for key, value in branch.rules)
     rule_facts = (
@@ -40,7 +43,7 @@ def status_facts(
         if rules
         else (Fact(f"recorded from {overview.engine}" if overview.engine else "faults  none", "quiet"),)
     )
-    alarm = (Fact(f"● {present.alarm}", "alarm"),) if present is not None and present.alarm else ()
+    alarm = (Fact(f"● {alarmed.whole}", "alarm", brief=f"● {alarmed.where}"),) if alarmed is not None else ()
     return (left, right), (
         rule_facts,
         (*alarm, _golden(present, where.step), Fact(overview.name, "quiet", drop=2)),
@@ -55,7 +58,9 @@ def _recording(overview: Overview) -> Fact:
 
 def _golden(present: Present | None, step: int) -> Fact:
     if present is None or present.verdict is None:
-        which = f"step {step} " if present is not None and present.steps else ""  # others may have been
+        if present is not None and present.judgement is not None:
+            return _of_other_steps(present.judgement, step)
+        which = f"step {step} " if present is not None and present.steps else ""
         return Fact(f"golden: {which}not compared", "quiet", drop=1)
     if present.first_wrong is not None:
         return Fact(f"golden: ✗ {present.first_wrong}", "wrong", drop=1)
@@ -64,6 +69,16 @@ def _golden(present: Present | None, step: int) -> Fact:
     # Suspect taps lie above the rounding that was measured, but not by enough to call the step wrong.
     rest = "" if present.verdict == "pass" else f", some {present.verdict}"
     return Fact(f"golden: ✓ match{rest}", "text", drop=1)
+
+
+def _of_other_steps(event: GoldenEvent, step: int) -> Fact:
+    """What the comparison of other steps came to, where that of the present one is not known."""
+    first = event.first_divergence
+    if first is not None:
+        return Fact(f"golden: ✗ step {first.step}, {first.tap}", "wrong", drop=1)
+    if event.verdict == "match":
+        return Fact(f"golden: ✓ {plural(event.steps, 'step')}, not step {step}", "quiet", drop=1)
+    return Fact(f"golden: {event.verdict}", "wrong", drop=1)
 
 
 def step_facts(present: Present | None) -> Facts:

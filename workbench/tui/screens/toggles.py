@@ -104,13 +104,13 @@ class TogglesScreen(Dialog[Toggled | None]):
         if row.fault is None:
             return [("", "quiet"), (row.heading, "strong"), ("", "quiet"), ("", "quiet")]
         greyed = bool(row.why_not or self._why_not)
-        role = "wrong" if row.on else "trace" if greyed else "text"
+        role = "wrong" if row.on else "faint" if greyed else "text"
         cost = row.why_not or _COSTS[row.fault.level]
         return [
-            ("●" if row.on else "○", "wrong" if row.on else "trace"),
+            ("●" if row.on else "○", "wrong" if row.on else "faint"),
             (f"  {row.fault.title}", role),
             (f"{row.fault.seam}={row.fault.value}", role if row.on or greyed else "quiet"),
-            (cost, "trace" if greyed else "quiet"),
+            (cost, "faint" if greyed else "quiet"),
         ]
 
     def _describe(self) -> None:

@@ -140,6 +140,11 @@ class WorkbenchScreen(Guarded, Screen[None]):
             self.front.look(self.overview, self.where, self._marks())
         self._show_frame(self.overview)
 
+    def on_resize(self) -> None:
+        """What a larger window shows beside the pane was not read before."""
+        if self.overview is not None:
+            self.call_after_refresh(self._show_frame, self.overview)
+
     @work(exclusive=True, group="frame")
     async def _show_frame(self, overview: Overview) -> None:
         try:

@@ -14,3 +14,11 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
         return set_cell_size(text, width - 1) + "…"
     padding = " " * (width - length)
     return padding + text if right else text + padding
+
+
+def fit_ends(text: str, width: int) -> str:
+    """The same of a name whose beginning and end tell it from others: what is cut is its middle."""
+    if cell_len(text) <= width or width < 5:
+        return fit(text, width)
+    tail = text[-(width // 2) :]
+    return set_cell_size(text, width - 1 - cell_len(tail)) + "…" + tail

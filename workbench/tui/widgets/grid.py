@@ -17,7 +17,7 @@ from textual.reactive import reactive
 from textual.scroll_view import ScrollView
 from textual.strip import Strip
 
-from lockstep.workbench.tui.widgets.fit import fit
+from lockstep.workbench.tui.widgets.fit import fit, fit_ends
 from lockstep.workbench.tui.widgets.painted import PaintedWidget
 
 #: The most rows that are kept as they were drawn.
@@ -40,6 +40,7 @@ class GridColumn:
     role: str = "quiet"
     tail: bool = False  # where it does not fit, its end is shown: the newest of a row of bars, or of tokens
     mark: str = ""  # what stands for the part of it that is cut
+    ends: bool = False  # where it does not fit, its middle is cut
 
 
 @dataclass
@@ -243,6 +244,8 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
             if room:
                 if column.tail and len(text) > room:
                     text = column.mark + text[len(column.mark) - room :]
+                elif column.ends:
+                    text = fit_ends(text, room)
                 segments.append(
                     Segment(fit(text, room, right=column.right) + " ", self.on_ground(role, ground))
                 )

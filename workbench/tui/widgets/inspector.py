@@ -75,6 +75,5 @@ def _verdict(name: str, operations: Operations) -> list[TextLine]:
     if judged is None:
         return [[("golden   ", "quiet"), (JUDGED_WORDS["absent"], "quiet")]]
     role = "wrong" if judged.verdict == "fail" else "text"
-    return [
-        [("golden   ", "quiet"), (JUDGED_WORDS[judged.state], role), (f"  {number(judged.figure)}", "quiet")]
-    ]
+    figure = judged.reason if judged.figure is None else number(judged.figure)
+    return [[("golden   ", "quiet"), (JUDGED_WORDS[judged.state], role), (f"  {figure}", "quiet")]]

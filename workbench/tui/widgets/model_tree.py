@@ -14,11 +14,14 @@ from lockstep.workbench.views.operations import Operations
 from lockstep.workbench.views.overview import Overview
 from lockstep.workbench.views.where import Where
 
+#: Cells of a row beside its name: two marks, what is between the columns, the scrollbar.
+_BESIDE = 6
+
 
 class ModelTree(Grid):
     """The layers; the present one is open. Posts `Picked` for a tap."""
 
-    DEFAULT_CSS = "ModelTree { width: 24; height: 1fr; }"
+    DEFAULT_CSS = "ModelTree { width: 24; min-width: 24; height: 1fr; }"
 
     @dataclass
     class Picked(Message):
@@ -34,7 +37,9 @@ class ModelTree(Grid):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(
-            (GridColumn("", 1), GridColumn("", 1), GridColumn("model", 17, flex=1)), marks=1, id=id
+            (GridColumn("", 1), GridColumn("", 1), GridColumn("model", 17, flex=1, tail=True, mark="…")),
+            marks=1,
+            id=id,
         )
         self.can_focus = False
         self._rows: list[tuple[int, str, bool]] = []  # tap, label, whether it heads a layer
@@ -56,9 +61,13 @@ class ModelTree(Grid):
             if here is not None and here == layer:
                 # Where the ranks stand their mark is in the way of the other one.
                 stop = marks.stops.get(index, " ") if name == marks.stands else " "
-                rows.append((index, f" {stop} {local_name(name)}", False))
+                rows.append((index, f" {stop}{local_name(name)}", False))
             before = here
         self._rows, self._present = rows, where.tap
+        # As wide as the longest name of all layers, whichever is open; the stylesheet says how wide it may be.
+        self.styles.width = _BESIDE + max(
+            (len(local_name(name)) + 2 for _, name in overview.operations), default=0
+        )
         self._worst = _worst(overview, operations)
         self._stops = _stops(overview, marks)
         self.show(len(rows), self._cells)

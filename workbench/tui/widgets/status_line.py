@@ -18,13 +18,15 @@ from lockstep.workbench.tui.widgets.painted import LineWidget
 class Fact:
     """A piece of the line. Facts with the highest `drop` leave first where there is no room; 0 never does.
 
-    `width` reserves room, so that what stands beside does not jump when a number gets longer.
+    `width` reserves room, so that what stands beside does not jump when a number gets longer. `brief` stands for the
+    text where the needed facts have no room together.
     """
 
     text: str
     role: str = "text"
     drop: int = 0
     width: int = 0
+    brief: str = ""
 
     @property
     def cells(self) -> int:
@@ -66,6 +68,10 @@ class StatusLine(LineWidget):
                 break
             worst = max(droppable, key=lambda fact: fact.drop)
             (left if worst in left else right).remove(worst)
+        if cls._length(left) + cls._length(right) + 1 > width:
+            left, right = (
+                [replace(one, text=one.brief or one.text) for one in side] for side in (left, right)
+            )
         over = cls._length(left) + cls._length(right) + (1 if left and right else 0) - width
         for facts in (left, right) if over > 0 else ():
             facts[:], over = _shortened(facts, over)
@@ -91,7 +97,7 @@ def _shortened(facts: Sequence[Fact], over: int) -> tuple[list[Fact], int]:
     over -= sum(fact.cells - bare.cells for fact, bare in zip(facts, kept, strict=True))
     while over > 0 and (longest := max(kept, key=lambda fact: fact.cells, default=None)) is not None:
         room = max(shortest, longest.cells - over)
-        if room >= longest.cells or longest.role == "alarm":
+        if room >= longest.cells:
             break
         over -= longest.cells - room
         kept[kept.index(longest)] = replace(longest, text=fit(longest.text, room))

@@ -12,11 +12,13 @@ from lockstep.workbench.diagnosis.operations.site import Site
 
 
 def right_scale(model: ModelConfig) -> str:
-    """The model's own, in words."""
-    whose = "1/sqrt(head_dim)" if model.score_scale is None else "the model's own"
-    if stretch(model) != 1:
-        whose += " times the square of mscale_all_dim's factor"
-    return f"{model.scale:.5g} = {whose}"
+    """The model's own, in words: the number, and what it is the root of where it is one."""
+    if (stated := model.score_scale) is None:
+        times = " times the square of mscale_all_dim's factor" if stretch(model) != 1 else ""
+        return f"{model.scale:.5g} = 1/sqrt(head_dim){times}"
+    size = stated**-2 if stated > 0 else math.inf
+    is_root = size < 1e6 and math.isclose(size, round(size), rel_tol=1e-6) and not (1 / stated).is_integer()
+    return f"the configured {stated:.5g}" + (f" = 1/sqrt({size:.0f})" if is_root else "")
 
 
 def stretch(model: ModelConfig) -> float:

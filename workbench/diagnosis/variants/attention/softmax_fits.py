@@ -78,8 +78,8 @@ def _temperature(site: Site) -> Iterator[Variant]:
 
 def _meanings(model: ModelConfig) -> list[tuple[float, str]]:
     usual = model.score_scale is None
-    again = "divided by sqrt(head_dim)" if usual else "multiplied by the model's own scale"
-    undone = "multiplied by sqrt(head_dim)" if usual else "divided by the model's own scale"
+    again = "divided by sqrt(head_dim)" if usual else f"multiplied by the configured {model.scale:.5g}"
+    undone = "multiplied by sqrt(head_dim)" if usual else f"divided by the configured {model.scale:.5g}"
     return [
         (math.log(2), "powers of 2 are taken instead of e"),
         (math.log2(math.e), "scores are multiplied by log2(e) as exp2 needs it, but exp follows"),
