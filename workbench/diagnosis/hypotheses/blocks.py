@@ -31,7 +31,9 @@ def positions(part: Part) -> NDArray[np.int64]:
 
 def key_positions(part: Part) -> NDArray[np.int64]:
     """Where the keys [K] stand: the last one at the newest query, as far as there are positions for all."""
-    keys = len(part.inputs["k"])
+    keys = next(
+        (len(part.inputs[role]) for role in ("k", "v") if role in part.inputs), part.expected.shape[-1]
+    )
     return np.asarray(np.arange(keys) + max(0, int(positions(part).max(initial=-1)) + 1 - keys))
 
 

@@ -25,12 +25,19 @@ _CLASS: Mapping[str, str] = {
     "probs": "softmax",
     "context": "context",
 }
+#: (operation, class of an edit of what goes in) -> its class where that is recorded, and so the mistake is its own.
+_WHERE_RECORDED: Mapping[tuple[str, str], str] = {
+    **dict.fromkeys((("scores", "cache"), ("scores", "rope")), "scores"),
+    **dict.fromkeys((("context", "cache"), ("context", "softmax")), "context"),
+}
 _PLACES: Mapping[str, str] = {
     "q": "queries",
     "k": "cached keys",
     "v": "cached values",
     "k+v": "cached keys and values",
     "q+k": "queries and keys",
+    "q+k+v": "queries and cached keys and values",
+    "probs+v": "probabilities and cached values",
     "keys": "keys as query heads read them",
     "values": "values as query heads read them",
     "keys+values": "keys and values",
@@ -64,9 +71,10 @@ def told(site: Site, edits: Sequence[Edit]) -> Told:
     each = [_told(site, edit) for edit in edits]
     first = next((one for one in each if one.kind != "precision"), each[0])
     fitted = {key: value for one in each for key, value in one.fitted.items()}
+    kind = _WHERE_RECORDED.get((site.operation, first.kind), first.kind)
     if len(each) > 1:
         fitted["and"] = "+".join(sorted(one.name for one in each if one is not first))
-    return Told(first.name, first.kind, "; and ".join(one.text for one in each), fitted)
+    return Told(first.name, kind, "; and ".join(one.text for one in each), fitted)
 
 
 def _told(site: Site, edit: Edit) -> Told:
@@ -90,12 +98,34 @@ _SOFTMAXES: Mapping[str, tuple[str, str]] = {
         "1 is added to the softmax's denominator: a query may attend to nothing (softmax-off-by-one)",
     ),
     "over_queries": ("softmax_over_queries", "the softmax runs over the queries, not over the keys"),
+    "over_queries_nan": (
+        "softmax_over_queries",
+        "the softmax runs over the queries, not over the keys; keys that no query sees are NaN",
+    ),
     "over_heads": ("softmax_over_heads", "the softmax runs over the heads, not over the keys"),
+    "over_heads_nan": (
+        "softmax_over_heads",
+        "the softmax runs over the heads, not over the keys; masked keys are NaN",
+    ),
+    "over_heads_alike": (
+        "softmax_over_heads",
+        "the softmax runs over the heads, not over the keys; masked keys, at a large negative number, share alike",
+    ),
     "not_divided": ("softmax_not_normalised", "probabilities are not divided by their sum"),
     "not_divided_no_maximum": (
         "softmax_not_normalised",
-        "exponentials of the scores are not divided by their sum",
+        "exponentials of the scores, their maximum not subtracted, are not divided by their sum",
     ),
+    "left_out": ("softmax_missing", "the scores themselves are used: there is no softmax"),
+    "plus_one_shifted": (
+        "softmax_plus_one",
+        "1 is added to the sum of exponentials after the maximum was subtracted",
+    ),
+    "squared_alone": ("softmax_squared", "probabilities are squared"),
+    "twice_hidden_too": ("softmax_twice", "the softmax is applied twice, then over masked keys as well"),
+    "mean_over_heads": ("probs_mean_over_heads", "all heads have the mean of the probabilities"),
+    "own_key": ("probs_of_own_key", "each token's own key has all of the probability"),
+    "first_key": ("probs_of_first_key", "the first key has all of the probability"),
     "sigmoid": ("softmax_sigmoid", "the sigmoid of each score stands in the softmax's place"),
     "sigmoid_shares": (
         "softmax_sigmoid",
@@ -155,8 +185,8 @@ def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
                 f"scores are scaled by {value:.5g} instead of {right_scale(site.facts.model)}, "
                 f"{value / right:.5g} times the right scale"
             )
-            words = [str(rest[0])] if rest and rest[0] else []
-            text += "".join(f": {one}" for one in words)
+            words = [str(one) for one in rest]
+            text += f": {', or '.join(words)}" if words else ""
             return Told(
                 "scores_scale", "scores", text, {"scale": value, "ratio": value / right, "meanings": words}
             )
@@ -200,13 +230,13 @@ def _operands(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         }
         return Told("cache_keys_for_values", "cache", words[place] + rows, {})
     if how == "stage":
-        if place == "q":
-            return Told(
-                "scores_unrotated_queries",
-                "scores",
-                f"queries enter the scores as {_stage(of)}",
-                {"stage": str(of)},
-            )
+        if place != "k":
+            name = "scores_unrotated_queries" if place == "q" else "scores_unrotated"
+            text = f"{_PLACES[place]} enter the scores as {_stage(of)}"
+            return Told(name, "scores", text, {"stage": str(of)})
+        if site.operation == "scores":
+            text = f"keys enter the scores as {_stage(of)}{rows}"
+            return Told("scores_unrotated_keys", "scores", text, {"stage": str(of)})
         return Told("cache_unrotated", "cache", f"keys are cached as {_stage(of)}{rows}", {"stage": str(of)})
     if place == "q":
         return Told(
@@ -259,6 +289,14 @@ def _rotations(site: Site, place: str, how: str, rest: Rest) -> Told | None:
 # --- heads and tensors ----------------------------------------------------------------------------------------
 
 
+#: Point -> name and words of heads that stand in each other's place.
+_EXCHANGED: Mapping[str, tuple[str, str]] = {
+    "q": ("query_heads_moved", "query heads"),
+    "probs": ("softmax_heads_moved", "heads of the probabilities"),
+    "context": ("merged_heads_moved", "heads of the context"),
+}
+
+
 def _heads(site: Site, place: str, how: str, rest: Rest) -> Told | None:
     if how not in ("kv_heads", "query_heads", "zero_heads"):
         return None
@@ -270,13 +308,10 @@ def _heads(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         )
     if how == "query_heads":
         moved = [f"head {head} has those of head {one}" for head, one in enumerate(used) if one != head]
-        return Told(
-            "query_heads_moved",
-            "heads",
-            f"query heads are exchanged: {', '.join(moved[:4])}",
-            {"heads": used},
-        )
-    name, text = _kv_heads(used, max(site.parts[0].inputs["k"].shape[1], 1))
+        name, what = _EXCHANGED[place]
+        return Told(name, "heads", f"{what} are exchanged: {', '.join(moved[:4])}", {"heads": used})
+    inputs = site.parts[0].inputs
+    name, text = _kv_heads(used, max(inputs["k" if "k" in inputs else "v"].shape[1], 1))
     return Told(name, "heads", f"{_PLACES[place]}: {text}", {"kv_heads": used})
 
 
@@ -375,6 +410,9 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
     if how in _COARSE_SCORES:
         text = _COARSE_SCORES[how].format(rest[0])
         return Told("scores_low_precision", "precision", text, {"dtype": str(rest[0])})
+    if how == "unit":
+        text = f"{who} are divided by their lengths: cosines instead of products"
+        return Told("scores_normalised", "scores", text, {})
     if how == "rounded":
         return Told(
             "low_precision_input", "precision", f"{who} are rounded to {rest[0]}{rows}", {"to": str(rest[0])}
@@ -401,7 +439,10 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
     if how in ("reread", "transposed"):
         order = f": written in one order of their axes and read as [{rest[0]}]" if rest else ""
         return Told(
-            "cache_layout" if cached else name, kind, f"{who} are transposed in memory{order}{rows}", {}
+            "cache_layout" if cached else name,
+            kind,
+            f"{who} are transposed in memory{order}{rows}",
+            {"order": str(rest[0])} if rest else {},
         )
     axis, numbers = str(rest[0]), rest[1:]
     if axis in ("head", "kv head"):

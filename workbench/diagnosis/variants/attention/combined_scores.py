@@ -17,8 +17,10 @@ from lockstep.workbench.diagnosis.operations.attention import soft_capped, uncap
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.head_maps import kv_maps
 from lockstep.workbench.diagnosis.variants.attention.mask import masks
+
+#: (id, sentence, the KV head that each query head reads)
+_Rule = tuple[str, str, NDArray[np.int64]]
 
 
 def combined_scores(site: Site) -> Iterator[Variant]:
@@ -92,3 +94,22 @@ def _read(site: Site, reads: NDArray[np.int64], by: float) -> Site:
         expected = np.where(np.isfinite(part.expected), soft_capped(raw, site.facts.model.score_cap), -np.inf)
         parts.append(replace(part, inputs={**part.inputs, "q": q, "k": k}, expected=expected, noise=noise))
     return replace(site, parts=tuple(parts))
+
+
+def kv_maps(heads: int, kv_heads: int) -> Iterator[_Rule]:
+    """Rules by which query heads may find their KV heads; the right one is h // group."""
+    h, n, group = np.arange(heads), kv_heads, max(heads // kv_heads, 1)
+    yield "tiled", "query head h reads KV head h % n instead of h // group", h % n
+    order = "shifted_1" if n == 2 else "reversed"  # of two heads the reverse is the next
+    yield order, "query heads read the KV heads in reversed order", n - 1 - h // group
+    for kv in range(n):
+        yield f"all_{kv}", f"every query head reads KV head {kv}", np.full(heads, kv)
+    for shift in range(1, n):
+        text = f"query heads read the KV head {shift} after their own"
+        yield f"shifted_{shift}", text, (h // group + shift) % n
+    for size in range(1, heads + 1):
+        if size != group:
+            text = f"query head h reads KV head h // {size} instead of h // {group}: groups of another size"
+            yield f"groups_of_{size}", text, np.minimum(h // size, n - 1)
+            yield f"groups_of_{size}", f"{text}, beyond the last from the first again", h // size % n
+    yield "tiled_reversed", "query head h reads KV head n - 1 - h % n", n - 1 - h % n
