@@ -373,7 +373,11 @@ def _scales(tree: AttentionTree) -> Iterator[Trial]:
     scale = tree.site.facts.model.scale
 
     def by(value: float) -> Changes:
-        return {"scores": lambda s, g: soft_capped(uncapped(s, tree.cap) * (value / scale), tree.cap)}
+        def scaled(scores: Array, given: Given) -> Array:
+            raw = uncapped(scores, tree.cap)
+            return soft_capped(np.where(np.isfinite(raw), raw * (value / scale), raw), tree.cap)
+
+        return {"scores": scaled}
 
     known: dict[float, list[str]] = {}
     for value, words in meanings(tree.site, scale):

@@ -51,7 +51,7 @@ def head_choices(tree: AttentionTree) -> Iterator[Choice]:
 
 #: Operation -> the points at which heads may stand in each other's place.
 _EXCHANGED: Mapping[str, tuple[str, ...]] = {
-    "scores": ("q",),
+    "scores": ("scores", "q"),
     "softmax": ("probs",),
     "context": ("probs", "context"),
     "weights": ("q",),
@@ -68,7 +68,7 @@ def _head_alone(j: int, point: str, heads: int) -> Change:
     """One head for all: of keys and values already expanded, KV head j is that of the first query head that has it."""
 
     def change(x: Array, given: Given) -> Array:
-        if point == "probs":
+        if point in ("probs", "scores"):
             return np.repeat(x[j : j + 1], heads, 0)
         first = j if point in ("q", "context") else j * (heads // _kv_heads(given))
         return np.repeat(x[:, first : first + 1], heads, 1)

@@ -292,6 +292,7 @@ def _rotations(site: Site, place: str, how: str, rest: Rest) -> Told | None:
 #: Point -> name and words of heads that stand in each other's place.
 _EXCHANGED: Mapping[str, tuple[str, str]] = {
     "q": ("query_heads_moved", "query heads"),
+    "scores": ("score_heads_moved", "heads of the scores"),
     "probs": ("softmax_heads_moved", "heads of the probabilities"),
     "context": ("merged_heads_moved", "heads of the context"),
 }
@@ -448,6 +449,8 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
     if axis in ("head", "kv head"):
         kind = "heads" if not cached or axis == "kv head" else kind
         name = "cache_heads_moved" if cached else name
+    elif axis == "dim" and not cached:
+        kind = "scores" if place in ("q", "keys") else "context"
     elif cached and axis == "key":
         name = _CACHE_NAMES.get(how, name)
     text = _MAPS[how].format(

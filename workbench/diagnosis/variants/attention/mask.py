@@ -47,13 +47,15 @@ class Form:
     words: Told
     cells: Sequence[Cells]
 
-    def gives(self, seen: Sequence[SeenMask], *, everywhere: bool = False) -> bool:
-        """Whether it is what was seen, in all the rows to be explained, or in all there are."""
+    def gives(self, seen: Sequence[SeenMask]) -> bool:
+        """Whether it is what was seen, in all the rows to be explained."""
         return bool(seen) and all(
-            np.array_equal(self.cells[one.part][rows], one.cells[rows])
-            for one in seen
-            for rows in (np.full(len(one.rows), True) if everywhere else one.rows,)
+            np.array_equal(self.cells[one.part][one.rows], one.cells[one.rows]) for one in seen
         )
+
+    def right(self, allowed: Sequence[Cells]) -> int:
+        """Of how many parts it is the right mask [heads, T, K]."""
+        return sum(np.array_equal(cells, own[0]) for cells, own in zip(self.cells, allowed, strict=True))
 
 
 def masks(site: Site) -> Iterator[Variant]:
@@ -68,8 +70,10 @@ def masks(site: Site) -> Iterator[Variant]:
     if all(np.array_equal(one.cells[one.rows], allowed[one.part][one.head][one.rows]) for one in at):
         return  # each sees what it should
     known = _forms(tree, at)
-    fitting = [form for form in known if form.gives(at)]
-    for form in ([form for form in fitting if form.gives(at, everywhere=True)] or fitting)[:_REPORTED]:
+    # Of those that fit, the ones that are right where the operation is.
+    fitting = [(form.right(allowed), form) for form in known if form.gives(at)]
+    most = max((right_in for right_in, _ in fitting), default=0)
+    for form in [form for right_in, form in fitting if right_in == most][:_REPORTED]:
         cells = _of_forms(site, dict.fromkeys(all_wrong_heads(site), form))
         yield _variant(site, right, form.words.name, form.words.text, form.words.fitted, cells)
     if not fitting:

@@ -82,11 +82,9 @@ def _meanings(model: ModelConfig) -> list[tuple[float, str]]:
     again = "divided by sqrt(head_dim)" if usual else "multiplied by the model's own scale"
     undone = "multiplied by sqrt(head_dim)" if usual else "divided by the model's own scale"
     return [
-        (math.log(2), "powers of 2 are taken instead of e"),
         (math.log2(math.e), "scores are multiplied by log2(e) as exp2 needs it, but exp follows"),
         (model.scale, f"scores are {again} once more"),
         (1 / model.scale, f"scores are {undone}"),
-        (-1.0, "the sign of the scores is turned"),
         (2.0, "scores are doubled"),
         (0.5, "scores are halved"),
     ]
