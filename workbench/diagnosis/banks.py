@@ -68,7 +68,6 @@ from lockstep.workbench.diagnosis.variants.attention.index_choices import (
     unsparse_scores,
 )
 from lockstep.workbench.diagnosis.variants.attention.mask import irregular_masks, masks
-from lockstep.workbench.diagnosis.variants.attention.merged_heads import merged_heads
 from lockstep.workbench.diagnosis.variants.attention.padded_keys import padded_keys
 from lockstep.workbench.diagnosis.variants.attention.score_biases import score_biases
 from lockstep.workbench.diagnosis.variants.attention.score_factors import score_dimensions, score_factors
@@ -103,9 +102,9 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "keys": (shared_parts,),
     "scores": (unsparse_scores, likely, score_biases, score_factors, masks),
     "softmax": (likely, softmax_fits),
-    "context": (likely, merged_heads),
+    "context": (likely,),
     "weights": (likely,),
-    "attention": (likely, merged_heads),
+    "attention": (likely,),
     "reduce": (product_maps, product_edits),
     "residual": (row_edits,),
     "activation": (row_edits,),
@@ -163,9 +162,9 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "head": (product_coarse, split_sums, product_fits, block_terms),
     "reduce": (product_coarse, rounded_partials, product_fits),
     "scores": (
-        unlikely,
         combined_scores,
         score_dimensions,
+        unlikely,
         irregular_masks,
         results_of_other_layers,
     ),

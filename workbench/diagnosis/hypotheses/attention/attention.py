@@ -5,20 +5,27 @@ Of scores, probabilities and contexts that were recorded by themselves the same,
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import chain, combinations
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.hypotheses import fits
-from lockstep.workbench.diagnosis.hypotheses.attention.choices import Choice, head_choices, query_choices
+from lockstep.workbench.diagnosis.hypotheses.attention.choices import (
+    Choice,
+    head_choices,
+    query_choices,
+)
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import (
     hidden_by,
     masks,
     masks_as_numbers,
     overwritten,
+)
+from lockstep.workbench.diagnosis.hypotheses.attention.numbers import (
+    numbers,
+    scales,
+    solved_rows,
 )
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     exchanged_roles,
@@ -32,17 +39,18 @@ from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     seen_before,
     without_rotation,
 )
-from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, paper_slopes
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import paper_slopes
 from lockstep.workbench.diagnosis.hypotheses.attention.sinks import Form, sink_forms
 from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import (
+    BY_DIFFERENCES,
     coarse_softmaxes,
-    softmax_with,
     softmaxes,
 )
 from lockstep.workbench.diagnosis.hypotheses.attention.tensors import (
     ROWS,
     coarser,
     of_rows,
+    orders,
     rounding,
     row_ranges,
     spans,
@@ -50,17 +58,16 @@ from lockstep.workbench.diagnosis.hypotheses.attention.tensors import (
 )
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AXES, AttentionTree, Change, Changes, Given
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import (
-    PARTLY,
     Trial,
     judged,
     one_edit,
     tried,
     variant_of,
 )
-from lockstep.workbench.diagnosis.hypotheses.blocks import by_head, others
+from lockstep.workbench.diagnosis.hypotheses.blocks import others
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, EditKind
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import FUSED, expand, soft_capped, uncapped
+from lockstep.workbench.diagnosis.operations.attention import FUSED, expand
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -100,7 +107,7 @@ def unlikely(site: Site) -> Iterator[Variant]:
 def _likely(tree: AttentionTree) -> Iterator[Trial]:
     site, unit = tree.site, tree.site.facts.unit
     if "q" in tree.points:
-        yield from _scales(tree)
+        yield from scales(tree)
     yield from _rows(tree)
     if "q" in tree.points:
         yield from _masks(tree)
@@ -122,15 +129,18 @@ def _likely(tree: AttentionTree) -> Iterator[Trial]:
         for detail, tensors in other_queries(site):
             yield one_edit("q", "operand", detail, {"q": queries_of(tensors)})
         yield from _biases(tree)
+    for detail, change in orders("context") if "context" in tree.points else ():
+        yield one_edit("context", "map", detail, {"context": tree.of_all_queries("context", change)})
     yield from _other_sequences(tree)
-    yield from _numbers(tree)
+    yield from numbers(tree)
     yield from _row_maps(tree)
 
 
 def _of_probabilities(tree: AttentionTree) -> Iterator[Trial]:
     """Other functions of the scores that recorded probabilities stand for, but for a number a query; the scores."""
     for detail, change in softmaxes(tree):
-        yield one_edit("softmax", "function", detail, {"probs": partial(_of_logarithms, change)})
+        if detail[0] in BY_DIFFERENCES:
+            yield one_edit("softmax", "function", detail, {"probs": partial(_of_logarithms, change)})
     scores = others(tree.site, "attn.scores")
     if all(x is not None and x.shape == one.raw.shape for x, one in zip(scores, tree.given, strict=True)):
         changes: Changes = {"probs": partial(_recorded, scores)}
@@ -151,9 +161,10 @@ def _recorded(scores: Sequence[Array | None], probs: Array, given: Given) -> Arr
 
 def _masks(tree: AttentionTree) -> Iterator[Trial]:
     """Other masks, and masks that are numbers."""
-    for detail, changes in masks_as_numbers() if 0 in tree.wrong else ():
+    recorded = tree.site.operation == "scores"
+    for detail, changes in masks_as_numbers() if recorded or 0 in tree.wrong else ():
         yield one_edit("hidden", "number", detail, changes)
-    if tree.site.operation == "scores":  # they show which cells are seen, and what stands in the others
+    if recorded:  # they show which cells are seen, and what stands in the others
         for how, number in _hidden_numbers(tree):
             yield one_edit("hidden", "number", (how, number), hidden_by(how, number), 1)
         return
@@ -225,26 +236,9 @@ def _row_maps(tree: AttentionTree) -> Iterator[Trial]:
     index = {role: _key_maps(role, tree) for role in tree.roles}
     for detail in dict.fromkeys(detail for role in index for detail in index[role]):
         yield from _of_roles("map", detail, {role: index[role][detail] for role in index}, ROWS)
-    for role in index:
+    for role in index if tree.site.operation in FUSED else ():
         for rows in ROWS:
-            yield from _solved_rows(tree, role, rows)
-
-
-def _solved_rows(tree: AttentionTree, role: str, rows: str) -> Iterator[Trial]:
-    """Rows of the cache with one factor, or cut off at one number."""
-
-    def scaled(by: float) -> Changes:
-        return {role: of_rows(lambda x, g: x * by, rows)}
-
-    def cut(most: float) -> Changes:
-        return {role: of_rows(lambda x, g: np.clip(x, -most, most), rows)}
-
-    by = solved(tree, scaled, list(np.geomspace(0.03, 30, 25)))
-    yield one_edit(role, "number", ("scaled", fits.simple(by), rows), scaled(fits.simple(by)), 1)
-    top = max(float(np.abs(one.k if role == "k" else one.v).max(initial=0.0)) for one in tree.sample)
-    if top > 0:
-        most = solved(tree, cut, [top * x for x in np.geomspace(0.05, 1, 20)])
-        yield one_edit(role, "number", ("cut_off", fits.simple(most), rows), cut(fits.simple(most)), 1)
+            yield from solved_rows(tree, role, rows)
 
 
 def _ranges(tree: AttentionTree) -> Iterator[Trial]:
@@ -285,8 +279,10 @@ def _of_roles(
 
 
 def _plain_operands(tree: AttentionTree) -> Iterator[Trial]:
-    """Queries and keys before their rotation; divided by their lengths."""
+    """Queries and keys before their rotation; in each other's place; divided by their lengths."""
     yield one_edit("q+k", "operand", ("stage", "unrotated"), without_rotation(tree.site))
+    turned = tree.of_all_queries("products", lambda x, g: x.swapaxes(1, 2))
+    yield one_edit("products", "map", ("transposed",), {"products": turned})
     for roles in (("q", "k"), ("q",), ("k",)):
         yield one_edit("+".join(roles), "function", ("unit",), dict.fromkeys(roles, _of_length_one))
 
@@ -363,95 +359,6 @@ def _pairs(trials: Sequence[Trial]) -> Iterator[Trial]:
         if not one.changes.keys() & two.changes.keys():
             changes = {**one.changes, **two.changes}
             yield Trial((*one.edits, *two.edits), changes, one.numbers + two.numbers)
-
-
-# --- numbers that are solved for -----------------------------------------------------------------------------
-
-
-def _scales(tree: AttentionTree) -> Iterator[Trial]:
-    """Another factor in the place of the right one."""
-    scale = tree.site.facts.model.scale
-
-    def by(value: float) -> Changes:
-        def scaled(scores: Array, given: Given) -> Array:
-            raw = uncapped(scores, tree.cap)
-            return soft_capped(np.where(np.isfinite(raw), raw * (value / scale), raw), tree.cap)
-
-        return {"scores": scaled}
-
-    known: dict[float, list[str]] = {}
-    for value, words in meanings(tree.site, scale):
-        same = next((one for one in known if math.isclose(one, value, rel_tol=1e-9)), value)
-        known.setdefault(same, []).append(words)
-    for value, every in known.items():
-        yield one_edit("scale", "number", (repr(value), *every), by(value))
-    value = solved(tree, by, [scale * x for x in np.geomspace(0.01, 100, 61)])
-    yield one_edit("scale", "number", (repr(value),), by(value), 1)
-
-
-def _numbers(tree: AttentionTree) -> Iterator[Trial]:
-    """Numbers that are solved for, beside scales."""
-
-    def scaled(by: float) -> Changes:
-        return {"context": lambda c, g: c * by}
-
-    if "q" in tree.points:
-        yield from _caps(tree)
-    if "softmax" in tree.points:
-        yield from _sinks(tree)
-    if "context" in tree.points:
-        by = solved(tree, scaled, list(np.geomspace(0.02, 50, 40)))
-        yield one_edit("context", "number", ("scaled", by), scaled(by), 1)
-
-
-def _caps(tree: AttentionTree) -> Iterator[Trial]:
-    """Scores behind another soft cap than the model's, or behind none."""
-    top = max(float(np.abs(one.raw).max(initial=0.0)) for one in tree.sample)
-
-    def capped(cap: float) -> Changes:
-        return {"scores": lambda s, g: soft_capped(uncapped(s, tree.cap), cap)}
-
-    if tree.cap:
-        yield one_edit("scores", "applied", ("uncapped", tree.cap), capped(0.0))
-    for cap in (5.0, 10.0, 20.0, 30.0, 50.0):
-        yield one_edit("scores", "applied", ("capped", cap), capped(cap))
-    if top > 0:
-        cap = solved(tree, capped, [top * x for x in np.geomspace(0.03, 100, 30)])
-        yield one_edit("scores", "applied", ("capped", cap), capped(cap), 1)
-
-
-def _sinks(tree: AttentionTree) -> Iterator[Trial]:
-    """A number of each head's own in the denominator (arXiv:2309.17453): what came out is less than it should be."""
-    logs: list[list[float]] = [[] for _ in range(tree.given[0].heads)]
-    for one in tree.sample:
-        right, seen = (by_head(tree.site, x) for x in (one.right, one.seen))
-        kept = (right * seen).sum(-1) / np.maximum((right**2).sum(-1), 1e-300)
-        total = np.logaddexp.reduce(one.scores, axis=-1)
-        good = (kept > 1e-6) & (kept < 1) & np.isfinite(total)
-        found = total + np.log(1 / np.where(good, kept, 0.5) - 1)
-        for head, values in enumerate(found):
-            logs[head].extend(values[good[head]].tolist())
-    if any(logs):
-        more = np.array([np.exp(np.median(values)) if values else 0.0 for values in logs])
-        alike = float(np.ptp(more)) <= 1e-3 * float(more.max())
-        detail: Detail = ("sink", *map(float, more[:1] if alike else more))
-        changes: Changes = {"softmax": lambda s, g: softmax_with(s, more[:, None, None])}
-        yield one_edit("softmax", "number", detail, changes, len(detail) - 1)
-
-
-def solved(tree: AttentionTree, changes: Callable[[float], Changes], grid: Sequence[float]) -> float:
-    """The number whose changes leave least in the sample: of a grid that grows by one factor, then between."""
-    left = [tree.left(changes(value)) for value in grid]
-    best, least = float(grid[int(np.argmin(left))]), min(left)
-    ratio = float(grid[1] / grid[0])
-    if not least < PARTLY:
-        return best
-    for _ in range(24):
-        ratio **= 0.6
-        for value in (best / ratio, best * ratio):
-            if (rest := tree.left(changes(value))) < least:
-                best, least = value, rest
-    return best
 
 
 def _chosen(tree: AttentionTree, choice: Choice) -> Variant:

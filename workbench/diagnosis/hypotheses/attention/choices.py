@@ -35,9 +35,7 @@ def head_choices(tree: AttentionTree) -> Iterator[Choice]:
     if max(kv, heads) > _HEADS:
         return
     own = np.arange(heads) // (heads // kv)
-    cached = [points for role, points in (("k", "keys"), ("v", "values")) if role in tree.roles]
-    sides = [tuple(cached)] * (len(cached) > 1) + [(one,) for one in cached]
-    for points in sides:
+    for points in _sides(tree):
         options = [{point: _head_alone(j, point, heads) for point in points} for j in range(kv)]
         yield from _by_head(tree, "+".join(points), "kv_heads", options, own)
     for point in _EXCHANGED[tree.site.operation]:
@@ -47,6 +45,14 @@ def head_choices(tree: AttentionTree) -> Iterator[Choice]:
         yield from _by_head(
             tree, "context", "zero_heads", [{"context": lambda c, g: 0 * c}], np.full(heads, -1)
         )
+
+
+def _sides(tree: AttentionTree) -> Iterator[tuple[str, ...]]:
+    """Where a map of query heads to KV heads may be another: of keys and values, of keys, of values."""
+    cached = tuple(point for role, point in (("k", "keys"), ("v", "values")) if role in tree.roles)
+    if len(cached) > 1:
+        yield cached
+    yield from ((point,) for point in cached)
 
 
 #: Operation -> the points at which heads may stand in each other's place.
@@ -61,7 +67,8 @@ _EXCHANGED: Mapping[str, tuple[str, ...]] = {
 
 def _kv_heads(given: Given) -> int:
     """How many KV heads were recorded, of keys or else of values."""
-    return given.v.shape[1] if given.v.size and not given.k.size else given.k.shape[1]
+    cached = given.v if given.v.size and not given.k.size else given.k
+    return int(cached.shape[1])
 
 
 def _head_alone(j: int, point: str, heads: int) -> Change:
@@ -85,9 +92,9 @@ def _by_head(
     site, heads = tree.site, len(own)
     far = np.zeros((len(options) + 1, heads))
     for i in tree.wrong:
-        seen = by_head(site, site.parts[i].seen)
+        seen, scope = by_head(site, site.parts[i].seen), by_head(site, tree.given[i].scope)
         for n, out in enumerate([site.parts[i].expected, *(one[0][i] for one in made if one is not None)]):
-            apart = _apart(by_head(site, out), seen, site.parts[i].largest)
+            apart = _apart(by_head(site, out), seen, site.parts[i].largest) * scope
             far[n] += apart.reshape(heads, -1).sum(1)
     far[0] *= 0.999
     best = far.argmin(0) - 1  # -1: the right one

@@ -66,10 +66,6 @@ _MASKS: Mapping[str, tuple[str, str]] = {
     ),
     "coarse": ("mask_coarse", "the mask compares positions in {0}"),
     "later_too": ("mask_not_causal", "nothing hides later tokens, though the window hides what is too old"),
-    "of_query_before": (
-        "mask_rows_shifted",
-        "each query has the mask of the one before it: rows of the mask are shifted by one, but for the first",
-    ),
     "without_newest": ("mask_suffix_hidden", "the newest {0:g} key{0s} are masked"),
     "both_ways": ("window_symmetric", "a window of {0:g} reaches as far ahead as back"),
     "own_block": (

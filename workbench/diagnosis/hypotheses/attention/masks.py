@@ -79,7 +79,6 @@ _PLAIN: Mapping[str, Callable[[Cells, Given], Cells]] = {
     "top_left": lambda a, g: g.rows[:, None] >= np.arange(a.shape[2])[None, :],
     "whole_pass": lambda a, g: a | (np.arange(a.shape[2]) >= a.shape[2] - g.new),
     "not_itself": lambda a, g: a & (g.far > 0),
-    "of_query_before": lambda a, g: a & ((g.far > 0) | (g.rows == 0)[:, None]),
 }
 
 

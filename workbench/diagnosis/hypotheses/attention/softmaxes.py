@@ -90,6 +90,11 @@ _COARSE: dict[str, Callable[[Array, Function], Array]] = {
 }
 
 
+#: Forms that go by the differences of a query's scores alone.
+BY_DIFFERENCES = (
+    "base_2", "not_divided", "plus_one_shifted", "twice", "twice_hidden_too", "uniform", "hardest", "squared",
+    "squared_alone", "logarithm", "divided_by_root", "mean", "mean_over_heads", "own_key", "first_key",
+)  # fmt: skip
 _FORMS: dict[str, Function] = {
     "base_2": lambda s: shares(powers(s, np.exp2)),
     "plus_one": lambda s: softmax_with(s, 1.0),

@@ -168,7 +168,9 @@ class AttentionTree:
                 return np.where(seen, scores, -np.inf if behind is None else behind), seen
         q = part.inputs["q"]
         raw = self._raw(_products(q, formula.expand(part.inputs["k"], q.shape[1])))
-        return raw, np.isfinite(part.inputs.get("scores", part.expected))
+        if self.site.operation == "scores":
+            return raw, ~np.isneginf(part.expected)
+        return raw, np.isfinite(part.inputs["scores"])
 
     @cached_property
     def _behind_mask(self) -> list[Array | None]:
@@ -176,9 +178,11 @@ class AttentionTree:
         pairs = zip(others(self.site, "attn.q_rope"), cached(self.site, "k"), self.site.parts, strict=True)
         found: list[Array | None] = []
         for q, k, part in pairs:
-            there = q is not None and k is not None and q.ndim == k.ndim == 3
-            raw = self._raw(_products(q, formula.expand(k, q.shape[1]))) if there else None
-            found.append(raw if raw is not None and raw.shape == part.expected.shape else None)
+            if q is None or k is None or not q.ndim == k.ndim == 3:
+                found.append(None)
+                continue
+            raw = self._raw(_products(q, formula.expand(k, q.shape[1])))
+            found.append(raw if raw.shape == part.expected.shape else None)
         return found
 
     def _raw(self, of_keys: Array) -> Array:
@@ -274,6 +278,8 @@ class AttentionTree:
         if key not in self._right:
             if point in ("q", "scores"):
                 self._right[key] = one.q if point == "q" else one.scores
+            elif point == "products":
+                self._right[key] = _products(one.q, formula.expand(one.k, one.heads))
             else:
                 made = self.make(one, {})
                 self._right[part, "probs"] = made.probs

@@ -41,6 +41,7 @@ _PLACES: Mapping[str, str] = {
     "keys": "keys as query heads read them",
     "values": "values as query heads read them",
     "keys+values": "keys and values",
+    "products": "products of queries and keys",
     "scores": "scores",
     "probs": "probabilities",
     "context": "the context",
@@ -53,6 +54,8 @@ _ROWS = {
     "decoded": ", those written in decode alone",
     "prompt": ", those of the prompt alone",
 }
+#: Rows that are read before they are written, in words.
+_MISSING = {"new": "the step itself", "newest": "the newest token"}
 _RANGES = {"row": "row {}", "rows": "rows {}", "from": "rows from {} on", "before": "the rows before {}"}
 
 
@@ -305,7 +308,7 @@ def _heads(site: Site, place: str, how: str, rest: Rest) -> Told | None:
     if how == "zero_heads":
         zero = [head for head, one in enumerate(used) if one >= 0]
         return Told(
-            "context_heads_zero", "heads", f"heads {_listed(zero)} give nothing: their context is zero", {}
+            "context_heads_zero", "context", f"heads {_listed(zero)} give nothing: their context is zero", {}
         )
     if how == "query_heads":
         moved = [f"head {head} has those of head {one}" for head, one in enumerate(used) if one != head]
@@ -313,12 +316,11 @@ def _heads(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         return Told(name, "heads", f"{what} are exchanged: {', '.join(moved[:4])}", {"heads": used})
     inputs = site.parts[0].inputs
     name, text = _kv_heads(used, max(inputs["k" if "k" in inputs else "v"].shape[1], 1))
-    return Told(name, "heads", f"{_PLACES[place]}: {text}", {"kv_heads": used})
+    return Told(name, "heads", f"{place.replace('+', ' and ')}: {text}", {"kv_heads": used})
 
 
-def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
-    """The map of query heads to KV heads, as a rule where it is one."""
-    heads = len(used)
+def kv_rules(heads: int, kv: int) -> Mapping[tuple[int, ...], tuple[str, str]]:
+    """Maps of query heads to KV heads that are a rule: (name, sentence)."""
     group = heads // kv
     own = [head // group for head in range(heads)]
     rules: dict[tuple[int, ...], tuple[str, str]] = {
@@ -341,8 +343,14 @@ def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
         rules.setdefault(
             tuple(min(h // other, kv - 1) for h in range(heads)), (f"kv_heads_groups_of_{other}", reported)
         )
-    wrong = [head for head in range(heads) if used[head] != own[head]]
-    name, reported = rules.get(tuple(used), ("", ""))
+    return rules
+
+
+def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
+    """A map of query heads to KV heads, as a rule where it is one."""
+    own = [head // (len(used) // kv) for head in range(len(used))]
+    wrong = [head for head, one in enumerate(used) if one != own[head]]
+    name, reported = kv_rules(len(used), kv).get(tuple(used), ("", ""))
     by_chance = len(wrong) == 1 and name.startswith(
         "kv_heads_groups_of_"
     )  # one head fits some size of groups
@@ -363,23 +371,23 @@ def _listed(numbers: Sequence[int]) -> str:
 _MAPS: Mapping[str, str] = {
     "shifted": "each {axis} has what stands {0:+g} from it",
     "rolled": "each {axis} has what stands {0:+g} from it, around the end",
-    "reversed": "{axis}s stand in reversed order",
+    "reversed": "{axes} stand in reversed order",
     "all_first": "each {axis} has what is the first one's",
     "all_last": "each {axis} has what is the last one's",
-    "exchanged_in_pairs": "neighbouring {axis}s stand in each other's place",
+    "exchanged_in_pairs": "neighbouring {axes} stand in each other's place",
     "divided": "{axis} i has what is that of {axis} i // {0:g}",
     "repeated_in_parts": "the first of {0:g} parts stands in all of them",
-    "woven": "{0:g} parts of the {axis}s are woven into each other",
+    "woven": "{0:g} parts of the {axes} are woven into each other",
     "modulo": "{axis} i has what is that of {axis} i % {0:g}",
     "clamped": "beyond {axis} {0:g} all have what is the last one's",
-    "ring": "later {axis}s overwrite those {0:g} before them: a ring of {0:g} slots",
-    "overwritten": "{axis}s {0:g} later overwrite those before them, once: as in a ring of {0:g} slots",
+    "ring": "later {axes} overwrite those {0:g} before them: a ring of {0:g} slots",
+    "overwritten": "{axes} {0:g} later overwrite those before them, once: as in a ring of {0:g} slots",
     "kept_up_to": "from {axis} {0:g} on there is nothing but zeros",
-    "kept_from": "the first {0:g} {axis}s are zero",
-    "kept_blocks": "what lies behind the last whole block of {0:g} {axis}s is zero",
-    "blocks_exchanged": "neighbouring blocks of {0:g} {axis}s stand in each other's place",
-    "first_half": "the second half of the {axis}s is zero",
-    "second_half": "the first half of the {axis}s is zero",
+    "kept_from": "the first {0:g} {axes} are zero",
+    "kept_blocks": "what lies behind the last whole block of {0:g} {axes} is zero",
+    "blocks_exchanged": "neighbouring blocks of {0:g} {axes} stand in each other's place",
+    "first_half": "the second half of the {axes} is zero",
+    "second_half": "the first half of the {axes} is zero",
 }
 _CACHE_NAMES = {
     "shifted": "cache_rows_shifted",
@@ -400,11 +408,22 @@ _COARSE_SCORES: Mapping[str, str] = {
 }
 
 
+#: How heads of the context are merged wrongly: the order of axes that is read -> name and sentence.
+_MERGED: Mapping[str, tuple[str, str]] = {
+    "head, query": (
+        "context_tokens_not_transposed",
+        "[heads, T, D] is flattened without being transposed: tokens and heads are mixed up",
+    ),
+    "dim, head": ("context_heads_by_dim", "heads are merged as [D, heads] instead of [heads, D]"),
+    "head, dim": ("context_heads_by_dim", "[heads, D] is read as [D, heads] and transposed"),
+}
+
+
 def _tensor(place: str, how: str, rest: Rest) -> Told:
     """What may be done to any tensor."""
-    who, rows = _PLACES[place], ""
+    who, rows, which = _PLACES[place], "", ""
     if rest and _is_rows(rest[-1]):
-        rows, rest = _of_rows(rest[-1]), rest[:-1]
+        rows, which, rest = _of_rows(rest[-1]), str(rest[-1]), rest[:-1]
     cached = place in ("k", "v", "k+v")
     kind = "cache" if cached else _CLASS.get(place, "scores")
     name = "_".join(["cache" if cached else place.replace("+", "_"), how])
@@ -420,6 +439,9 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
         )
     if how == "scaled":
         by = number_of(rest, 0)
+        if by == 0 and which in _MISSING:
+            text = f"{who} of {_MISSING[which]} are missing: they are not there yet, and read as zero"
+            return Told("cache_rows_zero", kind, text, {})
         if by == 0 and cached:
             return Told("cache_rows_zero", kind, f"{who} were never written: they are zero{rows}", {})
         return Told(name, kind, f"{who} are {by:.5g} times what they should be{rows}", {"factor": by})
@@ -430,6 +452,12 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
             f"{who} are cut off (clamped) at {number_of(rest, 0):.4g}{rows}",
             {"at": number_of(rest, 0)},
         )
+    if how == "scaled_heads":
+        factors = {str(head): by for head, by in enumerate(rest) if by != 1}
+        text = "each head's context is scaled by a factor of its own"
+        return Told("context_scale_of_heads", kind, text, {"factors": factors})
+    if place == "context" and how == "reread" and rest[0] in _MERGED:
+        return Told(_MERGED[str(rest[0])][0], kind, _MERGED[str(rest[0])][1], {})
     if how == "other_sequence":
         return Told(
             "context_of_sequence",
@@ -437,7 +465,9 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
             f"the contexts are those of sequence {rest[0]:g}'s tokens of the step",
             {},
         )
-    if how in ("reread", "transposed"):
+    if how == "transposed":
+        return Told(name, kind, f"{who} are transposed: queries and keys are exchanged", {})
+    if how == "reread":
         order = f": written in one order of their axes and read as [{rest[0]}]" if rest else ""
         return Told(
             "cache_layout" if cached else name,
@@ -453,7 +483,7 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
         kind = "scores" if place in ("q", "keys") else "context"
     elif cached and axis == "key":
         name = _CACHE_NAMES.get(how, name)
-    text = _MAPS[how].format(
-        *[float(x) for x in numbers if x is not None], axis="KV head" if axis == "kv head" else axis
-    )
+    one = "KV head" if axis == "kv head" else axis
+    every = "queries" if axis == "query" else f"{one}s"
+    text = _MAPS[how].format(*[float(x) for x in numbers if x is not None], axis=one, axes=every)
     return Told(name, kind, f"{who}: {text}{rows}", {"axis": axis, "numbers": list(numbers)})

@@ -8,7 +8,7 @@ from functools import partial
 import numpy as np
 
 from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import shares
-from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Given
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import Trial, judged, tried, worded
 from lockstep.workbench.diagnosis.hypotheses.roundings import float8
 from lockstep.workbench.diagnosis.hypotheses.setting import Told
@@ -60,6 +60,14 @@ def coarse_probabilities(site: Site) -> Iterator[Variant]:
 
 def _coarse() -> Iterator[Trial]:
     for words, change in _ROUNDINGS:
-        for again, after in (("", change), (", then made to add up to 1", lambda p, c=change: shares(c(p)))):
+        for again, after in (("", change), (", then made to add up to 1", _normalised(change))):
             told = Told("probs_low_precision", "precision", f"probabilities are {words}{again}", {})
-            yield worded(told, {"probs": lambda p, given, f=after: f(p)})
+            yield worded(told, {"probs": partial(_of_probabilities, after)})
+
+
+def _normalised(change: _Rounding) -> _Rounding:
+    return lambda p: shares(change(p))
+
+
+def _of_probabilities(change: _Rounding, probs: Array, given: Given) -> Array:
+    return change(probs)

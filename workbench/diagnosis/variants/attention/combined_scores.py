@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, right_scale
+from lockstep.workbench.diagnosis.hypotheses.attention.words import kv_rules
 from lockstep.workbench.diagnosis.hypotheses.blocks import products
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant, where_wrong
@@ -19,9 +20,6 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.mask import masks
 
-#: (id, sentence, the KV head that each query head reads)
-_Rule = tuple[str, str, NDArray[np.int64]]
-
 
 def combined_scores(site: Site) -> Iterator[Variant]:
     """Every map of heads, with the scale that its products tell; under the right mask, and under every other."""
@@ -30,9 +28,9 @@ def combined_scores(site: Site) -> Iterator[Variant]:
     heads, kv_heads = site.parts[0].expected.shape[0], site.parts[0].inputs["k"].shape[1]
     right = np.arange(heads) * kv_heads // heads
     scale = site.facts.model.scale
-    for rule, words, reads in (("", "", right), *kv_maps(heads, kv_heads)):
-        if rule and np.array_equal(reads, right):
-            continue
+    maps = {tuple(right.tolist()): ("", ""), **kv_rules(heads, kv_heads)}
+    for known_map, (rule, words) in maps.items():
+        reads = np.array(known_map)
         found = _scale(site, reads, scale)
         if found is None or not (rule or found != scale):
             continue
@@ -49,7 +47,7 @@ def combined_scores(site: Site) -> Iterator[Variant]:
             "meanings": [known[1]] if known else [],
             "map": rule,
         }
-        name, kind = (f"kv_heads_{rule}", "heads") if rule else ("scores_scale", "scores")
+        name, kind = (rule, "heads") if rule else ("scores_scale", "scores")
         other, text = _read(site, reads, found / scale), "; and ".join(reported)
         free = 0 if known or found == scale else 1
         if len(reported) > 1:
@@ -94,22 +92,3 @@ def _read(site: Site, reads: NDArray[np.int64], by: float) -> Site:
         expected = np.where(np.isfinite(part.expected), soft_capped(raw, site.facts.model.score_cap), -np.inf)
         parts.append(replace(part, inputs={**part.inputs, "q": q, "k": k}, expected=expected, noise=noise))
     return replace(site, parts=tuple(parts))
-
-
-def kv_maps(heads: int, kv_heads: int) -> Iterator[_Rule]:
-    """Rules by which query heads may find their KV heads; the right one is h // group."""
-    h, n, group = np.arange(heads), kv_heads, max(heads // kv_heads, 1)
-    yield "tiled", "query head h reads KV head h % n instead of h // group", h % n
-    order = "shifted_1" if n == 2 else "reversed"  # of two heads the reverse is the next
-    yield order, "query heads read the KV heads in reversed order", n - 1 - h // group
-    for kv in range(n):
-        yield f"all_{kv}", f"every query head reads KV head {kv}", np.full(heads, kv)
-    for shift in range(1, n):
-        text = f"query heads read the KV head {shift} after their own"
-        yield f"shifted_{shift}", text, (h // group + shift) % n
-    for size in range(1, heads + 1):
-        if size != group:
-            text = f"query head h reads KV head h // {size} instead of h // {group}: groups of another size"
-            yield f"groups_of_{size}", text, np.minimum(h // size, n - 1)
-            yield f"groups_of_{size}", f"{text}, beyond the last from the first again", h // size % n
-    yield "tiled_reversed", "query head h reads KV head n - 1 - h % n", n - 1 - h % n

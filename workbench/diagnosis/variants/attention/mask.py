@@ -11,17 +11,18 @@ from numpy.typing import NDArray
 from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import mask_words
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks as listed
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import overwritten
-from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Given
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, in_place, places, scopes
 from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.trial import evenly
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import visible
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 Cells = NDArray[np.bool_]
-#: Lengths of a run of first keys that are tried beside a window, and masks that are reported where several fit.
-_FIRST, _REPORTED = 8, 3
+#: Lengths of a run of first keys that are tried beside a window; rows on which a mask is tried first.
+_FIRST, _ROWS = 8, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,7 @@ def masks(site: Site) -> Iterator[Variant]:
     tree, scope = AttentionTree(site), scopes(site)
     right = [one.raw for one in tree.given]
     shown = [visible(site.facts, part.seen) for part in site.parts]
-    allowed = [np.isfinite(part.expected) for part in site.parts]
+    allowed = [one.allowed for one in tree.given]
     at = [SeenMask(i, head, shown[i][head], scope[i][head].any(1)) for i, head in places(site)]
     if all(np.array_equal(one.cells[one.rows], allowed[one.part][one.head][one.rows]) for one in at):
         return  # each sees what it should
@@ -73,7 +74,8 @@ def masks(site: Site) -> Iterator[Variant]:
     # Of those that fit, the ones that are right where the operation is.
     fitting = [(form.right(allowed), form) for form in known if form.gives(at)]
     most = max((right_in for right_in, _ in fitting), default=0)
-    for form in [form for right_in, form in fitting if right_in == most][:_REPORTED]:
+    best = [form for right_in, form in fitting if right_in == most]
+    for form in sorted(best, key=lambda one: one.words.name == "mask_of_the_cache")[:1]:
         cells = _of_forms(site, dict.fromkeys(all_wrong_heads(site), form))
         yield _variant(site, right, form.words.name, form.words.text, form.words.fitted, cells)
     if not fitting:
@@ -82,7 +84,8 @@ def masks(site: Site) -> Iterator[Variant]:
 
 
 def _forms(tree: AttentionTree, seen: Sequence[SeenMask]) -> list[Form]:
-    """Every mask of the list, with the sizes that are read off what was seen; one of those that are the same."""
+    """The masks of the list that some head may have, with sizes that are read off what was seen; one of those that are
+    the same."""
     site, keys = tree.site, max(len(one.key_at) for one in tree.given)
     edges = sorted({edge for one in seen for edge in one.edges})
     sizes = {size for end in edges for size in range(2, end + 1) if end % size == 0}
@@ -91,12 +94,25 @@ def _forms(tree: AttentionTree, seen: Sequence[SeenMask]) -> list[Form]:
     one_head = [replace(one, allowed=one.allowed[:1]) for one in tree.given]
     every = (*listed(keys, sorted({*sizes, *edges, *widths} - {0}), edges[:_FIRST]), *overwritten(tree.given))
     found: dict[bytes, Form] = {}
+    some = [_some(one_head[one.part], one) for one in {one.head: one for one in seen}.values()]
     for (how, *rest), change in every:
-        cells = [change(one.allowed.astype(np.float64), one)[0] > 0 for one in one_head]
+        if not any(np.array_equal(_cells(change, given), cells) for given, cells in some):
+            continue
+        cells = [_cells(change, one) for one in one_head]
         words = mask_words(site, "allowed", str(how), rest)
         if words is not None:
             found.setdefault(b"".join(x.tobytes() for x in cells), Form(words, cells))
     return list(found.values())
+
+
+def _cells(change: Change, given: Given) -> Cells:
+    return np.asarray(change(given.allowed.astype(np.float64), given)[0] > 0)
+
+
+def _some(given: Given, seen: SeenMask) -> tuple[Given, Cells]:
+    """A few of the rows to be explained, and what was seen in them."""
+    rows = evenly(np.flatnonzero(seen.rows), _ROWS)
+    return replace(given, rows=rows, at=given.at[rows], allowed=given.allowed[:, rows]), seen.cells[rows]
 
 
 def _variant(
@@ -115,7 +131,7 @@ def _variant(
 
 def _of_forms(site: Site, of_heads: Mapping[int, Form]) -> list[Cells]:
     """The mask of every part, with those heads' forms in the place of the right one."""
-    cells = [np.isfinite(part.expected) for part in site.parts]
+    cells = [~np.isneginf(part.expected) for part in site.parts]
     for head, form in of_heads.items():
         for made, own in zip(cells, form.cells, strict=True):
             made[head] = own

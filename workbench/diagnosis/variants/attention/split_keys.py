@@ -69,7 +69,8 @@ def _in_reach(tree: AttentionTree, right: list[Made], cut: list[Parts]) -> bool:
     left = error = 0.0
     for one, made in zip(tree.sample, right, strict=True):
         results = _results(made, cut[one.part])
-        seen, wanted, cells = (by_head(tree.site, x) for x in (one.seen, one.right, one.scope))
+        seen, wanted = (by_head(tree.site, x) for x in (one.seen, one.right))
+        cells = by_head(tree.site, one.scope)
         rest = seen - np.einsum("htn,htnd->htd", _weights(results, seen), results)
         left, error = (
             total + float(np.square(np.minimum(np.abs(x[cells]), GROSS)).sum())

@@ -126,15 +126,15 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
     (
         "groups",
         of_heads(lambda x: x.unflatten(1, (4, 2)).transpose(1, 2).flatten(1, 2)),
-        "context_groups_transposed",
-        "[group, KV heads]",
+        "merged_heads_moved",
+        "head 1 has those of head 2",
     ),
     ("rolled", of_heads(lambda x: x.roll(1, 1)), "merged_heads_moved", "head 0 has those of head 7"),
     (
         "head 3 zero",
         of_heads(lambda x: x * (torch.arange(8) != 3)[:, None]),
         "context_heads_zero",
-        "heads [3] of this rank are zero",
+        "heads 3 give nothing",
     ),
     ("scaled", lambda x, at: x * 1.5, "context_scaled", "1.5 times"),
     (
@@ -167,9 +167,8 @@ def test_the_step_before_s_values_are_told_as_stale_or_missing() -> None:
         return torch.cat([v[: at.start], v[at.start :] * 0]) if at.start else v
 
     (first, *_) = causes(Run(model(), {"context": values(stale)}), "context")
-    assert (
-        first.variant.text
-        == "cached values were never written: they are zero, those of the step itself alone"
+    assert first.variant.text == (
+        "cached values of the step itself are missing: they are not there yet, and read as zero"
     )
 
 

@@ -30,14 +30,14 @@ MASKS: list[tuple[Any, str, str]] = [
     (lambda q, k: (q - k) % 2 == 0, "mask_strided", "multiples of 2"),
     (lambda q, k: (k // 2 + 0 * q) % 2 == 0, "mask_every_other_block", "blocks of 2"),
     (lambda q, k: q // 2 - k // 2 < 2, "mask_window_of_blocks", "in blocks of 2"),
-    (lambda q, k: (k < q) | (q == 0), "mask_rows_shifted", "the one before it"),
+    (lambda q, k: (k < q) | (q == 0), "mask_strict", "does not see itself"),
 ]
 
 
 @pytest.mark.parametrize(("allow", "name", "words"), MASKS, ids=[one[1] for one in MASKS])
 def test_sparse_and_shifted_masks_are_named(allow: Any, name: str, words: str) -> None:
     spoil = under(allow)
-    prefill = (lambda x, at: spoil(x, at) if at.step == 0 else x) if "shifted" in name else spoil
+    prefill = (lambda x, at: spoil(x, at) if at.step == 0 else x) if "strict" in name else spoil
     found = causes(Run(model(), {"scores": prefill}), "scores")
     assert (found[0].variant.name, words in found[0].variant.text) == (name, True), found[0].variant.text
 
