@@ -338,6 +338,8 @@ def _tensors(tree: AttentionTree) -> Iterator[Trial]:
     points = ("context", "values", "v", "probs", "scores", "keys", "k", "q")
     for point in (one for one in points if one in tree.points):
         for detail, change in tensor_edits(point, tree.site.facts.unit):
+            if detail[0] == "rounded" and point in ("keys", "values"):
+                continue  # as those that are cached
             if "query" in AXES[point] and ("query" in detail or detail[0] in ("reread", "transposed")):
                 change = tree.of_all_queries(point, change)
             grown = UNIT.get(str(detail[-1]), 0.0) / tree.site.facts.unit if detail[0] == "rounded" else 1.0

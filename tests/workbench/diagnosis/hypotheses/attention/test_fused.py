@@ -33,7 +33,6 @@ _SOFTMAX = {one[0]: one[1:] for one in SOFTMAX}
 #: What is told otherwise of a context than of the scores or probabilities themselves.
 OTHERWISE = {
     "cache masked": ("cache_not_used", "not the cache"),
-    "sign": ("softmax_negated", "of minus the scores"),
     "base 2": ("scores_scale", "0.69315 times the right scale"),
     "key 2 hidden": ("mask_keys_hidden", "the key at 2 is masked"),
     "values": ("cache_keys_for_values", "what is read as keys are the values"),
