@@ -105,35 +105,33 @@ def unlikely(site: Site) -> Iterator[Variant]:
 
 
 def _likely(tree: AttentionTree) -> Iterator[Trial]:
-    site, unit = tree.site, tree.site.facts.unit
     if "q" in tree.points:
         yield from scales(tree)
     yield from _rows(tree)
     if "q" in tree.points:
         yield from _masks(tree)
-    for detail, form in sink_forms(site):
-        yield one_edit("sinks", "function", detail, {"softmax": partial(_of_form, form)})
-    if site.operation == "context":
-        yield from _of_probabilities(tree)
-    for detail, change in softmaxes(tree) if site.operation != "context" else ():
-        yield one_edit("softmax", "function", detail, {"softmax": change})
-    for detail, change, tolerance in coarse_softmaxes(unit):
-        grown = UNIT[str(detail[2])] / unit
-        edit = Edit("softmax", "function", detail)
-        yield Trial((edit,), {"softmax": change}, 0, tolerance, grown)
+    yield from _of_probabilities(tree) if tree.site.operation == "context" else _softmaxes(tree)
     if "q" in tree.points:
         yield from _coarse_scores(tree)
-        for place, detail, changes in rotations_inside(tree):
-            yield one_edit(place, "applied", detail, changes)
-        yield from _plain_operands(tree)
-        for detail, tensors in other_queries(site):
-            yield one_edit("q", "operand", detail, {"q": queries_of(tensors)})
+        yield from _other_queries(tree)
         yield from _biases(tree)
     for detail, change in orders("context") if "context" in tree.points else ():
         yield one_edit("context", "map", detail, {"context": tree.of_all_queries("context", change)})
     yield from _other_sequences(tree)
     yield from numbers(tree)
     yield from _row_maps(tree)
+
+
+def _softmaxes(tree: AttentionTree) -> Iterator[Trial]:
+    """Other functions of the scores, sinks among them, and roundings within."""
+    unit = tree.site.facts.unit
+    for detail, form in sink_forms(tree.site):
+        yield one_edit("sinks", "function", detail, {"softmax": partial(_of_form, form)})
+    for detail, change in softmaxes(tree):
+        yield one_edit("softmax", "function", detail, {"softmax": change})
+    for detail, change, tolerance in coarse_softmaxes(unit):
+        edit = Edit("softmax", "function", detail)
+        yield Trial((edit,), {"softmax": change}, 0, tolerance, UNIT[str(detail[2])] / unit)
 
 
 def _of_probabilities(tree: AttentionTree) -> Iterator[Trial]:
@@ -278,13 +276,17 @@ def _of_roles(
             yield one_edit("+".join(roles), kind, (*detail, rows), some)
 
 
-def _plain_operands(tree: AttentionTree) -> Iterator[Trial]:
-    """Queries and keys before their rotation; in each other's place; divided by their lengths."""
+def _other_queries(tree: AttentionTree) -> Iterator[Trial]:
+    """Queries, or queries and keys, rotated otherwise, of elsewhere, in each other's place, of length 1."""
+    for place, detail, changes in rotations_inside(tree):
+        yield one_edit(place, "applied", detail, changes)
     yield one_edit("q+k", "operand", ("stage", "unrotated"), without_rotation(tree.site))
     turned = tree.of_all_queries("products", lambda x, g: x.swapaxes(1, 2))
     yield one_edit("products", "map", ("transposed",), {"products": turned})
     for roles in (("q", "k"), ("q",), ("k",)):
         yield one_edit("+".join(roles), "function", ("unit",), dict.fromkeys(roles, _of_length_one))
+    for detail, tensors in other_queries(tree.site):
+        yield one_edit("q", "operand", detail, {"q": queries_of(tensors)})
 
 
 def _of_length_one(x: Array, given: Given) -> Array:
