@@ -11,22 +11,14 @@ from itertools import chain, combinations
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.hypotheses.attention.choices import (
-    Choice,
-    head_choices,
-    query_choices,
-)
+from lockstep.workbench.diagnosis.hypotheses.attention.choices import Choice, head_choices, query_choices
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import (
     hidden_by,
     masks,
     masks_as_numbers,
     overwritten,
 )
-from lockstep.workbench.diagnosis.hypotheses.attention.numbers import (
-    numbers,
-    scales,
-    solved_rows,
-)
+from lockstep.workbench.diagnosis.hypotheses.attention.numbers import numbers, scales, solved_rows
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     exchanged_roles,
     in_front,
@@ -92,7 +84,8 @@ def unlikely(site: Site) -> Iterator[Variant]:
     tree = AttentionTree(site)
     partly: list[tuple[float, Trial]] = []
     yield from tried(tree, _ranges(tree))
-    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree)), partly)
+    coarse = _coarse_scores(tree) if site.operation == "scores" else ()  # of others they are tried before
+    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse), partly)
     for choice in query_choices(tree) if "allowed" in tree.points else ():
         yield _chosen(tree, choice)
     for _ in tried(tree, _likely(tree), partly):
@@ -111,8 +104,9 @@ def _likely(tree: AttentionTree) -> Iterator[Trial]:
     if "q" in tree.points:
         yield from _masks(tree)
     yield from _of_probabilities(tree) if tree.site.operation == "context" else _softmaxes(tree)
-    if "q" in tree.points:
+    if tree.site.operation in FUSED:
         yield from _coarse_scores(tree)
+    if "q" in tree.points:
         yield from _other_queries(tree)
         yield from _biases(tree)
     for detail, change in orders("context") if "context" in tree.points else ():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import Rest, mask_words, number_of
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import right_scale
@@ -87,9 +87,6 @@ def _told(site: Site, edit: Edit) -> Told:
         if found is not None:
             return found
     return _tensor(place, str(how), rest)
-
-
-_Rule = Callable[[Site, str, str, Rest], Told | None]
 
 
 # --- functions and numbers ------------------------------------------------------------------------------------

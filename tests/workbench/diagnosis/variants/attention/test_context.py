@@ -136,6 +136,12 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
         "context_heads_zero",
         "heads 3 give nothing",
     ),
+    (
+        "last rows never stored",
+        lambda x, at: x * (torch.arange(len(x)) < 6)[:, None],
+        "context_heads_zero",
+        "give nothing",
+    ),
     ("scaled", lambda x, at: x * 1.5, "context_scaled", "1.5 times"),
     (
         "scaled heads",

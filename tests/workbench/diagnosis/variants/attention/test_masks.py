@@ -1,4 +1,4 @@
-"""Masks of sparse attention, and of rows that are shifted, are read off the scores; so are cosines and stale keys."""
+"""Masks of sparse attention are read off the scores; so are cosines and stale keys."""
 
 from __future__ import annotations
 

@@ -71,4 +71,4 @@ def test_nan_is_not_blamed_on_what_it_has_made_of_a_later_layer() -> None:
     run = Run(model(), {"scores": nan_after(1), "k_rope": nan_after(2), "q_rope": nan_after(2)})
     found = names(run, "scores")
     assert found
-    assert not {"scores_keys_of_layer", "scores_queries_of_layer"} & set(found)
+    assert not {"cache_of_another_layer", "queries_of_another_layer"} & set(found)
