@@ -59,11 +59,8 @@ from lockstep.workbench.diagnosis.operations.mixture import MIXTURE
 from lockstep.workbench.diagnosis.variants.activation_cuts import wrapped_index
 from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
     coarse_probabilities,
-    coarse_products,
 )
 from lockstep.workbench.diagnosis.variants.attention.combined_scores import combined_scores
-from lockstep.workbench.diagnosis.variants.attention.context import contexts
-from lockstep.workbench.diagnosis.variants.attention.head_maps import score_heads, softmax_heads, value_heads
 from lockstep.workbench.diagnosis.variants.attention.index_choices import (
     index_scores,
     key_choices,
@@ -71,14 +68,10 @@ from lockstep.workbench.diagnosis.variants.attention.index_choices import (
     unsparse_scores,
 )
 from lockstep.workbench.diagnosis.variants.attention.mask import irregular_masks, masks
-from lockstep.workbench.diagnosis.variants.attention.merged_heads import merged_heads
 from lockstep.workbench.diagnosis.variants.attention.padded_keys import padded_keys
 from lockstep.workbench.diagnosis.variants.attention.score_biases import score_biases
 from lockstep.workbench.diagnosis.variants.attention.score_factors import score_dimensions, score_factors
-from lockstep.workbench.diagnosis.variants.attention.score_orders import score_orders
-from lockstep.workbench.diagnosis.variants.attention.scores import scores
 from lockstep.workbench.diagnosis.variants.attention.skipped_blocks import skipped_blocks
-from lockstep.workbench.diagnosis.variants.attention.softmax import softmaxes
 from lockstep.workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
 from lockstep.workbench.diagnosis.variants.attention.softmax_functions import other_functions
 from lockstep.workbench.diagnosis.variants.attention.split_keys import denominators, split_keys
@@ -93,7 +86,6 @@ from lockstep.workbench.diagnosis.variants.grids import on_a_grid
 from lockstep.workbench.diagnosis.variants.layers import repeated, skipped
 from lockstep.workbench.diagnosis.variants.low_precision import (
     coarse_inputs,
-    coarse_operands,
     coarse_results,
     in_eight_bits,
 )
@@ -108,11 +100,11 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "rope": (rotations, partial_rotations, coarse_rotations),
     "cache": (caches, cache_lengths, cached_numbers),
     "keys": (shared_parts,),
-    "scores": (unsparse_scores, scores, score_heads, score_biases, score_factors, masks),
-    "softmax": (softmaxes, softmax_fits, softmax_heads),
-    "context": (contexts, merged_heads, value_heads),
+    "scores": (unsparse_scores, likely, score_biases, score_factors, masks),
+    "softmax": (likely, softmax_fits),
+    "context": (likely,),
     "weights": (likely,),
-    "attention": (likely, merged_heads),
+    "attention": (likely,),
     "reduce": (product_maps, product_edits),
     "residual": (row_edits,),
     "activation": (row_edits,),
@@ -143,7 +135,6 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results, in_eight_bits)
 
 #: Of attention that was computed in one kernel.
 _FUSED: tuple[Bank, ...] = (
-    coarse_operands,
     unlikely,
     padded_keys,
     coarse_probabilities,
@@ -171,11 +162,9 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "head": (product_coarse, split_sums, product_fits, block_terms),
     "reduce": (product_coarse, rounded_partials, product_fits),
     "scores": (
-        coarse_operands,
-        coarse_products,
         combined_scores,
         score_dimensions,
-        score_orders,
+        unlikely,
         irregular_masks,
         results_of_other_layers,
     ),
@@ -184,12 +173,12 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         coarse_probabilities,
         split_keys,
         denominators,
-        coarse_operands,
+        unlikely,
         other_functions,
         skipped_blocks,
         results_of_other_layers,
     ),
-    "context": (coarse_operands, coarse_probabilities, split_keys, results_of_other_layers),
+    "context": (unlikely, coarse_probabilities, split_keys, results_of_other_layers),
     "weights": _FUSED,
     "attention": _FUSED,
 }

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 from lockstep.engine.graph import operation_of
 from lockstep.engine.taps.names import local_name
 from lockstep.workbench.diagnosis.operations.attention import expand
-from lockstep.workbench.diagnosis.operations.deviation import WRONG, Part
+from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -31,7 +31,9 @@ def positions(part: Part) -> NDArray[np.int64]:
 
 def key_positions(part: Part) -> NDArray[np.int64]:
     """Where the keys [K] stand: the last one at the newest query, as far as there are positions for all."""
-    keys = len(part.inputs["k"])
+    keys = next(
+        (len(part.inputs[role]) for role in ("k", "v") if role in part.inputs), part.expected.shape[-1]
+    )
     return np.asarray(np.arange(keys) + max(0, int(positions(part).max(initial=-1)) + 1 - keys))
 
 
@@ -69,15 +71,6 @@ def places(site: Site) -> Iterator[tuple[int, int]]:
 
 def all_wrong_heads(site: Site) -> list[int]:
     return sorted({head for _, head in places(site)})
-
-
-def reproduces(seen: Array, guess: Array, noise: Array, scope: Array) -> bool:
-    """Whether a guess gives what was seen within rounding, in the cells of `scope` that are finite in both."""
-    cells = scope & np.isfinite(seen) & np.isfinite(guess)
-    if seen.shape != guess.shape or not cells.any():
-        return False
-    allowed = np.linalg.norm(noise[cells]) + 1e-300
-    return bool(np.linalg.norm((seen - guess)[cells]) <= WRONG * allowed)
 
 
 def others(site: Site, kind: str, layer: int | None = None, rank: int | None = None) -> list[Array | None]:
@@ -145,17 +138,6 @@ def in_place(site: Site, guesses: Sequence[Array | None]) -> list[Array]:
         guess if guess is not None and guess.shape == part.seen.shape else part.expected
         for guess, part in zip(guesses, site.parts, strict=True)
     ]
-
-
-def of_scores(site: Site, guesses: Sequence[Array | None]) -> list[Array]:
-    """The same for scores that were not masked yet: under the right mask."""
-    masked = [
-        None
-        if x is None or x.shape != part.expected.shape
-        else np.where(np.isfinite(part.expected), x, -np.inf)
-        for part, x in zip(site.parts, guesses, strict=True)
-    ]
-    return in_place(site, masked)
 
 
 def usual_noise(site: Site) -> list[Array]:

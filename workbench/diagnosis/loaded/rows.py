@@ -32,10 +32,6 @@ class RowRun:
         """Of which parameter, in which columns."""
         return self.parameter, self.columns
 
-    def is_in_place(self, parameter: str, first: int, columns: Span) -> bool:
-        """Whether they are where they should be."""
-        return self.parameter == parameter and self.first == first and self.columns == columns
-
 
 @dataclass(slots=True)
 class RowTable:

@@ -6,10 +6,8 @@ from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.hypotheses.blocks import positions
 from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, Matrix
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import BLOCKS, AttentionPass
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, on_grid, rounded
@@ -115,37 +113,3 @@ def _with_coarse(facts: Facts, names: set[str], change: Callable[[Matrix], Matri
         return _coarse(np.atleast_2d(weight).astype(np.float64), change).reshape(weight.shape)
 
     return Facts(facts.model, "float64", read)
-
-
-def coarse_operands(site: Site) -> Iterator[Variant]:
-    """Scores of rounded queries and keys, contexts of rounded probabilities and values, or of cached rows."""
-    roles = {
-        "scores": ("q", "k"),
-        "softmax": ("scores",),
-        "weights": ("q", "k"),
-        "context": ("probs", "v"),
-        "attention": ("q", "k", "v"),
-    }[site.operation]
-    if not all(part.fits for part in site.parts):
-        return
-    for to, change in ROUNDINGS.items():
-        if to in UNIT and UNIT[to] <= site.facts.unit:
-            continue
-        for chosen in dict.fromkeys((roles, roles[1:], roles[:1], roles[-1:])):
-            guesses = []
-            for part in site.parts:
-                inputs = dict(part.inputs)
-                for role in chosen:
-                    x = inputs[role]
-                    coarse = change(x.reshape(-1, x.shape[-1]))
-                    if coarse is not None:
-                        inputs[role] = np.asarray(coarse, dtype=np.float64).reshape(x.shape)
-                windows, layer = site.facts.model.windows, site.layer
-                window = windows[layer] if windows and layer is not None else None
-                guesses.append(
-                    BLOCKS[site.operation](AttentionPass(site.facts, inputs, positions(part), window))[0]
-                )
-            text = f"the operands {' and '.join(chosen)} are rounded to {to}"
-            yield Variant(
-                "low_precision_input", "precision", text, {"to": to, "operands": list(chosen)}, guesses
-            )

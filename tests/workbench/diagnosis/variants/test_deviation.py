@@ -10,6 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as arrays
 
+from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import powers
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import softmax
 from lockstep.workbench.diagnosis.hypotheses.products.products import (
     product_coarse,
     product_fits,
@@ -18,7 +20,6 @@ from lockstep.workbench.diagnosis.hypotheses.products.products import (
 from lockstep.workbench.diagnosis.operations.deviation import Part, locate
 from lockstep.workbench.diagnosis.operations.facts import LARGEST
 from lockstep.workbench.diagnosis.operations.site import Site
-from lockstep.workbench.diagnosis.variants.attention.softmax import powers, softmax
 from tests.workbench.diagnosis.variants.made import ROWS, drawn, fits, made_site
 
 N, HEADS, WIDTH = 12, 4, 8

@@ -68,7 +68,7 @@ NUMBERS: list[tuple[str, str, Any, float, str, str]] = [
     ("bf16 result", "context", lambda x, at: x.bfloat16().float(), 1.0, "low_precision", "is rounded to bfloat16"),
     ("cut to bf16", "context", lambda x, at: (x.view(torch.int32) & -65536).view(torch.float32), 1.0,
      "low_precision", "is cut to bfloat16"),
-    ("bf16 operands", "scores", rounded_operands, 1.0, "low_precision_input", "q and k are rounded to bfloat16"),
+    ("bf16 operands", "scores", rounded_operands, 1.0, "low_precision_input", "queries and keys are rounded"),
     ("fp16 scores", "scores", lambda x, at: x.half().float(), 1.0, "low_precision", "is rounded to float16"),
 ]  # fmt: skip
 

@@ -5,6 +5,8 @@ tensors    edits of any tensor with labelled axes
 masks      which keys a query sees, cell by cell
 softmaxes  other functions in the softmax's place
 operands   other tensors in the place of q, k and v
-attention  the generator: single edits, numbers solved for, choices a slice, pairs
+numbers    scales, caps, sinks, factors, solved for
+trials     what is tried on a sample, and made whole
+attention  the generator: single edits, choices a slice, pairs
 words      sentence and class of an edit
 """

@@ -1,21 +1,24 @@
-"""What ran instead of attention in one kernel: edits of the tree, numbers that are solved for, choices, pairs.
+"""What ran instead of attention: edits of the tree, numbers that are solved for, choices, pairs.
 
-Each hypothesis is tried on a few wrong queries; those that leave little there are made whole. Of several that give the
-same numbers the first is kept.
+Of scores, probabilities and contexts that were recorded by themselves the same, as far as they are made there.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from itertools import combinations
+from itertools import chain, combinations
 
 import numpy as np
 
-from lockstep.workbench.diagnosis.hypotheses import fits
 from lockstep.workbench.diagnosis.hypotheses.attention.choices import Choice, head_choices, query_choices
-from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks, masks_as_numbers, overwritten
+from lockstep.workbench.diagnosis.hypotheses.attention.masks import (
+    hidden_by,
+    masks,
+    masks_as_numbers,
+    overwritten,
+)
+from lockstep.workbench.diagnosis.hypotheses.attention.numbers import numbers, scales, solved_rows
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     exchanged_roles,
     in_front,
@@ -26,150 +29,152 @@ from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     queries_of,
     rotations_inside,
     seen_before,
+    without_rotation,
 )
-from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, paper_slopes
+from lockstep.workbench.diagnosis.hypotheses.attention.scales import paper_slopes
 from lockstep.workbench.diagnosis.hypotheses.attention.sinks import Form, sink_forms
 from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import (
+    BY_DIFFERENCES,
     coarse_softmaxes,
-    softmax_with,
     softmaxes,
 )
 from lockstep.workbench.diagnosis.hypotheses.attention.tensors import (
     ROWS,
     coarser,
     of_rows,
+    orders,
     rounding,
     row_ranges,
     spans,
     tensor_edits,
 )
-from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Changes, Given
-from lockstep.workbench.diagnosis.hypotheses.attention.words import told
-from lockstep.workbench.diagnosis.hypotheses.blocks import by_head
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import AXES, AttentionTree, Change, Changes, Given
+from lockstep.workbench.diagnosis.hypotheses.attention.trials import (
+    Trial,
+    judged,
+    one_edit,
+    tried,
+    variant_of,
+)
+from lockstep.workbench.diagnosis.hypotheses.blocks import others
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, EditKind
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import expand, soft_capped, uncapped
+from lockstep.workbench.diagnosis.operations.attention import FUSED, expand
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: Share of the error that a hypothesis may leave in the sample to be made whole, and to be one of a pair.
-_NEAR, _PARTLY = 0.5, 0.97
 #: Hypotheses of which pairs are tried.
 _PAIRED = 24
 
 
-@dataclass(frozen=True, slots=True)
-class Trial:
-    """An edit with what it changes, and the numbers that were solved for it."""
-
-    edits: tuple[Edit, ...]
-    changes: Changes
-    numbers: int = 0
-    tolerance: float = 0.0
-    grown: float = 1.0
-
-
-def _one(place: str, kind: EditKind, detail: Detail, changes: Changes, numbers: int = 0) -> Trial:
-    return Trial((Edit(place, kind, detail),), changes, numbers)
-
-
 def likely(site: Site) -> Iterator[Variant]:
     """What engines do: another scale, other rows of the cache, heads, masks, functions; numbers solved for."""
-    if _judged(site):
+    if judged(site):
         tree = AttentionTree(site)
-        yield from _tried(tree, _likely(tree), [])
+        yield from tried(tree, _likely(tree))
         for choice in head_choices(tree):
             yield _chosen(tree, choice)
 
 
 def unlikely(site: Site) -> Iterator[Variant]:
     """Anything that may be done to any tensor of the tree; then two edits at once."""
-    if not _judged(site):
+    if not judged(site):
         return
     tree = AttentionTree(site)
     partly: list[tuple[float, Trial]] = []
-    yield from _tried(tree, _ranges(tree), [])
-    yield from _tried(tree, _tensors(tree), partly)
-    for choice in query_choices(tree):
+    yield from tried(tree, _ranges(tree))
+    coarse = _coarse_scores(tree) if site.operation == "scores" else ()  # of others they are tried before
+    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse), partly)
+    for choice in query_choices(tree) if "allowed" in tree.points else ():
         yield _chosen(tree, choice)
-    for _ in _tried(tree, _likely(tree), partly):
+    for _ in tried(tree, _likely(tree), partly):
         pass  # none of them fits alone: what they leave is what counts
     partly.sort(key=lambda one: one[0])
-    yield from _tried(tree, _pairs([trial for _, trial in partly[:_PAIRED]]), [])
-
-
-def _judged(site: Site) -> bool:
-    return site.deviation is not None and all(part.fits for part in site.parts)
-
-
-def _tried(
-    tree: AttentionTree, trials: Iterable[Trial], partly: list[tuple[float, Trial]]
-) -> Iterator[Variant]:
-    known: list[Array] = []
-    for trial in trials:
-        outs = tree.outs(trial.changes, _PARTLY)
-        if outs is None:
-            continue
-        left = tree.left_by(outs)
-        if not left < _PARTLY:
-            continue
-        partly.append((left, trial))
-        if left > _NEAR:
-            continue
-        flat = np.concatenate([np.nan_to_num(out).ravel() for out in outs])
-        if any(np.allclose(flat, one, rtol=1e-7, atol=1e-12) for one in known):
-            continue
-        known.append(flat)
-        if (made := tree.whole(trial.changes, trial.grown)) is not None:
-            unseen = "allowed" in trial.changes and any(_hides_all(trial.changes, one) for one in tree.sample)
-            yield _variant(tree.site, replace(trial, numbers=trial.numbers + unseen), *made)
-
-
-def _hides_all(changes: Changes, one: Given) -> bool:
-    """Whether some query sees no key, so that what it gives is taken from what came out."""
-    allowed = changes["allowed"](one.allowed.astype(np.float64), one)
-    return bool((one.allowed.any(-1) & ~allowed.any(-1)).any())
-
-
-def _variant(site: Site, trial: Trial, outs: list[Array], noises: list[Array]) -> Variant:
-    words = told(site, trial.edits)
-    return Variant(
-        words.name, words.kind, words.text, words.fitted, outs, trial.numbers, trial.tolerance, noises
-    )
+    yield from tried(tree, _pairs([trial for _, trial in partly[:_PAIRED]]))
 
 
 # --- single edits -------------------------------------------------------------------------------------------
 
 
 def _likely(tree: AttentionTree) -> Iterator[Trial]:
-    site, unit = tree.site, tree.site.facts.unit
-    yield from _scales(tree)
+    if "q" in tree.points:
+        yield from scales(tree)
     yield from _rows(tree)
-    for detail, changes in masks_as_numbers() if 0 in tree.wrong else ():
-        yield _one("hidden", "number", detail, changes)
-    for detail, change in masks(max(len(one.key_at) for one in tree.given)):
-        yield _one("allowed", "map", detail, {"allowed": change})
-    for detail, change in overwritten(tree.given):
-        yield _one("allowed", "map", detail, {"allowed": change})
-    yield from _packed_together(tree)
-    for detail, form in sink_forms(site) if site.operation != "scores" else ():
-        yield _one("sinks", "function", detail, {"softmax": partial(_of_form, form)})
-    for detail, change in softmaxes() if tree.site.operation != "scores" else ():
-        yield _one("softmax", "function", detail, {"softmax": change})
-    for detail, change, tolerance in coarse_softmaxes(unit) if tree.site.operation != "scores" else ():
-        grown = UNIT[str(detail[2])] / unit
-        edit = Edit("softmax", "function", detail)
-        yield Trial((edit,), {"softmax": change}, 0, tolerance, grown)
-    yield from _coarse_scores(tree)
-    for place, detail, changes in rotations_inside(tree):
-        yield _one(place, "applied", detail, changes)
-    for detail, tensors in other_queries(site):
-        yield _one("q", "operand", detail, {"q": queries_of(tensors)})
-    yield from _biases(tree)
+    if "q" in tree.points:
+        yield from _masks(tree)
+    yield from _of_probabilities(tree) if tree.site.operation == "context" else _softmaxes(tree)
+    if tree.site.operation in FUSED:
+        yield from _coarse_scores(tree)
+    if "q" in tree.points:
+        yield from _other_queries(tree)
+        yield from _biases(tree)
+    for detail, change in orders("context") if "context" in tree.points else ():
+        yield one_edit("context", "map", detail, {"context": tree.of_all_queries("context", change)})
     yield from _other_sequences(tree)
-    yield from _numbers(tree)
+    yield from numbers(tree)
     yield from _row_maps(tree)
+
+
+def _softmaxes(tree: AttentionTree) -> Iterator[Trial]:
+    """Other functions of the scores, sinks among them, and roundings within."""
+    unit = tree.site.facts.unit
+    for detail, form in sink_forms(tree.site):
+        yield one_edit("sinks", "function", detail, {"softmax": partial(_of_form, form)})
+    for detail, change in softmaxes(tree):
+        yield one_edit("softmax", "function", detail, {"softmax": change})
+    for detail, change, tolerance in coarse_softmaxes(unit):
+        edit = Edit("softmax", "function", detail)
+        yield Trial((edit,), {"softmax": change}, 0, tolerance, UNIT[str(detail[2])] / unit)
+
+
+def _of_probabilities(tree: AttentionTree) -> Iterator[Trial]:
+    """Other functions of the scores that recorded probabilities stand for, but for a number a query; the scores."""
+    for detail, change in softmaxes(tree):
+        if detail[0] in BY_DIFFERENCES:
+            yield one_edit("softmax", "function", detail, {"probs": partial(_of_logarithms, change)})
+    scores = others(tree.site, "attn.scores")
+    if all(x is not None and x.shape == one.raw.shape for x, one in zip(scores, tree.given, strict=True)):
+        changes: Changes = {"probs": partial(_recorded, scores)}
+        yield one_edit("softmax", "function", ("left_out",), changes)
+
+
+def _of_logarithms(change: Change, probs: Array, given: Given) -> Array:
+    with np.errstate(divide="ignore"):
+        return change(np.log(probs), given)
+
+
+def _recorded(scores: Sequence[Array | None], probs: Array, given: Given) -> Array:
+    found = scores[given.part]
+    if found is None:
+        raise ValueError("no scores here")
+    return np.where(np.isfinite(found), found, 0.0)[:, given.rows]
+
+
+def _masks(tree: AttentionTree) -> Iterator[Trial]:
+    """Other masks, and masks that are numbers."""
+    recorded = tree.site.operation == "scores"
+    for detail, changes in masks_as_numbers() if recorded or 0 in tree.wrong else ():
+        yield one_edit("hidden", "number", detail, changes)
+    if recorded:  # they show which cells are seen, and what stands in the others
+        for how, number in _hidden_numbers(tree):
+            yield one_edit("hidden", "number", (how, number), hidden_by(how, number), 1)
+        return
+    for detail, change in masks(max(len(one.key_at) for one in tree.given)):
+        yield one_edit("allowed", "map", detail, {"allowed": change})
+    for detail, change in overwritten(tree.given):
+        yield one_edit("allowed", "map", detail, {"allowed": change})
+    yield from _packed_together(tree)
+
+
+def _hidden_numbers(tree: AttentionTree) -> Iterator[tuple[str, float]]:
+    """The finite numbers that hidden scores have, or that were added to them."""
+    hidden = [~one.allowed for one in tree.given]
+    seen = np.concatenate([one.seen[cells] for one, cells in zip(tree.given, hidden, strict=True)])
+    plain = np.concatenate([one.raw[cells] for one, cells in zip(tree.given, hidden, strict=True)])
+    if (finite := np.isfinite(seen)).any():
+        yield "filled", float(np.median(seen[finite]))
+        yield "added", float(np.median((seen - plain)[finite]))
 
 
 def _of_form(form: Form, scores: Array, given: Given) -> Array:
@@ -210,59 +215,40 @@ def _added_up(low: Change, products: Array, given: Given) -> Array:
 
 def _rows(tree: AttentionTree) -> Iterator[Trial]:
     """Other rows than were written: of keys and values alike, of keys, of values; all, or those of earlier steps."""
-    roles = ("k", "v") if tree.context else ("k",)
-    operands = {role: dict(other_rows(tree.site, role)) for role in roles}
-    for detail in dict.fromkeys(detail for role in roles for detail in operands[role]):
-        changes = {role: in_place(operands[role][detail]) for role in roles if detail in operands[role]}
+    operands = {role: dict(other_rows(tree.site, role)) for role in tree.roles}
+    for detail in dict.fromkeys(detail for role in operands for detail in operands[role]):
+        changes = {role: in_place(operands[role][detail]) for role in operands if detail in operands[role]}
         yield from _of_roles("operand", detail, changes, ROWS)
-    if tree.context:
-        yield _one("k+v", "operand", ("role", "exchanged"), exchanged_roles(tree.site))
+    if len(tree.roles) > 1:
+        yield one_edit("k+v", "operand", ("role", "exchanged"), exchanged_roles(tree.site))
 
 
 def _row_maps(tree: AttentionTree) -> Iterator[Trial]:
     """Rows of the cache in another order, lost, or scaled."""
-    index = {role: _key_maps(role, tree) for role in (("k", "v") if tree.context else ("k",))}
-    for detail in index["k"]:
+    index = {role: _key_maps(role, tree) for role in tree.roles}
+    for detail in dict.fromkeys(detail for role in index for detail in index[role]):
         yield from _of_roles("map", detail, {role: index[role][detail] for role in index}, ROWS)
-    for role in index:
+    for role in index if tree.site.operation in FUSED else ():
         for rows in ROWS:
-            yield from _solved_rows(tree, role, rows)
-
-
-def _solved_rows(tree: AttentionTree, role: str, rows: str) -> Iterator[Trial]:
-    """Rows of the cache with one factor, or cut off at one number."""
-
-    def scaled(by: float) -> Changes:
-        return {role: of_rows(lambda x, g: x * by, rows)}
-
-    def cut(most: float) -> Changes:
-        return {role: of_rows(lambda x, g: np.clip(x, -most, most), rows)}
-
-    by = solved(tree, scaled, list(np.geomspace(0.03, 30, 25)))
-    yield _one(role, "number", ("scaled", fits.simple(by), rows), scaled(fits.simple(by)), 1)
-    top = max(float(np.abs(one.k if role == "k" else one.v).max(initial=0.0)) for one in tree.sample)
-    if top > 0:
-        most = solved(tree, cut, [top * x for x in np.geomspace(0.05, 1, 20)])
-        yield _one(role, "number", ("cut_off", fits.simple(most), rows), cut(fits.simple(most)), 1)
+            yield from solved_rows(tree, role, rows)
 
 
 def _ranges(tree: AttentionTree) -> Iterator[Trial]:
     """Single rows, or ranges of them, that hold what is another layer's, sequence's, or nothing."""
-    roles = ("k", "v") if tree.context else ("k",)
     every: dict[str, dict[Detail, Change]] = {}
-    for role in roles:
+    for role in tree.roles:
         found = {detail: in_place(tensors) for detail, tensors in other_rows(tree.site, role)}
         every[role] = {**found, ("scaled", 0.0): lambda x, g: 0 * x}
         for by in (1, -1, 2, -2):
             every[role]["rolled", "key", float(by)] = partial(_rolled, by)
     keys = max(len(one.key_at) for one in tree.given)
-    for detail in dict.fromkeys(detail for role in roles for detail in every[role]):
-        changes = {role: every[role][detail] for role in roles if detail in every[role]}
+    for detail in dict.fromkeys(detail for role in every for detail in every[role]):
+        changes = {role: every[role][detail] for role in every if detail in every[role]}
         kind: EditKind = "map" if detail[0] in ("scaled", "rolled") else "operand"
         yield from _of_roles(kind, detail, changes, list(row_ranges(keys)))
-        for rows in spans(keys):
+        for rows in spans(keys) if tree.site.operation in FUSED else ():
             some = {role: of_rows(change, rows) for role, change in changes.items()}
-            yield _one("+".join(some), kind, (*detail, rows), some)
+            yield one_edit("+".join(some), kind, (*detail, rows), some)
 
 
 def _rolled(by: int, x: Array, given: Given) -> Array:
@@ -281,7 +267,24 @@ def _of_roles(
     for roles in sides:
         for rows in ranges:
             some = {role: of_rows(changes[role], rows) for role in roles}
-            yield _one("+".join(roles), kind, (*detail, rows), some)
+            yield one_edit("+".join(roles), kind, (*detail, rows), some)
+
+
+def _other_queries(tree: AttentionTree) -> Iterator[Trial]:
+    """Queries, or queries and keys, rotated otherwise, of elsewhere, in each other's place, of length 1."""
+    for place, detail, changes in rotations_inside(tree):
+        yield one_edit(place, "applied", detail, changes)
+    yield one_edit("q+k", "operand", ("stage", "unrotated"), without_rotation(tree.site))
+    turned = tree.of_all_queries("products", lambda x, g: x.swapaxes(1, 2))
+    yield one_edit("products", "map", ("transposed",), {"products": turned})
+    for roles in (("q", "k"), ("q",), ("k",)):
+        yield one_edit("+".join(roles), "function", ("unit",), dict.fromkeys(roles, _of_length_one))
+    for detail, tensors in other_queries(tree.site):
+        yield one_edit("q", "operand", detail, {"q": queries_of(tensors)})
+
+
+def _of_length_one(x: Array, given: Given) -> Array:
+    return np.asarray(x / np.maximum(np.linalg.norm(x, axis=-1, keepdims=True), 1e-12))
 
 
 def _other_sequences(tree: AttentionTree) -> Iterator[Trial]:
@@ -298,28 +301,28 @@ def _other_sequences(tree: AttentionTree) -> Iterator[Trial]:
 
         return change
 
-    if tree.context:
+    if "context" in tree.points:
         for seq in sorted({one.seq for one in passes}):
-            yield _one("context", "map", ("other_sequence", float(seq)), {"context": of(seq)})
+            yield one_edit("context", "map", ("other_sequence", float(seq)), {"context": of(seq)})
 
 
 def _packed_together(tree: AttentionTree) -> Iterator[Trial]:
     """The keys and values of the sequences of the step before one's own, as in a row that has no mask between them."""
-    if not tree.context or len({one.seq for one in tree.site.taps.passes}) < 2:
+    if len(tree.roles) < 2 or len({one.seq for one in tree.site.taps.passes}) < 2:
         return
     before = {role: packed_before(tree.site, role) for role in ("k", "v")}
     if any(x is not None and np.isfinite(x).all() for x in before["k"]):
         changes = {role: in_front(tensors) for role, tensors in before.items()}
         changes["allowed"] = seen_before(before["k"])
-        yield _one("allowed", "map", ("other_sequences",), changes)
+        yield one_edit("allowed", "map", ("other_sequences",), changes)
 
 
 def _biases(tree: AttentionTree) -> Iterator[Trial]:
     """What may be added to the scores: linear in the distance (ALiBi, arXiv:2108.12409), in positions."""
     slopes = np.array(paper_slopes(tree.site, tree.given[0].heads))[:, None, None]
-    yield _one("scores", "applied", ("alibi",), {"scores": lambda s, g: s - slopes * g.far})
+    yield one_edit("scores", "applied", ("alibi",), {"scores": lambda s, g: s - slopes * g.far})
     for sign in (1.0, -1.0):
-        yield _one("scores", "applied", ("distance", sign), {"scores": partial(_plus_distance, sign)})
+        yield one_edit("scores", "applied", ("distance", sign), {"scores": partial(_plus_distance, sign)})
 
 
 def _plus_distance(by: float, scores: Array, given: Given) -> Array:
@@ -329,19 +332,23 @@ def _plus_distance(by: float, scores: Array, given: Given) -> Array:
 def _tensors(tree: AttentionTree) -> Iterator[Trial]:
     """Anything that may be done to a tensor."""
     points = ("context", "values", "v", "probs", "scores", "keys", "k", "q")
-    first = 0 if tree.context else 4 if tree.site.operation == "scores" else 3
-    for point in points[first:]:
+    for point in (one for one in points if one in tree.points):
         for detail, change in tensor_edits(point, tree.site.facts.unit):
-            if point == "q":
-                change = partial(_of_all_queries, tree, change)
+            if detail[0] == "rounded" and point in ("keys", "values"):
+                continue  # as those that are cached
+            if "query" in AXES[point] and ("query" in detail or detail[0] in ("reread", "transposed")):
+                change = tree.of_all_queries(point, change)
             grown = UNIT.get(str(detail[-1]), 0.0) / tree.site.facts.unit if detail[0] == "rounded" else 1.0
             yield Trial((Edit(point, "map", detail),), {point: change}, grown=max(grown, 1.0))
 
 
-def _of_all_queries(tree: AttentionTree, change: Change, q: Array, given: Given) -> Array:
-    """A change of the queries of the whole pass, of which some are asked for."""
-    whole = tree.given[given.part]
-    return change(whole.q, whole)[given.rows]
+def _coarse_operands(tree: AttentionTree) -> Iterator[Trial]:
+    """Several operands in fewer bits."""
+    for dtype in coarser(tree.site.facts.unit):
+        low, grown = rounding(dtype), UNIT.get(dtype, 0.0) / tree.site.facts.unit
+        for points in (("q", "k"), ("k", "v"), ("q", "k", "v"), ("probs", "v")):
+            edit = Edit("+".join(points), "map", ("rounded", dtype))
+            yield Trial((edit,), dict.fromkeys(points, low), grown=max(grown, 1.0))
 
 
 def _pairs(trials: Sequence[Trial]) -> Iterator[Trial]:
@@ -352,79 +359,6 @@ def _pairs(trials: Sequence[Trial]) -> Iterator[Trial]:
             yield Trial((*one.edits, *two.edits), changes, one.numbers + two.numbers)
 
 
-# --- numbers that are solved for -----------------------------------------------------------------------------
-
-
-def _scales(tree: AttentionTree) -> Iterator[Trial]:
-    """Another factor in the place of the right one."""
-    scale = tree.site.facts.model.scale
-
-    def by(value: float) -> Changes:
-        return {"scores": lambda s, g: soft_capped(uncapped(s, tree.cap) * (value / scale), tree.cap)}
-
-    for value, words in meanings(tree.site, scale):
-        yield _one("scale", "number", (repr(value), words), by(value))
-    value = solved(tree, by, [scale * x for x in np.geomspace(0.01, 100, 61)])
-    yield _one("scale", "number", (repr(value), ""), by(value), 1)
-
-
-def _numbers(tree: AttentionTree) -> Iterator[Trial]:
-    top = max(float(np.abs(one.raw).max(initial=0.0)) for one in tree.sample)
-
-    def capped(cap: float) -> Changes:
-        return {"scores": lambda s, g: soft_capped(uncapped(s, tree.cap), cap)}
-
-    def scaled(by: float) -> Changes:
-        return {"context": lambda c, g: c * by}
-
-    if tree.cap:
-        yield _one("scores", "applied", ("uncapped", tree.cap), capped(0.0))
-    for cap in (5.0, 10.0, 20.0, 30.0, 50.0):
-        yield _one("scores", "applied", ("capped", cap), capped(cap))
-    if top > 0:
-        cap = solved(tree, capped, [top * x for x in np.geomspace(0.03, 100, 30)])
-        yield _one("scores", "applied", ("capped", cap), capped(cap), 1)
-    if tree.site.operation != "scores":
-        yield from _sinks(tree)
-    if tree.context:
-        by = solved(tree, scaled, list(np.geomspace(0.02, 50, 40)))
-        yield _one("context", "number", ("scaled", by), scaled(by), 1)
-
-
-def _sinks(tree: AttentionTree) -> Iterator[Trial]:
-    """A number of each head's own in the denominator (arXiv:2309.17453): what came out is less than it should be."""
-    logs: list[list[float]] = [[] for _ in range(tree.given[0].heads)]
-    for one in tree.sample:
-        right, seen = (by_head(tree.site, x) for x in (one.right, one.seen))
-        kept = (right * seen).sum(-1) / np.maximum((right**2).sum(-1), 1e-300)
-        total = np.logaddexp.reduce(one.scores, axis=-1)
-        good = (kept > 1e-6) & (kept < 1) & np.isfinite(total)
-        found = total + np.log(1 / np.where(good, kept, 0.5) - 1)
-        for head, values in enumerate(found):
-            logs[head].extend(values[good[head]].tolist())
-    if any(logs):
-        more = np.array([np.exp(np.median(values)) if values else 0.0 for values in logs])
-        alike = float(np.ptp(more)) <= 1e-3 * float(more.max())
-        detail: Detail = ("sink", *map(float, more[:1] if alike else more))
-        changes: Changes = {"softmax": lambda s, g: softmax_with(s, more[:, None, None])}
-        yield _one("softmax", "number", detail, changes, len(detail) - 1)
-
-
-def solved(tree: AttentionTree, changes: Callable[[float], Changes], grid: Sequence[float]) -> float:
-    """The number whose changes leave least in the sample: of a grid that grows by one factor, then between."""
-    left = [tree.left(changes(value)) for value in grid]
-    best, least = float(grid[int(np.argmin(left))]), min(left)
-    ratio = float(grid[1] / grid[0])
-    if not least < _PARTLY:
-        return best
-    for _ in range(24):
-        ratio **= 0.6
-        for value in (best / ratio, best * ratio):
-            if (rest := tree.left(changes(value))) < least:
-                best, least = value, rest
-    return best
-
-
 def _chosen(tree: AttentionTree, choice: Choice) -> Variant:
     edit, outs, noises, numbers = choice
-    return _variant(tree.site, Trial((edit,), {}, numbers), outs, noises)
+    return variant_of(tree.site, Trial((edit,), {}, numbers), outs, noises)

@@ -5,13 +5,19 @@ Along an axis of the result each slice takes the nearest of several predictions.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks
-from lockstep.workbench.diagnosis.hypotheses.attention.tree import GROSS, AttentionTree, Change, Changes
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import (
+    GROSS,
+    AttentionTree,
+    Change,
+    Changes,
+    Given,
+)
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head, from_heads
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
 from lockstep.workbench.diagnosis.operations.deviation import distance
@@ -25,32 +31,53 @@ _HEADS, _MASKS = 32, 6
 
 def head_choices(tree: AttentionTree) -> Iterator[Choice]:
     """Each query head reads the keys, the values, or both, of some KV head; or it is another query head's, or zero."""
-    kv, heads = tree.given[0].k.shape[1], tree.given[0].heads
+    kv, heads = _kv_heads(tree.given[0]), tree.given[0].heads
     if max(kv, heads) > _HEADS:
         return
     own = np.arange(heads) // (heads // kv)
-    sides: list[tuple[str, Sequence[str]]] = [("keys", ("keys",))]
-    if tree.context:
-        sides = [("keys+values", ("keys", "values")), *sides, ("values", ("values",))]
-    for place, points in sides:
+    for points in _sides(tree):
         options = [{point: _head_alone(j, point, heads) for point in points} for j in range(kv)]
-        yield from _by_head(tree, place, "kv_heads", options, own)
-    queries: list[Changes] = [{"q": _head_alone(j, "q", heads)} for j in range(heads)]
-    yield from _by_head(tree, "q", "query_heads", queries, np.arange(heads))
-    if tree.context:
+        yield from _by_head(tree, "+".join(points), "kv_heads", options, own)
+    for point in _EXCHANGED[tree.site.operation]:
+        every: list[Changes] = [{point: _head_alone(j, point, heads)} for j in range(heads)]
+        yield from _by_head(tree, point, "query_heads", every, np.arange(heads))
+    if "context" in tree.points:
         yield from _by_head(
             tree, "context", "zero_heads", [{"context": lambda c, g: 0 * c}], np.full(heads, -1)
         )
 
 
+def _sides(tree: AttentionTree) -> Iterator[tuple[str, ...]]:
+    """Where a map of query heads to KV heads may be another: of keys and values, of keys, of values."""
+    cached = tuple(point for role, point in (("k", "keys"), ("v", "values")) if role in tree.roles)
+    if len(cached) > 1:
+        yield cached
+    yield from ((point,) for point in cached)
+
+
+#: Operation -> the points at which heads may stand in each other's place.
+_EXCHANGED: Mapping[str, tuple[str, ...]] = {
+    "scores": ("scores", "q"),
+    "softmax": ("probs",),
+    "context": ("probs", "context"),
+    "weights": ("q",),
+    "attention": ("q",),
+}
+
+
+def _kv_heads(given: Given) -> int:
+    """How many KV heads were recorded, of keys or else of values."""
+    cached = given.v if given.v.size and not given.k.size else given.k
+    return int(cached.shape[1])
+
+
 def _head_alone(j: int, point: str, heads: int) -> Change:
     """One head for all: of keys and values already expanded, KV head j is that of the first query head that has it."""
 
-    def change(x: Array, given: object) -> Array:
-        if point == "q":
-            return np.repeat(x[:, j : j + 1], heads, 1)
-        kv = given.k.shape[1]  # type: ignore[attr-defined]
-        first = j * (heads // kv)
+    def change(x: Array, given: Given) -> Array:
+        if point in ("probs", "scores"):
+            return np.repeat(x[j : j + 1], heads, 0)
+        first = j if point in ("q", "context") else j * (heads // _kv_heads(given))
         return np.repeat(x[:, first : first + 1], heads, 1)
 
     return change
@@ -65,9 +92,9 @@ def _by_head(
     site, heads = tree.site, len(own)
     far = np.zeros((len(options) + 1, heads))
     for i in tree.wrong:
-        seen = by_head(site, site.parts[i].seen)
+        seen, scope = by_head(site, site.parts[i].seen), by_head(site, tree.given[i].scope)
         for n, out in enumerate([site.parts[i].expected, *(one[0][i] for one in made if one is not None)]):
-            apart = _apart(by_head(site, out), seen, site.parts[i].largest)
+            apart = _apart(by_head(site, out), seen, site.parts[i].largest) * scope
             far[n] += apart.reshape(heads, -1).sum(1)
     far[0] *= 0.999
     best = far.argmin(0) - 1  # -1: the right one

@@ -65,7 +65,25 @@ _MASKS: Mapping[str, tuple[str, str]] = {
         "slots, and its first tokens lose what they should see of the keys before it",
     ),
     "coarse": ("mask_coarse", "the mask compares positions in {0}"),
-    "window_and_first": ("window_sinks", "each query sees the last {0:g} token{0s} and the first 4"),
+    "later_too": ("mask_not_causal", "nothing hides later tokens, though the window hides what is too old"),
+    "without_newest": ("mask_suffix_hidden", "the newest {0:g} key{0s} are masked"),
+    "both_ways": ("window_symmetric", "a window of {0:g} reaches as far ahead as back"),
+    "own_block": (
+        "mask_own_block",
+        "tokens of the same block of {0:g} see each other, later ones too, and no others",
+    ),
+    "every_other_block": (
+        "mask_every_other_block",
+        "of the blocks of {0:g} key{0s} every second is left out",
+    ),
+    "window_of_blocks": (
+        "mask_window_of_blocks",
+        "the window is counted in blocks of {0:g}: each token sees {1:g} of them, its own among them",
+    ),
+    "window_and_first": (
+        "mask_first_and_newest",
+        "only the first {1:g} keys and the newest {0:g} are seen, nothing between them",
+    ),
     "chunks": ("mask_chunks", "tokens see their own chunk alone, in chunks of {0:g}"),
     "whole_blocks": ("mask_whole_blocks", "keys of blocks of {0:g} that are not full are masked"),
     "block_end": (
@@ -77,7 +95,10 @@ _MASKS: Mapping[str, tuple[str, str]] = {
         "tokens see those of the sequences before their own: sequences that are packed into one row are not masked "
         "from each other",
     ),
-    "every_nth": ("mask_strided", "each query sees every {0:g}th token before it alone"),
+    "every_nth": (
+        "mask_strided",
+        "each query sees only keys at distances that are multiples of {0:g}: dilated attention",
+    ),
 }
 
 
@@ -88,6 +109,18 @@ _OF_CHUNKS: Mapping[str, tuple[str, str]] = {
         "attention is not cut into chunks of {window}: a token sees what lies before its own",
     ),
     "window_width": ("chunks_sliding", "a sliding window of {0:g} takes the place of chunks of {window}"),
+    "mask_own_block": (
+        "chunks_not_causal",
+        "tokens of the same chunk of {0:g} see each other, later ones too",
+    ),
+}
+#: The same of scores, in which a mask shows by itself what attention reads of a cache.
+_OF_SCORES: Mapping[str, tuple[str, str]] = {
+    "cache_not_used": ("mask_of_the_step", "only tokens of the same step are seen: what is cached is masked"),
+    "cache_newest_missing": (
+        "mask_of_the_cache",
+        "tokens of the same step are masked: what is cached is seen alone",
+    ),
 }
 _PRODUCT = "the mask is multiplied with infinity: 0 times infinity is not a number at each key"
 #: Masks that are numbers: (name, class, sentence).
@@ -125,6 +158,8 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
     if how == "by_query":
         return _by_query(site, rest)
     name, text = _MASKS[how]
+    if site.operation == "scores":
+        name, text = _OF_SCORES.get(name, (name, text))
     if name.startswith("cache"):
         ring = {"chunk": number_of(rest, 0), "slots": number_of(rest, 1)} if how == "ring" else {}
         return Told(name, "cache", text.format(*rest), ring)
@@ -146,6 +181,8 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
             text = (
                 f"a sliding window of {{0:g}} is applied, which this layer does not have (that of {layers})"
             )
+    if name == "window_missing" and window is not None and _right_in_prefill(site, window):
+        name, text = "window_prefill_only", "the sliding window of {window} is applied in the prefill alone"
     if name == "window_missing" and window is None:
         name, text = "mask_causal", "the mask is causal alone"
     return Told(name, "mask", _filled(text, rest, window), fitted)
@@ -154,6 +191,16 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
 def _window(site: Site) -> int | None:
     windows, layer = site.facts.model.windows, site.layer
     return windows[layer] if windows and layer is not None else None
+
+
+def _right_in_prefill(site: Site, window: int) -> bool:
+    """Whether a window hides something in the first step, and is right there."""
+    steps = [site.taps.passes[i].step for i in site.passes]
+    first = [(part, scope) for part, scope, step in zip(site.parts, site.deviation.scopes, steps, strict=True)
+             if step == min(steps)] if site.deviation else []  # fmt: skip
+    return not any(scope.any() for _, scope in first) and any(
+        row.position >= window for part, _ in first for row in part.rows
+    )
 
 
 def _filled(text: str, rest: Rest, window: int | None) -> str:

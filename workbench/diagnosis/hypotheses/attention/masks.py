@@ -22,9 +22,12 @@ _BLOCKS = (2, 3, 4, 8, 16, 32, 64, 128)
 _CHUNKS_BETWEEN, _MOST_SLOTS = (1, 2, 3, 4), 256
 
 
-def masks(keys: int) -> Iterator[tuple[Detail, Change]]:
-    """Every mask of a list: (detail, change). `keys`: how many there are at most."""
-    for name, numbers, cells in _forms(keys):
+def masks(
+    keys: int, sizes: Sequence[int] = (), firsts: Sequence[int] = (4,)
+) -> Iterator[tuple[Detail, Change]]:
+    """Every mask of a list: (detail, change). `keys`: how many there are at most; `sizes` are tried beside those of the
+    list, `firsts` as the number of first keys that are seen beside a window."""
+    for name, numbers, cells in _forms(keys, sizes, firsts):
         size = (float(numbers[0]) - 1,) if name == "without_key" else numbers
         yield (name, *size), _change(cells)
 
@@ -37,29 +40,58 @@ def _change(cells: Callable[[Cells, Given], Cells]) -> Change:
     return change
 
 
-def _forms(keys: int) -> Iterator[tuple[str, tuple[float | str, ...], Callable[[Cells, Given], Cells]]]:
+def _forms(
+    keys: int, sizes: Sequence[int], firsts: Sequence[int]
+) -> Iterator[tuple[str, tuple[float | str, ...], Callable[[Cells, Given], Cells]]]:
     # Of two that see the same keys the first is named: in decode there is no later key that a lost window would hide.
-    yield "causal", (), lambda a, g: g.far >= 0
-    yield "all", (), lambda a, g: np.ones_like(a)
-    yield "not_cached", (), lambda a, g: a & (np.arange(a.shape[2]) >= a.shape[2] - g.new)
-    yield "cached_alone", (), lambda a, g: a & (np.arange(a.shape[2]) < a.shape[2] - g.new)
-    yield "top_left", (), lambda a, g: g.rows[:, None] >= np.arange(a.shape[2])[None, :]
-    yield "whole_pass", (), lambda a, g: a | (np.arange(a.shape[2]) >= a.shape[2] - g.new)
-    yield "not_itself", (), lambda a, g: a & (g.far > 0)
+    for name, cells in _PLAIN.items():
+        yield name, (), cells
     for by in (1, 2, 3):
         yield "further", (by,), partial(_further, by)
         yield "less", (by,), partial(_less, by)
-    for size in sorted({*range(1, min(keys, 34) + 1), *(w for w in _WIDTHS if w <= keys)}):
-        for name, cells in _OF_SIZE.items():
-            yield name, (size,), partial(cells, size)
-    for size in (size for size in _BLOCKS if size < 2 * keys):
-        for name, cells in _OF_BLOCKS.items():
-            yield name, (size,), partial(cells, size)
+    for size in sorted({*range(1, min(keys, 34) + 1), *(w for w in (*_WIDTHS, *sizes) if w <= keys)}):
+        for name, of_size in _OF_SIZE.items():
+            yield name, (size,), partial(of_size, size)
+        for first in firsts:
+            yield "window_and_first", (size, first), partial(_window_and_first, size, first)
+    for size in sorted({size for size in (*_BLOCKS, *sizes) if 1 < size < 2 * keys}):
+        for name, of_size in _OF_BLOCKS.items():
+            yield name, (size,), partial(of_size, size)
+    for size in (size for size in (1, *_BLOCKS) if 3 * size < keys):
+        for kept in (0, 1):
+            yield "every_other_block", (size, kept), partial(_every_other_block, size, kept)
+        for count in (2, 3, 4) if size > 1 else ():
+            yield "window_of_blocks", (size, count), partial(_window_of_blocks, size, count)
     for dtype in ("bfloat16", "float16"):
         yield "coarse", (dtype,), partial(_coarse, dtype)
     yield "itself_alone", (), lambda a, g: a & (g.far == 0)
     yield "anticausal", (), lambda a, g: g.far <= 0
     yield "inverted", (), lambda a, g: ~a
+
+
+#: Masks without a number.
+_PLAIN: Mapping[str, Callable[[Cells, Given], Cells]] = {
+    "causal": lambda a, g: g.far >= 0,
+    "all": lambda a, g: np.ones_like(a),
+    "later_too": lambda a, g: a | (g.far < 0),
+    "not_cached": lambda a, g: a & (np.arange(a.shape[2]) >= a.shape[2] - g.new),
+    "cached_alone": lambda a, g: a & (np.arange(a.shape[2]) < a.shape[2] - g.new),
+    "top_left": lambda a, g: g.rows[:, None] >= np.arange(a.shape[2])[None, :],
+    "whole_pass": lambda a, g: a | (np.arange(a.shape[2]) >= a.shape[2] - g.new),
+    "not_itself": lambda a, g: a & (g.far > 0),
+}
+
+
+def _window_and_first(width: int, first: int, a: Cells, g: Given) -> Cells:
+    return np.asarray((g.far >= 0) & ((g.far < width) | (g.key_at < first)))
+
+
+def _every_other_block(size: int, kept: int, a: Cells, g: Given) -> Cells:
+    return np.asarray(a & (g.key_at // size % 2 == kept))
+
+
+def _window_of_blocks(size: int, count: int, a: Cells, g: Given) -> Cells:
+    return np.asarray(a & (g.at[:, None] // size - g.key_at // size < count))
 
 
 def _further(by: int, a: Cells, g: Given) -> Cells:
@@ -85,12 +117,14 @@ _OF_SIZE: _OfSize = {
     "without_key": lambda w, a, g: a & (g.key_at != w - 1),
     "prefix_seen": lambda w, a, g: a | (g.key_at < w),
     "prefix_kept": lambda w, a, g: a | ((g.key_at < w) & (g.far >= 0)),
-    "window_and_first": lambda w, a, g: (g.far >= 0) & ((g.far < w) | (g.key_at < 4)),
+    "without_newest": lambda w, a, g: a & (g.key_at <= g.key_at.max(initial=0) - w),
+    "both_ways": lambda w, a, g: np.abs(g.far) < w,
     "chunk_without": lambda w, a, g: a & ((g.key_at >= w) | (g.at[:, None] < w)),
 }
 _OF_BLOCKS: _OfSize = {
     "chunks": lambda w, a, g: a & (g.at[:, None] // w == g.key_at // w),
     "whole_blocks": lambda w, a, g: a & (g.key_at < (g.at[:, None] + 1) // w * w),
+    "own_block": lambda w, a, g: g.at[:, None] // w == g.key_at // w,
     "block_end": lambda w, a, g: g.key_at < (g.at[:, None] // w + 1) * w,
     "every_nth": lambda w, a, g: a & (g.far % w == 0),
 }
@@ -126,8 +160,13 @@ def masks_as_numbers() -> Iterator[tuple[Detail, Changes]]:
     for name, change in _NUMBERS.items():
         yield (name,), {"allowed": lambda a, g: np.ones_like(a), "scores": change}
     for number in (-1.0, -2.0, -5.0, -10.0, -20.0, -50.0, -100.0, -1000.0):
-        yield ("added", number), {"hidden": partial(_added, number)}
-        yield ("filled", number), {"hidden": partial(_filled, number)}
+        for how in ("added", "filled"):
+            yield (how, number), hidden_by(how, number)
+
+
+def hidden_by(how: str, number: float) -> Changes:
+    """What hidden scores become of which a number takes the place, or to which it is added."""
+    return {"hidden": partial(_added if how == "added" else _filled, number)}
 
 
 def _added(number: float, x: Array, given: Given) -> Array:

@@ -150,10 +150,7 @@ def _inside(tree: AttentionTree) -> Iterator[tuple[str, Detail, Changes]]:
         yield "q", ("convention", "query_scaling_missing", text), {"q": _unscaled(model)}
     if not model.rotary_dim:
         return
-    none = {
-        "q": queries_of(others(tree.site, unrotated(tree.site, "q"))),
-        "k": in_place(history(tree.site, unrotated(tree.site, "k"))),
-    }
+    none = without_rotation(tree.site)
     yield "q+k", ("convention", "rope_not_applied", "the rotation is not applied at all"), none
     for form in NAMED:
         both = {role: _turned(tree.site, role, form, 1.0, plain=True) for role in ("q", "k")}
@@ -162,6 +159,14 @@ def _inside(tree: AttentionTree) -> Iterator[tuple[str, Detail, Changes]]:
         if base != model.rope_theta:
             both = {role: _turned(tree.site, role, RIGHT, 1.0, base, plain=True) for role in ("q", "k")}
             yield "q+k", ("theta", base), both
+
+
+def without_rotation(site: Site) -> Changes:
+    """Queries and keys as they were before it."""
+    return {
+        "q": queries_of(others(site, unrotated(site, "q"))),
+        "k": in_place(history(site, unrotated(site, "k"))),
+    }
 
 
 def _unscaled(model: ModelConfig) -> Change:

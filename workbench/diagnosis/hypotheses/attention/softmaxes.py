@@ -6,8 +6,9 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.hypotheses.attention.tree import Change, Given, softmax
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Given, softmax
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
 from lockstep.workbench.diagnosis.operations.facts import UNIT, rounded
 from lockstep.workbench.diagnosis.recording import Array
@@ -28,7 +29,8 @@ def softmax_with(scores: Array, more: float | Array) -> Array:
     return np.asarray(weights / (weights.sum(-1, keepdims=True) + more * np.exp(-top)))
 
 
-def _shares(weights: Array, axis: int = -1) -> Array:
+def shares(weights: Array, axis: int = -1) -> Array:
+    """Divided by their sum; 0 where that is 0."""
     total = weights.sum(axis, keepdims=True)
     return np.asarray(np.divide(weights, total, out=np.zeros_like(weights), where=total > 0))
 
@@ -38,11 +40,19 @@ def _finite(change: Function) -> Function:
     return lambda s: np.where(np.isfinite(s), change(np.where(np.isfinite(s), s, 0.0)), s)
 
 
-def softmaxes() -> Iterator[tuple[Detail, Change]]:
+def softmaxes(tree: AttentionTree) -> Iterator[tuple[Detail, Change]]:
     """Every one of a list: (detail, change)."""
     for name, form in _FORMS.items():
-        yield (name,), partial(_of_scores, form)
+        change = partial(_of_scores, form)
+        yield (name,), tree.of_all_queries("scores", change) if name.startswith("over_queries") else change
     yield ("before_mask",), lambda s, g: softmax(g.raw) * np.isfinite(s)
+    yield ("own_key",), lambda s, g: _on_key((s.shape[2] - g.new + g.rows)[:, None], s)
+    yield ("first_key",), lambda s, g: _on_key(0, s)
+
+
+def _on_key(key: int | NDArray[np.intp], scores: Array) -> Array:
+    """All on one key, a number or one of each query [T, 1]."""
+    return np.broadcast_to((np.arange(scores.shape[2]) == key) * 1.0, scores.shape)
 
 
 def coarse_softmaxes(unit: float) -> Iterator[tuple[Detail, Change, float]]:
@@ -66,32 +76,51 @@ def _coarse(form: Callable[[Array, Function], Array], low: Function, scores: Arr
     return form(scores, low)
 
 
+def _not_guarded(scores: Array, axis: int) -> Array:
+    """NaN where all are hidden."""
+    weights = np.exp(scores - scores.max(axis, keepdims=True, initial=-np.inf))
+    return np.asarray(weights / weights.sum(axis, keepdims=True))
+
+
 _COARSE: dict[str, Callable[[Array, Function], Array]] = {
     "both": lambda s, low: low(softmax(low(s))),
     "result": lambda s, low: low(softmax(s)),
-    "powers": lambda s, low: low(_shares(low(powers(low(s))))),
+    "powers": lambda s, low: low(shares(low(powers(low(s))))),
     "sum": lambda s, low: powers(s) / low(powers(s).sum(-1, keepdims=True)),
 }
 
 
+#: Forms that go by the differences of a query's scores alone.
+BY_DIFFERENCES = (
+    "base_2", "not_divided", "plus_one_shifted", "twice", "twice_hidden_too", "uniform", "hardest", "squared",
+    "squared_alone", "logarithm", "divided_by_root", "mean", "mean_over_heads", "own_key", "first_key",
+)  # fmt: skip
 _FORMS: dict[str, Function] = {
-    "base_2": lambda s: _shares(powers(s, np.exp2)),
+    "base_2": lambda s: shares(powers(s, np.exp2)),
     "plus_one": lambda s: softmax_with(s, 1.0),
-    "over_queries": lambda s: np.nan_to_num(_shares(np.exp(s - s.max(1, keepdims=True, initial=-700.0)), 1)),
-    "over_heads": lambda s: np.nan_to_num(_shares(np.exp(s - s.max(0, keepdims=True, initial=-700.0)), 0)),
+    "over_queries": lambda s: np.nan_to_num(shares(np.exp(s - s.max(1, keepdims=True, initial=-700.0)), 1)),
+    "over_queries_nan": lambda s: _not_guarded(s, 1),
+    "over_heads_nan": lambda s: _not_guarded(s, 0),
+    "over_heads_alike": lambda s: softmax(np.where(np.isfinite(s), s, 0.0).swapaxes(0, 2)).swapaxes(0, 2),
+    "over_heads": lambda s: np.nan_to_num(shares(np.exp(s - s.max(0, keepdims=True, initial=-700.0)), 0)),
     "not_divided": powers,
     "not_divided_no_maximum": np.exp,
     "sigmoid": lambda s: np.asarray(1 / (1 + np.exp(-s))),
-    "sigmoid_shares": lambda s: _shares(1 / (1 + np.exp(-s))),
+    "sigmoid_shares": lambda s: shares(1 / (1 + np.exp(-s))),
     "of_magnitude": lambda s: softmax(_finite(np.abs)(s)),
     "of_negative": lambda s: softmax(_finite(np.negative)(s)),
     "twice": lambda s: softmax(np.where(np.isfinite(s), softmax(s), s)),
     "uniform": lambda s: softmax(_finite(np.zeros_like)(s)),
     "hardest": lambda s: (s == s.max(-1, keepdims=True)) * 1.0,
-    "relu": lambda s: _shares(np.where(s > 0, s, 0.0)),
-    "squared": lambda s: _shares(softmax(s) ** 2),
+    "relu": lambda s: shares(np.where(s > 0, s, 0.0)),
+    "squared": lambda s: shares(softmax(s) ** 2),
     "logarithm": lambda s: np.log(softmax(s)),
     "hidden_counted": lambda s: softmax(np.where(np.isfinite(s), s, 0.0)) * np.isfinite(s),
     "divided_by_root": lambda s: powers(s) / np.sqrt((powers(s) ** 2).sum(-1, keepdims=True)),
+    "left_out": lambda s: np.where(np.isfinite(s), s, 0.0),
+    "plus_one_shifted": lambda s: powers(s) / (1 + powers(s).sum(-1, keepdims=True)),
+    "squared_alone": lambda s: softmax(s) ** 2,
+    "twice_hidden_too": lambda s: softmax(softmax(s)),
+    "mean_over_heads": lambda s: np.broadcast_to(softmax(s).mean(0), s.shape),
     "mean": lambda s: softmax(s) / np.maximum(np.isfinite(s).sum(-1, keepdims=True), 1),
 }

@@ -33,7 +33,7 @@ def tensor_edits(point: str, unit: float) -> Iterator[tuple[Detail, Change]]:
     for i, axis in enumerate(AXES[point]):
         for name, numbers, index in index_maps():
             yield (name, axis, *numbers), _taken(index, i)
-    yield from _orders(point)
+    yield from orders(point)
     for dtype in coarser(unit):
         yield ("rounded", dtype), rounding(dtype)
 
@@ -49,9 +49,10 @@ def index_maps() -> Iterator[tuple[str, tuple[float, ...], Callable[[int], Indic
         yield name, (), index
     for names, numbers in (
         (("shifted", "rolled"), (1, -1, 2, -2, 3, -3, 4, -4, 8, -8)),
-        (("divided", "repeated_in_parts", "woven"), (2, 4)),
+        (("divided", "repeated_in_parts", "woven"), (2, 4, 8)),
         (("modulo", "clamped", "ring", "overwritten", "blocks_exchanged"), _SIZES),
-        (("kept_up_to", "kept_from", "kept_blocks"), _SIZES),
+        (("kept_up_to", "kept_from"), _SIZES),
+        (("kept_blocks",), _SIZES),
     ):
         for number in numbers:
             for name in names:
@@ -128,9 +129,11 @@ def rounding(dtype: str) -> Change:
     return change
 
 
-def _orders(point: str) -> Iterator[tuple[Detail, Change]]:
+def orders(point: str) -> Iterator[tuple[Detail, Change]]:
     """Axes exchanged in memory: written in one order and read in another."""
     first, second, third = AXES[point]
+    if point in ("scores", "probs"):
+        yield ("transposed",), lambda x, given: x.swapaxes(1, 2)
     yield ("reread", f"{second}, {first}"), lambda x, given: x.swapaxes(0, 1).reshape(x.shape)
     yield (
         ("reread", f"{first}, {second}"),
@@ -141,8 +144,6 @@ def _orders(point: str) -> Iterator[tuple[Detail, Change]]:
         ("reread", f"{second}, {third}"),
         lambda x, given: x.reshape(len(x), x.shape[2], x.shape[1]).swapaxes(1, 2),
     )
-    if point in ("scores", "probs"):
-        yield ("transposed",), lambda x, given: x.swapaxes(1, 2)
 
 
 def row_ranges(keys: int) -> Iterator[str]:

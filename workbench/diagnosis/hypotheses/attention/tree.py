@@ -6,7 +6,8 @@
     probs = softmax(scores);  context = probs . values
 
 A change is a function of a point's value and of all that is given to the pass. Attention in one kernel is the same tree
-judged at its root.
+judged at its root; scores, probabilities and contexts that were recorded one by one are parts of it, each made of what
+was recorded before it.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph import formula
-from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, positions
+from lockstep.workbench.diagnosis.hypotheses.blocks import by_head, cached, key_positions, others, positions
 from lockstep.workbench.diagnosis.hypotheses.trial import evenly
 from lockstep.workbench.diagnosis.operations.attention import probabilities, soft_capped, weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
@@ -38,6 +39,15 @@ AXES: Mapping[str, tuple[str, str, str]] = {
     "probs": ("head", "query", "key"),
     "context": ("query", "head", "dim"),
 }
+_OF_SCORES = ("q", "k", "keys", "products", "allowed", "hidden", "scores")
+#: Operation -> the points that are made there.
+POINTS: Mapping[str, frozenset[str]] = {
+    "scores": frozenset(_OF_SCORES),
+    "softmax": frozenset(("scores", "softmax", "probs")),
+    "context": frozenset(("probs", "v", "values", "context")),
+    "weights": frozenset((*_OF_SCORES, "softmax", "probs")),
+    "attention": frozenset((*_OF_SCORES, "softmax", "probs", "v", "values", "context")),
+}
 #: Passes, and wrong queries of each, on which changes are tried before they are made whole.
 _PASSES, _QUERIES = 4, 8
 #: What a number that is not finite where another is counts as an error.
@@ -50,6 +60,7 @@ class Given:
 
     q [T, heads, D], k and v [K, kv_heads, D] (v is empty where probabilities are judged), raw and allowed
     [heads, T, K], positions of queries [T] and keys [K]; `new` keys are of the pass itself, `prompt` of the prompt.
+    Where scores or probabilities were recorded, and are not judged, `raw` holds these, and q and k are empty.
     `sinks` [heads], None of a model without. `hidden` [heads, T, 1]: what a query gives each key where it sees none, by
     what came out. `part` is the number of the pass at the site, `rows` its queries there.
     """
@@ -119,7 +130,7 @@ class Made:
 
 @dataclass(frozen=True, eq=False)
 class AttentionTree:
-    """The tree of a site at which attention in one kernel is wrong."""
+    """The tree of a site at which attention, or a part of it, is wrong."""
 
     site: Site
 
@@ -130,17 +141,49 @@ class AttentionTree:
 
     def _given(self, i: int) -> Given:
         part, scopes = self.site.parts[i], self.site.deviation.scopes if self.site.deviation else ()
-        q, k = part.inputs["q"], part.inputs["k"]
-        raw = self._raw(_products(q, formula.expand(k, q.shape[1])))
-        shown = part.seen if part.seen.ndim == 3 else part.seen.reshape(len(q), q.shape[1], -1).swapaxes(0, 1)
-        hidden = np.where((shown == 0).all(-1, keepdims=True), 0.0, 1 / len(k))
+        raw, allowed = self._recorded(i)
+        heads, queries, keys = raw.shape
+        shown = by_head(self.site, part.seen)
+        hidden = np.where((shown == 0).all(-1, keepdims=True), 0.0, 1 / keys)
         hidden = np.where(np.isnan(shown).any(-1, keepdims=True), np.nan, hidden)
-        allowed = np.isfinite(part.inputs.get("scores", part.expected))
+        q, k = (
+            part.inputs.get("q", np.empty((queries, heads, 0))),
+            part.inputs.get("k", np.empty((keys, 1, 0))),
+        )
         return Given(
-            i, np.arange(len(q)), q, k, part.inputs.get("v", k[:0]), raw, allowed,
+            i, np.arange(queries), q, k, part.inputs.get("v", k[:0]), raw, allowed,
             positions(part), key_positions(part), len(part.rows), self._prompt(i), hidden, part.seen, part.expected,
             np.asarray(scopes[i]), part.inputs.get("sinks"),
         )  # fmt: skip
+
+    def _recorded(self, i: int) -> tuple[Array, Mask]:
+        """What is given of scores, or of probabilities, and which of them are seen."""
+        part = self.site.parts[i]
+        match self.site.operation:
+            case "context":
+                return part.inputs["probs"], part.inputs["probs"] > 0
+            case "softmax":
+                scores, behind = part.inputs["scores"], self._behind_mask[i]
+                seen = ~np.isneginf(scores)
+                return np.where(seen, scores, -np.inf if behind is None else behind), seen
+        q = part.inputs["q"]
+        raw = self._raw(_products(q, formula.expand(part.inputs["k"], q.shape[1])))
+        if self.site.operation == "scores":
+            return raw, ~np.isneginf(part.expected)
+        return raw, np.isfinite(part.inputs["scores"])
+
+    @cached_property
+    def _behind_mask(self) -> list[Array | None]:
+        """What hidden scores were, by the queries and keys of each part; None where these were not recorded."""
+        pairs = zip(others(self.site, "attn.q_rope"), cached(self.site, "k"), self.site.parts, strict=True)
+        found: list[Array | None] = []
+        for q, k, part in pairs:
+            if q is None or k is None or not q.ndim == k.ndim == 3:
+                found.append(None)
+                continue
+            raw = self._raw(_products(q, formula.expand(k, q.shape[1])))
+            found.append(raw if raw.shape == part.expected.shape else None)
+        return found
 
     def _raw(self, of_keys: Array) -> Array:
         """Of products of queries and keys [heads, T, K]."""
@@ -158,9 +201,14 @@ class AttentionTree:
         return sum(count for n, count in enumerate(mine) if count > 1 or n == 0)
 
     @property
-    def context(self) -> bool:
-        """Whether contexts are judged, not probabilities."""
-        return self.site.operation == "attention"
+    def points(self) -> frozenset[str]:
+        """Those at which something may be changed."""
+        return POINTS[self.site.operation]
+
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Which of the cached keys ("k") and values ("v") go in."""
+        return tuple(role for role in ("k", "v") if role in self.points)
 
     @cached_property
     def wrong(self) -> list[int]:
@@ -193,6 +241,24 @@ class AttentionTree:
         def at(point: str, value: Array) -> Array:
             return changes[point](value, one) if point in changes else value
 
+        if self.site.operation == "context":
+            probs = at("probs", one.raw)
+        else:
+            scores = at(
+                "scores", one.scores if self.site.operation == "softmax" else self._masked(one, changes, at)
+            )
+            if self.site.operation == "scores":
+                return Made(scores, scores, None)
+            probs = changes["softmax"](scores, one) if "softmax" in changes else one.softmax(scores)
+            probs = at("probs", np.where((scores == -np.inf).all(-1, keepdims=True), one.hidden, probs))
+        if "context" not in self.points:
+            return Made(probs, probs, None)
+        values = at("values", formula.expand(at("v", one.v), len(probs)))
+        out = at("context", (probs @ values.swapaxes(0, 1)).swapaxes(0, 1))
+        return Made(out.reshape(len(out), -1), probs, values)
+
+    def _masked(self, one: Given, changes: Changes, at: Callable[[str, Array], Array]) -> Array:
+        """The scores of queries and keys."""
         raw = one.raw
         if {"q", "k", "keys", "products"} & changes.keys():
             q, k = at("q", one.q), at("k", one.k)
@@ -200,16 +266,36 @@ class AttentionTree:
             raw = self._raw(at("products", _products(q, keys)))
         allowed = at("allowed", one.allowed.astype(np.float64)).astype(bool)
         hidden = changes["hidden"](raw, one) if "hidden" in changes else -np.inf
-        scores = at("scores", np.where(allowed, raw, hidden))
-        if self.site.operation == "scores":
-            return Made(scores, scores, None)
-        probs = changes["softmax"](scores, one) if "softmax" in changes else one.softmax(scores)
-        probs = at("probs", np.where((scores == -np.inf).all(-1, keepdims=True), one.hidden, probs))
-        if not self.context:
-            return Made(probs, probs, None)
-        values = at("values", formula.expand(at("v", one.v), len(probs)))
-        out = at("context", (probs @ values.swapaxes(0, 1)).swapaxes(0, 1))
-        return Made(out.reshape(len(out), -1), probs, values)
+        return np.where(allowed, raw, hidden)
+
+    @cached_property
+    def _right(self) -> dict[tuple[int, str], Array]:
+        return {}
+
+    def right(self, part: int, point: str) -> Array:
+        """The value of a point with an axis of queries in a whole pass, of which a change may be asked for some."""
+        key, one = (part, point), self.given[part]
+        if key not in self._right:
+            if point in ("q", "scores"):
+                self._right[key] = one.q if point == "q" else one.scores
+            elif point == "products":
+                self._right[key] = _products(one.q, formula.expand(one.k, one.heads))
+            else:
+                made = self.make(one, {})
+                self._right[part, "probs"] = made.probs
+                if made.values is not None:
+                    self._right[part, "context"] = made.out.reshape(len(made.out), one.heads, -1)
+        return self._right[key]
+
+    def of_all_queries(self, point: str, change: Change) -> Change:
+        """A change that mixes queries: made of a whole pass."""
+        axis = AXES[point].index("query")
+
+        def of(x: Array, given: Given) -> Array:
+            made = change(self.right(given.part, point), self.given[given.part])
+            return np.take(made, given.rows, axis)
+
+        return of
 
     def left(self, changes: Changes) -> float:
         """The norm of what changes leave in the sample, over that of the error; infinite where they do not fit."""
@@ -267,6 +353,10 @@ class AttentionTree:
         if self.site.operation == "scores":  # numbers of other products than the right ones
             largest = np.where(np.isfinite(part.noise), part.noise, 0.0).max(-1, keepdims=True)
             return np.broadcast_to(largest, part.noise.shape)
-        moved = part.inputs["score_noise"].max(-1, keepdims=True) + facts.unit + 8 * facts.sum_unit
+        if self.site.operation == "softmax":  # relative, it is the same of larger ones
+            by = np.divide(made.probs, part.expected, out=np.ones_like(made.probs), where=part.expected > 0)
+            return np.asarray(part.noise * np.maximum(by, 1.0))
+        noise = part.inputs.get("score_noise", np.zeros((*made.probs.shape[:2], 1)))
+        moved = noise.max(-1, keepdims=True) + facts.unit + 8 * facts.sum_unit
         moved = np.broadcast_to(moved, (*moved.shape[:2], made.probs.shape[2]))
         return np.nan_to_num(weighed(facts, made.probs, moved, made.values)[1])

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import Rest, mask_words, number_of
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import right_scale
@@ -25,15 +25,23 @@ _CLASS: Mapping[str, str] = {
     "probs": "softmax",
     "context": "context",
 }
+#: (operation, class of an edit of what goes in) -> its class where that is recorded, and so the mistake is its own.
+_WHERE_RECORDED: Mapping[tuple[str, str], str] = {
+    **dict.fromkeys((("scores", "cache"), ("scores", "rope")), "scores"),
+    **dict.fromkeys((("context", "cache"), ("context", "softmax")), "context"),
+}
 _PLACES: Mapping[str, str] = {
     "q": "queries",
     "k": "cached keys",
     "v": "cached values",
     "k+v": "cached keys and values",
     "q+k": "queries and keys",
+    "q+k+v": "queries and cached keys and values",
+    "probs+v": "probabilities and cached values",
     "keys": "keys as query heads read them",
     "values": "values as query heads read them",
     "keys+values": "keys and values",
+    "products": "products of queries and keys",
     "scores": "scores",
     "probs": "probabilities",
     "context": "the context",
@@ -46,6 +54,8 @@ _ROWS = {
     "decoded": ", those written in decode alone",
     "prompt": ", those of the prompt alone",
 }
+#: Rows that are read before they are written, in words.
+_MISSING = {"new": "the step itself", "newest": "the newest token"}
 _RANGES = {"row": "row {}", "rows": "rows {}", "from": "rows from {} on", "before": "the rows before {}"}
 
 
@@ -64,9 +74,10 @@ def told(site: Site, edits: Sequence[Edit]) -> Told:
     each = [_told(site, edit) for edit in edits]
     first = next((one for one in each if one.kind != "precision"), each[0])
     fitted = {key: value for one in each for key, value in one.fitted.items()}
+    kind = _WHERE_RECORDED.get((site.operation, first.kind), first.kind)
     if len(each) > 1:
         fitted["and"] = "+".join(sorted(one.name for one in each if one is not first))
-    return Told(first.name, first.kind, "; and ".join(one.text for one in each), fitted)
+    return Told(first.name, kind, "; and ".join(one.text for one in each), fitted)
 
 
 def _told(site: Site, edit: Edit) -> Told:
@@ -78,9 +89,6 @@ def _told(site: Site, edit: Edit) -> Told:
     return _tensor(place, str(how), rest)
 
 
-_Rule = Callable[[Site, str, str, Rest], Told | None]
-
-
 # --- functions and numbers ------------------------------------------------------------------------------------
 
 _SOFTMAXES: Mapping[str, tuple[str, str]] = {
@@ -90,12 +98,34 @@ _SOFTMAXES: Mapping[str, tuple[str, str]] = {
         "1 is added to the softmax's denominator: a query may attend to nothing (softmax-off-by-one)",
     ),
     "over_queries": ("softmax_over_queries", "the softmax runs over the queries, not over the keys"),
+    "over_queries_nan": (
+        "softmax_over_queries",
+        "the softmax runs over the queries, not over the keys; keys that no query sees are NaN",
+    ),
     "over_heads": ("softmax_over_heads", "the softmax runs over the heads, not over the keys"),
+    "over_heads_nan": (
+        "softmax_over_heads",
+        "the softmax runs over the heads, not over the keys; masked keys are NaN",
+    ),
+    "over_heads_alike": (
+        "softmax_over_heads",
+        "the softmax runs over the heads, not over the keys; masked keys, at a large negative number, share alike",
+    ),
     "not_divided": ("softmax_not_normalised", "probabilities are not divided by their sum"),
     "not_divided_no_maximum": (
         "softmax_not_normalised",
-        "exponentials of the scores are not divided by their sum",
+        "exponentials of the scores, their maximum not subtracted, are not divided by their sum",
     ),
+    "left_out": ("softmax_missing", "the scores themselves are used: there is no softmax"),
+    "plus_one_shifted": (
+        "softmax_plus_one",
+        "1 is added to the sum of exponentials after the maximum was subtracted",
+    ),
+    "squared_alone": ("softmax_squared", "probabilities are squared"),
+    "twice_hidden_too": ("softmax_twice", "the softmax is applied twice, then over masked keys as well"),
+    "mean_over_heads": ("probs_mean_over_heads", "all heads have the mean of the probabilities"),
+    "own_key": ("probs_of_own_key", "each token's own key has all of the probability"),
+    "first_key": ("probs_of_first_key", "the first key has all of the probability"),
     "sigmoid": ("softmax_sigmoid", "the sigmoid of each score stands in the softmax's place"),
     "sigmoid_shares": (
         "softmax_sigmoid",
@@ -155,8 +185,8 @@ def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
                 f"scores are scaled by {value:.5g} instead of {right_scale(site.facts.model)}, "
                 f"{value / right:.5g} times the right scale"
             )
-            words = [str(rest[0])] if rest and rest[0] else []
-            text += "".join(f": {one}" for one in words)
+            words = [str(one) for one in rest]
+            text += f": {', or '.join(words)}" if words else ""
             return Told(
                 "scores_scale", "scores", text, {"scale": value, "ratio": value / right, "meanings": words}
             )
@@ -200,13 +230,13 @@ def _operands(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         }
         return Told("cache_keys_for_values", "cache", words[place] + rows, {})
     if how == "stage":
-        if place == "q":
-            return Told(
-                "scores_unrotated_queries",
-                "scores",
-                f"queries enter the scores as {_stage(of)}",
-                {"stage": str(of)},
-            )
+        if place != "k":
+            name = "scores_unrotated_queries" if place == "q" else "scores_unrotated"
+            text = f"{_PLACES[place]} enter the scores as {_stage(of)}"
+            return Told(name, "scores", text, {"stage": str(of)})
+        if site.operation == "scores":
+            text = f"keys enter the scores as {_stage(of)}{rows}"
+            return Told("scores_unrotated_keys", "scores", text, {"stage": str(of)})
         return Told("cache_unrotated", "cache", f"keys are cached as {_stage(of)}{rows}", {"stage": str(of)})
     if place == "q":
         return Told(
@@ -259,6 +289,15 @@ def _rotations(site: Site, place: str, how: str, rest: Rest) -> Told | None:
 # --- heads and tensors ----------------------------------------------------------------------------------------
 
 
+#: Point -> name and words of heads that stand in each other's place.
+_EXCHANGED: Mapping[str, tuple[str, str]] = {
+    "q": ("query_heads_moved", "query heads"),
+    "scores": ("score_heads_moved", "heads of the scores"),
+    "probs": ("softmax_heads_moved", "heads of the probabilities"),
+    "context": ("merged_heads_moved", "heads of the context"),
+}
+
+
 def _heads(site: Site, place: str, how: str, rest: Rest) -> Told | None:
     if how not in ("kv_heads", "query_heads", "zero_heads"):
         return None
@@ -266,23 +305,19 @@ def _heads(site: Site, place: str, how: str, rest: Rest) -> Told | None:
     if how == "zero_heads":
         zero = [head for head, one in enumerate(used) if one >= 0]
         return Told(
-            "context_heads_zero", "heads", f"heads {_listed(zero)} give nothing: their context is zero", {}
+            "context_heads_zero", "context", f"heads {_listed(zero)} give nothing: their context is zero", {}
         )
     if how == "query_heads":
         moved = [f"head {head} has those of head {one}" for head, one in enumerate(used) if one != head]
-        return Told(
-            "query_heads_moved",
-            "heads",
-            f"query heads are exchanged: {', '.join(moved[:4])}",
-            {"heads": used},
-        )
-    name, text = _kv_heads(used, max(site.parts[0].inputs["k"].shape[1], 1))
-    return Told(name, "heads", f"{_PLACES[place]}: {text}", {"kv_heads": used})
+        name, what = _EXCHANGED[place]
+        return Told(name, "heads", f"{what} are exchanged: {', '.join(moved[:4])}", {"heads": used})
+    inputs = site.parts[0].inputs
+    name, text = _kv_heads(used, max(inputs["k" if "k" in inputs else "v"].shape[1], 1))
+    return Told(name, "heads", f"{place.replace('+', ' and ')}: {text}", {"kv_heads": used})
 
 
-def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
-    """The map of query heads to KV heads, as a rule where it is one."""
-    heads = len(used)
+def kv_rules(heads: int, kv: int) -> Mapping[tuple[int, ...], tuple[str, str]]:
+    """Maps of query heads to KV heads that are a rule: (name, sentence)."""
     group = heads // kv
     own = [head // group for head in range(heads)]
     rules: dict[tuple[int, ...], tuple[str, str]] = {
@@ -305,8 +340,14 @@ def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
         rules.setdefault(
             tuple(min(h // other, kv - 1) for h in range(heads)), (f"kv_heads_groups_of_{other}", reported)
         )
-    wrong = [head for head in range(heads) if used[head] != own[head]]
-    name, reported = rules.get(tuple(used), ("", ""))
+    return rules
+
+
+def _kv_heads(used: list[int], kv: int) -> tuple[str, str]:
+    """A map of query heads to KV heads, as a rule where it is one."""
+    own = [head // (len(used) // kv) for head in range(len(used))]
+    wrong = [head for head, one in enumerate(used) if one != own[head]]
+    name, reported = kv_rules(len(used), kv).get(tuple(used), ("", ""))
     by_chance = len(wrong) == 1 and name.startswith(
         "kv_heads_groups_of_"
     )  # one head fits some size of groups
@@ -327,23 +368,23 @@ def _listed(numbers: Sequence[int]) -> str:
 _MAPS: Mapping[str, str] = {
     "shifted": "each {axis} has what stands {0:+g} from it",
     "rolled": "each {axis} has what stands {0:+g} from it, around the end",
-    "reversed": "{axis}s stand in reversed order",
+    "reversed": "{axes} stand in reversed order",
     "all_first": "each {axis} has what is the first one's",
     "all_last": "each {axis} has what is the last one's",
-    "exchanged_in_pairs": "neighbouring {axis}s stand in each other's place",
+    "exchanged_in_pairs": "neighbouring {axes} stand in each other's place",
     "divided": "{axis} i has what is that of {axis} i // {0:g}",
     "repeated_in_parts": "the first of {0:g} parts stands in all of them",
-    "woven": "{0:g} parts of the {axis}s are woven into each other",
+    "woven": "{0:g} parts of the {axes} are woven into each other",
     "modulo": "{axis} i has what is that of {axis} i % {0:g}",
     "clamped": "beyond {axis} {0:g} all have what is the last one's",
-    "ring": "later {axis}s overwrite those {0:g} before them: a ring of {0:g} slots",
-    "overwritten": "{axis}s {0:g} later overwrite those before them, once: as in a ring of {0:g} slots",
+    "ring": "later {axes} overwrite those {0:g} before them: a ring of {0:g} slots",
+    "overwritten": "{axes} {0:g} later overwrite those before them, once: as in a ring of {0:g} slots",
     "kept_up_to": "from {axis} {0:g} on there is nothing but zeros",
-    "kept_from": "the first {0:g} {axis}s are zero",
-    "kept_blocks": "what lies behind the last whole block of {0:g} {axis}s is zero",
-    "blocks_exchanged": "neighbouring blocks of {0:g} {axis}s stand in each other's place",
-    "first_half": "the second half of the {axis}s is zero",
-    "second_half": "the first half of the {axis}s is zero",
+    "kept_from": "the first {0:g} {axes} are zero",
+    "kept_blocks": "what lies behind the last whole block of {0:g} {axes} is zero",
+    "blocks_exchanged": "neighbouring blocks of {0:g} {axes} stand in each other's place",
+    "first_half": "the second half of the {axes} is zero",
+    "second_half": "the first half of the {axes} is zero",
 }
 _CACHE_NAMES = {
     "shifted": "cache_rows_shifted",
@@ -364,23 +405,40 @@ _COARSE_SCORES: Mapping[str, str] = {
 }
 
 
+#: How heads of the context are merged wrongly: the order of axes that is read -> name and sentence.
+_MERGED: Mapping[str, tuple[str, str]] = {
+    "head, query": (
+        "context_tokens_not_transposed",
+        "[heads, T, D] is flattened without being transposed: tokens and heads are mixed up",
+    ),
+    "dim, head": ("context_heads_by_dim", "heads are merged as [D, heads] instead of [heads, D]"),
+    "head, dim": ("context_heads_by_dim", "[heads, D] is read as [D, heads] and transposed"),
+}
+
+
 def _tensor(place: str, how: str, rest: Rest) -> Told:
     """What may be done to any tensor."""
-    who, rows = _PLACES[place], ""
+    who, rows, which = _PLACES[place], "", ""
     if rest and _is_rows(rest[-1]):
-        rows, rest = _of_rows(rest[-1]), rest[:-1]
+        rows, which, rest = _of_rows(rest[-1]), str(rest[-1]), rest[:-1]
     cached = place in ("k", "v", "k+v")
     kind = "cache" if cached else _CLASS.get(place, "scores")
     name = "_".join(["cache" if cached else place.replace("+", "_"), how])
     if how in _COARSE_SCORES:
         text = _COARSE_SCORES[how].format(rest[0])
         return Told("scores_low_precision", "precision", text, {"dtype": str(rest[0])})
+    if how == "unit":
+        text = f"{who} are divided by their lengths: cosines instead of products"
+        return Told("scores_normalised", "scores", text, {})
     if how == "rounded":
         return Told(
             "low_precision_input", "precision", f"{who} are rounded to {rest[0]}{rows}", {"to": str(rest[0])}
         )
     if how == "scaled":
         by = number_of(rest, 0)
+        if by == 0 and which in _MISSING:
+            text = f"{who} of {_MISSING[which]} are missing: they are not there yet, and read as zero"
+            return Told("cache_rows_zero", kind, text, {})
         if by == 0 and cached:
             return Told("cache_rows_zero", kind, f"{who} were never written: they are zero{rows}", {})
         return Told(name, kind, f"{who} are {by:.5g} times what they should be{rows}", {"factor": by})
@@ -391,6 +449,12 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
             f"{who} are cut off (clamped) at {number_of(rest, 0):.4g}{rows}",
             {"at": number_of(rest, 0)},
         )
+    if how == "scaled_heads":
+        factors = {str(head): by for head, by in enumerate(rest) if by != 1}
+        text = "each head's context is scaled by a factor of its own"
+        return Told("context_scale_of_heads", kind, text, {"factors": factors})
+    if place == "context" and how == "reread" and rest[0] in _MERGED:
+        return Told(_MERGED[str(rest[0])][0], kind, _MERGED[str(rest[0])][1], {})
     if how == "other_sequence":
         return Told(
             "context_of_sequence",
@@ -398,18 +462,25 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
             f"the contexts are those of sequence {rest[0]:g}'s tokens of the step",
             {},
         )
-    if how in ("reread", "transposed"):
+    if how == "transposed":
+        return Told(name, kind, f"{who} are transposed: queries and keys are exchanged", {})
+    if how == "reread":
         order = f": written in one order of their axes and read as [{rest[0]}]" if rest else ""
         return Told(
-            "cache_layout" if cached else name, kind, f"{who} are transposed in memory{order}{rows}", {}
+            "cache_layout" if cached else name,
+            kind,
+            f"{who} are transposed in memory{order}{rows}",
+            {"order": str(rest[0])} if rest else {},
         )
     axis, numbers = str(rest[0]), rest[1:]
     if axis in ("head", "kv head"):
         kind = "heads" if not cached or axis == "kv head" else kind
         name = "cache_heads_moved" if cached else name
+    elif axis == "dim" and not cached:
+        kind = "scores" if place in ("q", "keys") else "context"
     elif cached and axis == "key":
         name = _CACHE_NAMES.get(how, name)
-    text = _MAPS[how].format(
-        *[float(x) for x in numbers if x is not None], axis="KV head" if axis == "kv head" else axis
-    )
+    one = "KV head" if axis == "kv head" else axis
+    every = "queries" if axis == "query" else f"{one}s"
+    text = _MAPS[how].format(*[float(x) for x in numbers if x is not None], axis=one, axes=every)
     return Told(name, kind, f"{who}: {text}{rows}", {"axis": axis, "numbers": list(numbers)})

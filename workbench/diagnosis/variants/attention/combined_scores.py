@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings, right_scale
+from lockstep.workbench.diagnosis.hypotheses.attention.words import kv_rules
 from lockstep.workbench.diagnosis.hypotheses.blocks import products
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant, where_wrong
@@ -17,7 +18,6 @@ from lockstep.workbench.diagnosis.operations.attention import soft_capped, uncap
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.head_maps import kv_maps
 from lockstep.workbench.diagnosis.variants.attention.mask import masks
 
 
@@ -28,9 +28,9 @@ def combined_scores(site: Site) -> Iterator[Variant]:
     heads, kv_heads = site.parts[0].expected.shape[0], site.parts[0].inputs["k"].shape[1]
     right = np.arange(heads) * kv_heads // heads
     scale = site.facts.model.scale
-    for rule, words, reads in (("", "", right), *kv_maps(heads, kv_heads)):
-        if rule and np.array_equal(reads, right):
-            continue
+    maps = {tuple(right.tolist()): ("", ""), **kv_rules(heads, kv_heads)}
+    for known_map, (rule, words) in maps.items():
+        reads = np.array(known_map)
         found = _scale(site, reads, scale)
         if found is None or not (rule or found != scale):
             continue
@@ -47,7 +47,7 @@ def combined_scores(site: Site) -> Iterator[Variant]:
             "meanings": [known[1]] if known else [],
             "map": rule,
         }
-        name, kind = (f"kv_heads_{rule}", "heads") if rule else ("scores_scale", "scores")
+        name, kind = (rule, "heads") if rule else ("scores_scale", "scores")
         other, text = _read(site, reads, found / scale), "; and ".join(reported)
         free = 0 if known or found == scale else 1
         if len(reported) > 1:

@@ -2,49 +2,117 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
+from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.hypotheses.blocks import (
-    all_wrong_heads,
-    in_place,
-    places,
-    products,
-    scopes,
-)
+from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import mask_words
+from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks as listed
+from lockstep.workbench.diagnosis.hypotheses.attention.masks import overwritten
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Given
+from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, in_place, places, scopes
+from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.trial import evenly
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import soft_capped, visible
+from lockstep.workbench.diagnosis.operations.attention import visible
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.mask_forms import Cells, Form, MaskForms, SeenMask
+
+Cells = NDArray[np.bool_]
+#: Lengths of a run of first keys that are tried beside a window; rows on which a mask is tried first.
+_FIRST, _ROWS = 8, 8
+
+
+@dataclass(frozen=True, slots=True)
+class SeenMask:
+    """What one head was let see in one part: `cells` [T, K], of which `rows` [T] are to be explained."""
+
+    part: int
+    head: int
+    cells: Cells
+    rows: Cells
+
+    @property
+    def edges(self) -> set[int]:
+        """Keys at which what is seen begins or ends, in the rows to be explained."""
+        rows = self.cells[self.rows]
+        return set((1 + np.flatnonzero((rows[:, 1:] != rows[:, :-1]).any(0))).tolist())
+
+
+@dataclass(frozen=True, slots=True)
+class Form:
+    """A mask of the list: cells [T, K] for each part."""
+
+    words: Told
+    cells: Sequence[Cells]
+
+    def gives(self, seen: Sequence[SeenMask]) -> bool:
+        """Whether it is what was seen, in all the rows to be explained."""
+        return bool(seen) and all(
+            np.array_equal(self.cells[one.part][one.rows], one.cells[one.rows]) for one in seen
+        )
+
+    def right(self, allowed: Sequence[Cells]) -> int:
+        """Of how many parts it is the right mask [heads, T, K]."""
+        return sum(np.array_equal(cells, own[0]) for cells, own in zip(self.cells, allowed, strict=True))
 
 
 def masks(site: Site) -> Iterator[Variant]:
     """Variants of the mask of one layer on one rank."""
-    if not all(part.fits for part in site.parts):
+    if site.deviation is None or not all(part.fits for part in site.parts):
         return
-    right = _unmasked(site)
-    yield from _numbers(site, right)
-    scope = scopes(site)
+    tree, scope = AttentionTree(site), scopes(site)
+    right = [one.raw for one in tree.given]
     shown = [visible(site.facts, part.seen) for part in site.parts]
-    allowed = [np.isfinite(part.expected) for part in site.parts]
+    allowed = [one.allowed for one in tree.given]
     at = [SeenMask(i, head, shown[i][head], scope[i][head].any(1)) for i, head in places(site)]
     if all(np.array_equal(one.cells[one.rows], allowed[one.part][one.head][one.rows]) for one in at):
         return  # each sees what it should
-    known = list(MaskForms(site, at))
-    fitting = [form for form in known if form.gives(at)]
-    for form in fitting:
+    known = _forms(tree, at)
+    # Of those that fit, the ones that are right where the operation is.
+    fitting = [(form.right(allowed), form) for form in known if form.gives(at)]
+    most = max((right_in for right_in, _ in fitting), default=0)
+    best = [form for right_in, form in fitting if right_in == most]
+    for form in sorted(best, key=lambda one: one.words.name == "mask_of_the_cache")[:1]:
         cells = _of_forms(site, dict.fromkeys(all_wrong_heads(site), form))
-        yield _variant(site, right, form.name, form.text, form.fitted, cells)
+        yield _variant(site, right, form.words.name, form.words.text, form.words.fitted, cells)
     if not fitting:
         yield from _keys_hidden(site, right, at, allowed)
         yield from _of_each_head(site, right, at, known)
 
 
-def _unmasked(site: Site) -> list[Array]:
-    scale, cap = site.facts.model.scale, site.facts.model.score_cap
-    return [soft_capped(products(part.inputs["q"], part.inputs["k"]) * scale, cap) for part in site.parts]
+def _forms(tree: AttentionTree, seen: Sequence[SeenMask]) -> list[Form]:
+    """The masks of the list that some head may have, with sizes that are read off what was seen; one of those that are
+    the same."""
+    site, keys = tree.site, max(len(one.key_at) for one in tree.given)
+    edges = sorted({edge for one in seen for edge in one.edges})
+    sizes = {size for end in edges for size in range(2, end + 1) if end % size == 0}
+    depths = [tree.given[one.part].far[one.cells & one.rows[:, None]] for one in seen]
+    widths = {1 + int(x.max(initial=-1)) for x in depths}
+    one_head = [replace(one, allowed=one.allowed[:1]) for one in tree.given]
+    every = (*listed(keys, sorted({*sizes, *edges, *widths} - {0}), edges[:_FIRST]), *overwritten(tree.given))
+    found: dict[bytes, Form] = {}
+    some = [_some(one_head[one.part], one) for one in {one.head: one for one in seen}.values()]
+    for (how, *rest), change in every:
+        if not any(np.array_equal(_cells(change, given), cells) for given, cells in some):
+            continue
+        cells = [_cells(change, one) for one in one_head]
+        words = mask_words(site, "allowed", str(how), rest)
+        if words is not None:
+            found.setdefault(b"".join(x.tobytes() for x in cells), Form(words, cells))
+    return list(found.values())
+
+
+def _cells(change: Change, given: Given) -> Cells:
+    return np.asarray(change(given.allowed.astype(np.float64), given)[0] > 0)
+
+
+def _some(given: Given, seen: SeenMask) -> tuple[Given, Cells]:
+    """A few of the rows to be explained, and what was seen in them."""
+    rows = evenly(np.flatnonzero(seen.rows), _ROWS)
+    return replace(given, rows=rows, at=given.at[rows], allowed=given.allowed[:, rows]), seen.cells[rows]
 
 
 def _variant(
@@ -63,7 +131,7 @@ def _variant(
 
 def _of_forms(site: Site, of_heads: Mapping[int, Form]) -> list[Cells]:
     """The mask of every part, with those heads' forms in the place of the right one."""
-    cells = [np.isfinite(part.expected) for part in site.parts]
+    cells = [~np.isneginf(part.expected) for part in site.parts]
     for head, form in of_heads.items():
         for made, own in zip(cells, form.cells, strict=True):
             made[head] = own
@@ -101,14 +169,14 @@ def _of_each_head(
     chosen: dict[int, Form] = {}
     for head in all_wrong_heads(site):
         own = [one for one in at if one.head == head]
-        fitting = next((form for form in [*known, *MaskForms(site, own)] if form.gives(own)), None)
+        fitting = next((form for form in known if form.gives(own)), None)
         if fitting is None:
             return
         chosen[head] = fitting
-    reported = "; ".join(f"head {head}: {form.text}" for head, form in list(chosen.items())[:4])
+    reported = "; ".join(f"head {head}: {form.words.text}" for head, form in list(chosen.items())[:4])
     text, fitted = (
         f"heads have masks of their own: {reported}",
-        {str(h): form.name for h, form in chosen.items()},
+        {str(h): form.words.name for h, form in chosen.items()},
     )
     yield _variant(site, right, "mask_of_heads", text, fitted, _of_forms(site, chosen), len(chosen))
 
@@ -139,39 +207,6 @@ def irregular_masks(site: Site) -> Iterator[Variant]:
         f"(step {row.step}, sequence {row.seq}) with the key in row {key}"
     )
     fitted = {"hidden": hidden, "shown": shown}
-    yield _variant(site, _unmasked(site), "mask_irregular", text, fitted, cells, 1)
-
-
-# --- masks that are numbers -------------------------------------------------------------------------------
-
-_PRODUCT = "the mask is made by multiplying with -inf: 0 * -inf is NaN in every cell"
-#: (name, text, what scores [heads, T, K] become of which some should be hidden)
-NUMBERS: tuple[tuple[str, str, Callable[[Cells, Array], Array]], ...] = (
-    ("mask_zero_times_inf", f"{_PRODUCT} that it allows", lambda hidden, x: np.where(hidden, -np.inf, np.nan)),
-    ("mask_zero_times_inf", f"{_PRODUCT} that it should hide", lambda hidden, x: np.where(hidden, np.nan, x)),
-    ("mask_bool_added", "a mask of True and False is added to the scores as 1 and 0: nothing is hidden",
-     lambda hidden, x: np.where(hidden, x, x + 1.0)),
-    ("mask_bool_added", "a mask of True and False is added to the scores as 0 and 1: nothing is hidden",
-     lambda hidden, x: np.where(hidden, x + 1.0, x)),
-    ("mask_multiplied", "scores are multiplied by a mask of 1 and 0: what should be hidden scores 0",
-     lambda hidden, x: np.where(hidden, 0.0, x)),
-)  # fmt: skip
-
-
-def _numbers(site: Site, right: Sequence[Array]) -> Iterator[Variant]:
-    """A finite number added to what should be masked, or put there, that is too small to hide it; a mask of True and
-    False that is added or multiplied as 1 and 0; a mask multiplied with infinity."""
-    pairs = [(~np.isfinite(part.expected), x) for part, x in zip(site.parts, right, strict=True)]
-    for name, text, form in NUMBERS:
-        yield Variant(name, "mask", text, {}, [form(hidden, x) for hidden, x in pairs])
-    gone = np.concatenate([part.seen[hidden] for part, (hidden, _) in zip(site.parts, pairs, strict=True)])
-    plain = np.concatenate([x[hidden] for hidden, x in pairs])
-    finite = np.isfinite(gone)
-    if not finite.any():
-        return
-    filled, added = (float(np.median(x[finite])) for x in (gone, gone - plain))
-    for how, number in (("are set to", filled), ("get the mask's", added)):
-        if abs(number) > 1e-3 and abs(number) != 1:
-            made = [np.where(hidden, number if how == "are set to" else x + number, x) for hidden, x in pairs]
-            text = f"masked scores {how} {number:.4g}, which does not hide them: they keep a share"
-            yield Variant("mask_finite", "mask", text, {"value": number}, made, 1)
+    yield _variant(
+        site, [one.raw for one in AttentionTree(site).given], "mask_irregular", text, fitted, cells, 1
+    )

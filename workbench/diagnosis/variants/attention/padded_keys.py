@@ -7,11 +7,13 @@ from functools import partial
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Given
+from lockstep.workbench.diagnosis.hypotheses.attention.trials import Trial, judged, tried, worded
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head
+from lockstep.workbench.diagnosis.hypotheses.setting import Told
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
 
 _MULTIPLES = (4, 8, 16, 32, 64, 128, 256)
 #: How many more keys there may be, whatever their number.
@@ -22,31 +24,32 @@ _MOST_EMPTY, _LISTED = 1 << 20, 6
 
 def padded_keys(site: Site) -> Iterator[Variant]:
     """Variants of probabilities, or of what a fused attention gives: each denominator has so many exp(0) more."""
-    if not all(part.fits for part in site.parts):
-        return
-    inside = Inside(site)
-    most = max(len(part.inputs["scores"][0][0]) for part in site.parts)
+    if judged(site):
+        tree = AttentionTree(site)
+        yield from tried(tree, _trials(tree))
+
+
+def _trials(tree: AttentionTree) -> Iterator[Trial]:
+    most = max(given.raw.shape[-1] for given in tree.given)
     ways: list[tuple[str, Callable[[int], int]]] = [
         *((f"up to a multiple of {n}", lambda keys, n=n: -keys % n) for n in _MULTIPLES),
-        *((f"up to {n}", lambda keys, n=n: n - keys) for n in (site.facts.model.max_position, *_powers(most))),
+        *((f"up to {n}", lambda keys, n=n: n - keys) for n in (tree.site.facts.model.max_position, *_powers(most))),
         *((f"{n} of them" if n > 1 else "one of them", lambda keys, n=n: n) for n in _MORE),
     ]  # fmt: skip
     for words, more in ways:
         text = f"keys that are not there take a share: padding with zeros ({words}), which score 0 and are not masked"
-        yield inside.variant("padded_keys", "mask", text, _guess(inside, partial(_of_keys, more)))
-    slots = _slots(inside)
+        yield worded(Told("padded_keys", "mask", text, {}), {"probs": _beside(partial(_of_keys, more))})
+    slots = _slots(tree)
     if slots:
-        yield inside.variant(
-            "empty_slots", "mask", _of_slots(slots), _guess(inside, partial(_empty, inside, slots)),
-            {"slots": list(slots.values())}, len(set(slots.values())),
-        )  # fmt: skip
+        words_of = Told("empty_slots", "mask", _of_slots(slots), {"slots": list(slots.values())})
+        yield worded(words_of, {"probs": _beside(partial(_empty, tree, slots))}, len(set(slots.values())))
 
 
-def _slots(inside: Inside) -> dict[int, int]:
+def _slots(tree: AttentionTree) -> dict[int, int]:
     """By sequence how many slots its cache has, where each of its wrong passes says the same, by the share that keys
     lack; empty where they do not."""
-    site, found = inside.site, dict[int, set[int]]()
-    for i in inside.wrong_parts:
+    site, found = tree.site, dict[int, set[int]]()
+    for i in tree.wrong:
         part = site.parts[i]
         seen, right = by_head(site, part.seen), by_head(site, part.expected)
         total = np.logaddexp.reduce(part.inputs["scores"], axis=-1)
@@ -64,9 +67,10 @@ def _slots(inside: Inside) -> dict[int, int]:
     }
 
 
-def _empty(inside: Inside, slots: Mapping[int, int], i: int, keys: int) -> int:
+def _empty(tree: AttentionTree, slots: Mapping[int, int], given: Given) -> int:
     """How many slots a pass finds empty: none where its result is right, as behind the mask of a prompt."""
-    return slots[inside.site.parts[i].rows[-1].seq] - keys if i in inside.wrong_parts else 0
+    part = given.part
+    return slots[tree.site.parts[part].rows[-1].seq] - given.raw.shape[-1] if part in tree.wrong else 0
 
 
 def _of_slots(slots: Mapping[int, int]) -> str:
@@ -83,18 +87,15 @@ def _powers(most: int) -> Iterator[int]:
     yield from (2**n for n in range(first, first + 4))
 
 
-def _guess(inside: Inside, more: Callable[[int, int], int]) -> Guess:
-    """Of how many more keys a part has beside its own."""
+def _beside(more: Callable[[Given], int]) -> Change:
+    """Of how many more keys a pass has beside its own."""
 
-    def guess(i: int, rows: Rows) -> tuple[Array, Array | None]:
-        probs, scores = inside.probs(i)[:, rows], inside.site.parts[i].inputs["scores"][:, rows]
-        count = max(more(i, scores.shape[-1]), 0)
-        total = np.logaddexp.reduce(scores, axis=-1, keepdims=True)
-        return probs / (1 + count * np.exp(-total)), inside.values(i)
+    def change(probs: Array, given: Given) -> Array:
+        total = np.logaddexp.reduce(given.scores, axis=-1, keepdims=True)
+        return np.asarray(probs / (1 + max(more(given), 0) * np.exp(-total)))
 
-    return guess
+    return change
 
 
-def _of_keys(more: Callable[[int], int], query: int, keys: int) -> int:
-    """How many are added, by how many there are, whichever the query."""
-    return more(keys)
+def _of_keys(more: Callable[[int], int], given: Given) -> int:
+    return more(given.raw.shape[-1])

@@ -1,4 +1,4 @@
-"""Scores scaled by a factor that is not one number: of the query's position, of the key's, of the step."""
+"""Scores scaled by a factor that is not one number: of the head, of the query's position, of the key's, of the step."""
 
 from __future__ import annotations
 
@@ -28,14 +28,16 @@ def score_factors(site: Site) -> Iterator[Variant]:
     """Variants whose factors are fitted over all wrong heads and passes together."""
     if not all(part.fits for part in site.parts):
         return
-    shapes = [part.expected.shape[1:] for part in site.parts]
+    shapes = [part.expected.shape for part in site.parts]
     steps = [site.taps.passes[i].step for i in site.passes]
     queries = [
         np.broadcast_to(positions(part)[:, None], s) for part, s in zip(site.parts, shapes, strict=True)
     ]
     keys = [np.broadcast_to(key_positions(part), s) for part, s in zip(site.parts, shapes, strict=True)]
     passes = [np.full(s, step, dtype=np.int64) for s, step in zip(shapes, steps, strict=True)]
+    heads = [np.broadcast_to(np.arange(s[0])[:, None, None], s) for s in shapes]
     for name, what, index in (
+        ("heads", "each head's scores are scaled by a factor of its own", heads),
         ("queries", "each query's scores are scaled by a factor of its position", queries),
         ("keys", "the scores of each key are scaled by a factor of its position", keys),
         ("steps", "each step's scores are scaled by a factor of its own", passes),
@@ -108,7 +110,7 @@ def _fitted(site: Site, index: Sequence[_Numbers]) -> tuple[_Table, int]:
     for i, head in places(site):
         seen, right = site.parts[i].seen[head], site.parts[i].expected[head]
         cells = np.isfinite(seen) & np.isfinite(right)
-        at.append(index[i][cells])
+        at.append(index[i][head][cells])
         x.append(right[cells])
         y.append(seen[cells])
     if not at:
@@ -140,6 +142,8 @@ def _functions(table: _Table) -> Iterator[tuple[str, Callable[[int], float], int
     if grown.any():
         length = float(np.exp(np.median(np.log(n[grown]) / f[grown])))
         if length > 1:
+            plain = f"log(n) / log({length:.4g}), n being the query's position + 1"
+            yield plain, lambda at: math.log(at + 1) / math.log(length), 1
             words = f"max(1, log(n) / log({length:.4g})), n being the query's position + 1"
             yield words, lambda at: max(1.0, math.log(at + 1) / math.log(length)), 1
     if (f > 0).all():

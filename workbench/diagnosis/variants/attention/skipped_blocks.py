@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import softmax
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.softmax import softmax
 
 #: Keys of a block that are tried, the largest first.
 _BLOCKS = (256, 128, 64, 32, 16, 8, 4, 2, 1)

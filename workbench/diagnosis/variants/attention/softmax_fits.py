@@ -8,12 +8,13 @@ from collections.abc import Iterator, Mapping, Sequence
 import numpy as np
 
 from lockstep.engine.config import ModelConfig
+from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import shares
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import softmax
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, in_place, places, scopes
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.softmax import divided, softmax
 
 
 def softmax_fits(site: Site) -> Iterator[Variant]:
@@ -81,11 +82,9 @@ def _meanings(model: ModelConfig) -> list[tuple[float, str]]:
     again = "divided by sqrt(head_dim)" if usual else f"multiplied by the configured {model.scale:.5g}"
     undone = "multiplied by sqrt(head_dim)" if usual else f"divided by the configured {model.scale:.5g}"
     return [
-        (math.log(2), "powers of 2 are taken instead of e"),
         (math.log2(math.e), "scores are multiplied by log2(e) as exp2 needs it, but exp follows"),
         (model.scale, f"scores are {again} once more"),
         (1 / model.scale, f"scores are {undone}"),
-        (-1.0, "the sign of the scores is turned"),
         (2.0, "scores are doubled"),
         (0.5, "scores are halved"),
     ]
@@ -154,7 +153,7 @@ def _top_k(site: Site) -> Iterator[Variant]:
         return
     left = [np.where(cells, part.expected, 0.0) for cells, part in zip(kept_cells, site.parts, strict=True)]
     for words, guesses in (
-        ("and made to add up to 1 again", [divided(x) for x in left]),
+        ("and made to add up to 1 again", [shares(x) for x in left]),
         ("and what is left does not add up to 1", left),
     ):
         yield _of("probs_truncated", f"{text}, {words}", site, guesses, fitted, 1)

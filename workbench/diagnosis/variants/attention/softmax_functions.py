@@ -7,11 +7,11 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
 
+from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import powers, shares
 from lockstep.workbench.diagnosis.hypotheses.blocks import in_place, places, scopes
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.softmax import divided, powers
 
 #: Relative error of a probability that is read off its neighbours.
 _TOLERANCE = 2e-3
@@ -38,8 +38,8 @@ def other_functions(site: Site) -> Iterator[Variant]:
     for part in site.parts:
         right = powers(part.inputs["scores"])
         found, spread = _without_itself(np.log(np.maximum(right, 1e-300)), x, ratio)
-        guesses.append(divided(right * found))
-        noises.append(np.maximum(divided(right) * spread, part.noise))
+        guesses.append(shares(right * found))
+        noises.append(np.maximum(shares(right) * spread, part.noise))
     worst = int(np.argmax(np.abs(ratio - 1) * np.exp(x)))
     text = (
         "the probabilities go by the scores alone, but not by their exponential: "

@@ -10,12 +10,13 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from lockstep.workbench.diagnosis.hypotheses.attention.tree import GROSS, AttentionTree, Change, Given, Made
+from lockstep.workbench.diagnosis.hypotheses.attention.trials import judged, tried, worded
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, by_head, places, scopes
+from lockstep.workbench.diagnosis.hypotheses.setting import Told
 from lockstep.workbench.diagnosis.hypotheses.variant import UNEXPLAINED, Variant
-from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.attention.inside import Guess, Inside, Rows
 from lockstep.workbench.diagnosis.variants.attention.key_parts import (
     FORMS,
     Form,
@@ -31,56 +32,59 @@ _RIDGE = 1e-12
 
 def split_keys(site: Site) -> Iterator[Variant]:
     """Variants of one layer's probabilities, or of its context, of which the keys' parts have wrong shares."""
-    if not all(part.fits for part in site.parts):
+    if not judged(site):
         return
-    inside, known = Inside(site), set()
-    of = "context" if inside.values(0) is not None else "softmax"
-    for words, split in splits(max(inside.probs(i).shape[2] for i in range(len(site.parts)))):
-        cut = [_parts(inside, i, split) for i in range(len(site.parts))]
+    tree, known = AttentionTree(site), set()
+    right = [tree.make(one, {}) for one in tree.sample]
+    of = "context" if "context" in tree.points else "softmax"
+    for words, split in splits(max(one.raw.shape[2] for one in tree.given)):
+        cut = [_parts(one, split) for one in tree.given]
         key = tuple(each.tobytes() for each in cut)
         if key in known or not any(each.any() for each in cut):
             continue
         known.add(key)
-        if not _in_reach(inside, cut):
+        if not _in_reach(tree, right, cut):
             continue
         text = f"attention runs over the keys {words}, whose results are joined wrongly"
-        for reported, form in FORMS:
-            yield inside.variant(f"{of}_split_keys", of, f"{text}: {reported}", _guess(inside, cut, form))
+        told = ((Told(f"{of}_split_keys", of, f"{text}: {how}", {}), form) for how, form in FORMS)
+        yield from tried(tree, (worded(one, {"probs": _joined(cut, form)}) for one, form in told))
         if of == "context":
-            yield from _by_fitted_weights(inside, cut, text)
+            yield from _by_fitted_weights(tree, cut, text)
 
 
-def _parts(inside: Inside, i: int, split: Split) -> Parts:
-    return np.asarray(split(inside.probs(i).shape[2], len(inside.site.parts[i].rows)), dtype=np.int64)
+def _parts(given: Given, split: Split) -> Parts:
+    return np.asarray(split(given.raw.shape[2], given.new), dtype=np.int64)
 
 
-def _guess(inside: Inside, cut: list[Parts], form: Form) -> Guess:
-    def guess(i: int, rows: Rows) -> tuple[Array, Array | None]:
-        shares = Shares(inside.probs(i)[:, rows], cut[i])
-        return shares.of_keys(form(shares)), inside.values(i)
+def _joined(cut: list[Parts], form: Form) -> Change:
+    def change(probs: Array, given: Given) -> Array:
+        shares = Shares(probs, cut[given.part])
+        return shares.of_keys(form(shares))
 
-    return guess
+    return change
 
 
-def _in_reach(inside: Inside, cut: list[Parts]) -> bool:
+def _in_reach(tree: AttentionTree, right: list[Made], cut: list[Parts]) -> bool:
     """Whether some weights of the parts' results give what was seen in a few wrong rows."""
     left = error = 0.0
-    for sample in inside.sample:
-        results = _results(inside, sample.part, sample.rows, cut[sample.part])
-        seen = by_head(inside.site, sample.seen)
+    for one, made in zip(tree.sample, right, strict=True):
+        results = _results(made, cut[one.part])
+        seen, wanted = (by_head(tree.site, x) for x in (one.seen, one.right))
+        cells = by_head(tree.site, one.scope)
         rest = seen - np.einsum("htn,htnd->htd", _weights(results, seen), results)
-        cells = by_head(inside.site, sample.cells)
-        left, error = left + float(np.square(rest[cells]).sum()), error + sample.error
+        left, error = (
+            total + float(np.square(np.minimum(np.abs(x[cells]), GROSS)).sum())
+            for total, x in ((left, rest), (error, seen - wanted))
+        )
     return bool(left <= (UNEXPLAINED**2) * error)
 
 
-def _results(inside: Inside, i: int, rows: Rows, parts: Parts) -> Array:
+def _results(made: Made, parts: Parts) -> Array:
     """What each part adds to the context, or to the probabilities, [heads, rows, n, D]."""
-    shares, values = Shares(inside.probs(i)[:, rows], parts), inside.values(i)
-    own = shares.probs[:, :, None] * shares.members
-    if values is None:
+    own = made.probs[:, :, None] * Shares(made.probs, parts).members
+    if made.values is None:
         return own
-    return np.asarray(np.einsum("htnk,khd->htnd", own, expand(values, len(own)), optimize=True))
+    return np.asarray(np.einsum("htnk,khd->htnd", own, made.values, optimize=True))
 
 
 def _weights(results: Array, seen: Array) -> Array:
@@ -91,16 +95,15 @@ def _weights(results: Array, seen: Array) -> Array:
     return np.asarray(np.linalg.solve(square, results @ seen[..., None])[..., 0])
 
 
-def _by_fitted_weights(inside: Inside, cut: list[Parts], text: str) -> Iterator[Variant]:
+def _by_fitted_weights(tree: AttentionTree, cut: list[Parts], text: str) -> Iterator[Variant]:
     """Two parts of the keys, each right by itself, in other shares than theirs, whatever rule gave these."""
     if max(int(parts.max()) for parts in cut) != 1:
         return
-    site, ratios = inside.site, []
+    site, ratios = tree.site, []
     guesses, scope = [part.expected for part in site.parts], scopes(site)
-    for i in inside.wrong_parts:
-        rows = np.arange(len(site.parts[i].rows))
-        results = _results(inside, i, rows, cut[i])
-        mass = Shares(inside.probs(i), cut[i]).mass
+    for i in tree.wrong:
+        right = tree.make(tree.given[i], {})
+        results, mass = _results(right, cut[i]), Shares(right.probs, cut[i]).mass
         both = (mass > 0).sum(-1) > 1
         weights = np.where(both[..., None], _weights(results, by_head(site, site.parts[i].seen)), 1.0)
         made = np.einsum("htn,htnd->htd", weights, results)

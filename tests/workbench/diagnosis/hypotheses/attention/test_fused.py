@@ -33,7 +33,6 @@ _SOFTMAX = {one[0]: one[1:] for one in SOFTMAX}
 #: What is told otherwise of a context than of the scores or probabilities themselves.
 OTHERWISE = {
     "cache masked": ("cache_not_used", "not the cache"),
-    "sign": ("softmax_negated", "of minus the scores"),
     "base 2": ("scores_scale", "0.69315 times the right scale"),
     "key 2 hidden": ("mask_keys_hidden", "the key at 2 is masked"),
     "values": ("cache_keys_for_values", "what is read as keys are the values"),
@@ -103,7 +102,7 @@ def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
         ({"v_cache": lambda x, at: rows_of(at, "k_rope")}, "cache_keys_for_values", "as values are the keys"),
         ({"v_cache": lambda x, at: rows_of(at, "v_proj").flip(1)}, "kv_heads_reversed", "KV heads in reversed order"),
         ({"v_cache": lambda x, at: rows_of(at, "v_proj").to(torch.float8_e4m3fn).float()}, "low_precision_input",
-         "operands v are rounded to float8 (e4m3)"),
+         "cached values are rounded to float8 (e4m3)"),
     ],
     ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8"],
 )  # fmt: skip

@@ -45,8 +45,8 @@ def eight_bits(p: Tensor, at: At) -> Tensor:
 
 CASES: list[tuple[str, str, Any, str, str]] = [
     # id, tap, what is done, the cause's name, words of its text
-    ("products", "scores", low_products, "low_precision", "before they are scaled"),
-    ("scaled queries", "scores", scaled_low, "low_precision", "queries are scaled in bfloat16"),
+    ("products", "scores", low_products, "scores_low_precision", "before they are scaled"),
+    ("scaled queries", "scores", scaled_low, "scores_low_precision", "queries are scaled in bfloat16"),
     ("fixed point", "probs", eight_bits, "probs_low_precision", "1/255"),
     ("float8", "probs", lambda p, at: p.to(torch.float8_e4m3fn).float(), "probs_low_precision", "e4m3"),
     ("bucket", "probs", padded, "padded_keys", "up to a multiple of 16"),

@@ -85,10 +85,10 @@ def products(at: At, reads: Callable[[int], int], scale: float) -> tuple[Tensor,
 
 #: The map of heads (the right one: h // 2 of 4), the scale (the right one: 1/4), whether all is seen.
 SCORES: dict[str, tuple[Callable[[int], int], float, bool, str, list[str]]] = {
-    "scale and mask": (lambda h: h // 2, 1.0, True, "scores_scale", ["the scale is missing", "nothing is masked"]),
+    "scale and mask": (lambda h: h // 2, 1.0, True, "scores_scale", ["the scale is missing", "no causal mask"]),
     "heads and scale": (lambda h: h % 4, 1.0, False, "kv_heads_tiled", ["h % n", "the scale is missing"]),
-    "heads and mask": (lambda h: h % 4, 0.25, True, "kv_heads_tiled", ["h % n", "nothing is masked"]),
-    "all three": (lambda h: h % 4, 1.0, True, "kv_heads_tiled", ["h % n", "scale is missing", "nothing is masked"]),
+    "heads and mask": (lambda h: h % 4, 0.25, True, "kv_heads_tiled", ["h % n", "no causal mask"]),
+    "all three": (lambda h: h % 4, 1.0, True, "kv_heads_tiled", ["h % n", "scale is missing", "no causal mask"]),
 }  # fmt: skip
 
 

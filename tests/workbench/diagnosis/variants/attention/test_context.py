@@ -68,52 +68,52 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
     ("tiled", values(lambda v, at: v[:, [h % 4 for h in range(8)]]), "kv_heads_tiled", "h % n"),
     ("reversed", values(lambda v, at: v.flip(1)), "kv_heads_reversed", "reversed"),
     ("all 0", values(lambda v, at: v[:, :1].repeat(1, 4, 1)), "kv_heads_all_0", "KV head 0"),
-    ("keys", values(lambda v, at: at.taps["k_cache"]), "context_of_keys", "keys instead of the values"),
-    ("layer 0", values(layer_0), "context_values_of_layer", "layer 0"),
-    ("context of sequence 0", first_context, "context_of_sequence", "sequence 0's first tokens"),
-    ("sequence 0", values(first_sequence), "context_values_of_sequence", "sequence 0"),
+    ("keys", values(lambda v, at: at.taps["k_cache"]), "cache_keys_for_values", "as values are the keys"),
+    ("layer 0", values(layer_0), "cache_of_another_layer", "those of layer 0"),
+    ("context of sequence 0", first_context, "context_of_sequence", "sequence 0's tokens of the step"),
+    ("sequence 0", values(first_sequence), "cache_of_another_sequence", "sequence 0"),
     (
         "behind",
         values(lambda v, at: torch.cat([v[:1] * 0, v[:-1]])),
-        "context_values_behind",
-        "one row behind",
+        "cache_rows_shifted",
+        "stands -1 from it",
     ),
     (
         "newest missing",
         values(lambda v, at: torch.cat([v[:-1], v[:1] * 0])),
-        "context_newest_value_missing",
+        "cache_rows_zero",
         "not there yet",
     ),
-    ("own value", probs(own), "context_own_value", "its own value"),
+    ("own value", probs(own), "probs_of_own_key", "own key"),
     (
         "own in decode",
         probs(lambda p, at: own(p, at) if at.step else p),
-        "context_own_value",
-        "its own value",
+        "probs_of_own_key",
+        "own key",
     ),
     (
         "first value",
         lambda x, at: at.taps["v_cache"][:1].repeat_interleave(2, 1).expand(len(x), -1, -1).flatten(1),
-        "context_first_value",
-        "the first one",
+        "probs_of_first_key",
+        "first key",
     ),
     (
         "mean",
         probs(lambda p, at: (p > 0) / (p > 0).sum(-1, keepdim=True)),
-        "context_mean",
-        "mean of the values",
+        "probs_uniform",
+        "same probability",
     ),
     (
         "transposed",
         probs(lambda p, at: p.transpose(1, 2) if p.shape[1] == p.shape[2] else p),
-        "context_probs_transposed",
+        "probs_transposed",
         "transposed",
     ),
     (
         "scores",
         probs(lambda p, at: at.taps["scores"].nan_to_num(neginf=0)),
-        "context_of_scores",
-        "softmax is left out",
+        "softmax_missing",
+        "no softmax",
     ),
     (
         "no merge",
@@ -122,19 +122,25 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
         "without being transposed",
     ),
     ("dim by head", of_heads(lambda x: x.transpose(1, 2)), "context_heads_by_dim", "[D, heads]"),
-    ("heads reversed", of_heads(lambda x: x.flip(1)), "merged_heads_reversed", "reversed"),
+    ("heads reversed", of_heads(lambda x: x.flip(1)), "merged_heads_moved", "head 0 has those of head 7"),
     (
         "groups",
         of_heads(lambda x: x.unflatten(1, (4, 2)).transpose(1, 2).flatten(1, 2)),
-        "context_groups_transposed",
-        "[group, KV heads]",
+        "merged_heads_moved",
+        "head 1 has those of head 2",
     ),
-    ("rolled", of_heads(lambda x: x.roll(1, 1)), "merged_heads_rolled_1", "rolled by 1"),
+    ("rolled", of_heads(lambda x: x.roll(1, 1)), "merged_heads_moved", "head 0 has those of head 7"),
     (
         "head 3 zero",
         of_heads(lambda x: x * (torch.arange(8) != 3)[:, None]),
         "context_heads_zero",
-        "heads [3] of this rank are zero",
+        "heads 3 give nothing",
+    ),
+    (
+        "last rows never stored",
+        lambda x, at: x * (torch.arange(len(x)) < 6)[:, None],
+        "context_heads_zero",
+        "give nothing",
     ),
     ("scaled", lambda x, at: x * 1.5, "context_scaled", "1.5 times"),
     (
@@ -146,8 +152,8 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
     (
         "two exchanged",
         of_heads(lambda x: x[:, [0, 5, 2, 3, 4, 1, 6, 7]]),
-        "merged_heads_listed",
-        "head 1 is that of head 5",
+        "merged_heads_moved",
+        "head 1 has those of head 5",
     ),
 ]
 
@@ -166,10 +172,10 @@ def test_the_step_before_s_values_are_told_as_stale_or_missing() -> None:
     def stale(v: Tensor, at: At) -> Tensor:
         return torch.cat([v[: at.start], v[at.start :] * 0]) if at.start else v
 
-    assert set(names(Run(model(), {"context": values(stale)}), "context")) & {
-        "context_values_stale",
-        "context_newest_value_missing",
-    }
+    (first, *_) = causes(Run(model(), {"context": values(stale)}), "context")
+    assert first.variant.text == (
+        "cached values of the step itself are missing: they are not there yet, and read as zero"
+    )
 
 
 def test_one_rank_that_reads_the_other_s_values() -> None:
@@ -179,7 +185,7 @@ def test_one_rank_that_reads_the_other_s_values() -> None:
 
     run = Run(model(), {"context": spoil}, ranks=2)
     assert run.site("context", rank=0).deviation is None
-    assert causes(run, "context", rank=1)[0].variant.text == "query heads read the KV heads of rank 0"
+    assert causes(run, "context", rank=1)[0].variant.text == "cached values: rows are those of rank 0"
 
 
 def test_random_damage_to_the_context_is_not_blamed_on_anything() -> None:

@@ -40,8 +40,8 @@ FACTORS: list[tuple[str, Any, str, str]] = [
     ("table", lambda x, at: x * (1 + seen_keys(x) % 3), "scores_scale_of_queries", "factor of its position"),
     ("keys", by_key, "scores_scale_of_keys", "of each key"),
     ("steps", lambda x, at: x * (1 + at.step), "scores_scale_of_steps", "each step"),
-    ("dimensions", lambda x, at: of_dimensions(x, at, 1.0 * (torch.arange(16) < 12)), "scores_dimensions",
-     "12 to 15 are not summed"),
+    ("dimensions", lambda x, at: of_dimensions(x, at, 1.0 * (torch.arange(16) < 12)), "keys_kept_up_to",
+     "from dim 12 on there is nothing but zeros"),
     ("signs", lambda x, at: of_dimensions(x, at, torch.tensor([-1.0] * 4 + [1] * 12)), "scores_dimensions", "0 to 3"),
     ("mask", hidden_here_and_there, "mask_irregular", "hides"),
 ]  # fmt: skip
@@ -71,4 +71,4 @@ def test_nan_is_not_blamed_on_what_it_has_made_of_a_later_layer() -> None:
     run = Run(model(), {"scores": nan_after(1), "k_rope": nan_after(2), "q_rope": nan_after(2)})
     found = names(run, "scores")
     assert found
-    assert not {"scores_keys_of_layer", "scores_queries_of_layer"} & set(found)
+    assert not {"cache_of_another_layer", "queries_of_another_layer"} & set(found)

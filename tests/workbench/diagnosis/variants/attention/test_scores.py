@@ -86,7 +86,7 @@ SCORES: list[tuple[str, Any, str, str]] = [
     (
         "log n",
         lambda x, at: torch.where(x == -INF, x, x * (where(at)[0] + 1.0).log()[:, None] / math.log(8)),
-        "scores_log_position",
+        "scores_scale_of_queries",
         "log(8)",
     ),
     (
@@ -128,27 +128,32 @@ SCORES: list[tuple[str, Any, str, str]] = [
     (
         "k one behind",
         operands(lambda q, k, at: (q, torch.cat([k[:1] * 0, k[:-1]]))),
-        "scores_keys_one_behind",
-        "one row behind",
+        "cache_rows_shifted",
+        "each key has what stands -1 from it",
     ),
     (
         "q one ahead",
         operands(lambda q, k, at: (torch.cat([q[1:], q[-1:]]), k)),
-        "scores_queries_one_ahead",
-        "the row after its own",
+        "q_shifted",
+        "each query has what stands +1 from it",
     ),
     (
         "newest missing",
         operands(lambda q, k, at: (q, torch.cat([k[:-1], k[:1] * 0]))),
-        "scores_newest_key_missing",
+        "cache_rows_zero",
         "not there yet",
     ),
-    ("values", operands(lambda q, k, at: (q, at.taps["v_cache"])), "scores_of_values", "values"),
+    (
+        "values",
+        operands(lambda q, k, at: (q, at.taps["v_cache"])),
+        "cache_keys_for_values",
+        "what is read as keys are the values",
+    ),
     (
         "not transposed",
         operands(lambda q, k, at: (q.reshape(8, len(q), DIM).transpose(0, 1), k)),
-        "scores_heads_not_transposed",
-        "without being transposed",
+        "q_reread",
+        "queries are transposed in memory",
     ),
     (
         "alibi",
@@ -171,14 +176,14 @@ SCORES: list[tuple[str, Any, str, str]] = [
     (
         "halves of packed words exchanged",
         operands(lambda q, k, at: (q.unflatten(-1, (-1, 2)).flip(-1).flatten(-2), k)),
-        "scores_dimension_order",
-        "neighbours in each other's place",
+        "keys_exchanged_in_pairs",
+        "neighbouring dims stand in each other's place",
     ),
     (
         "dimensions backwards in one head",
         operands(lambda q, k, at: (torch.cat([q[:, :7], q[:, 7:].flip(-1)], 1), k)),
-        "scores_dimension_order",
-        "from the last to the first",
+        "keys_reversed",
+        "dims stand in reversed order",
     ),
     ("constant", lambda x, at: x + 3.0, "scores_constant", "a constant is added to all scores"),
     ("tiled", kv_map(lambda h: h % 4), "kv_heads_tiled", "h % n"),
@@ -192,7 +197,7 @@ SCORES: list[tuple[str, Any, str, str]] = [
         "kv_heads_listed",
         "query head 1 reads KV head 2 instead of 0",
     ),
-    ("q heads reversed", lambda x, at: x.flip(0), "query_heads_reversed", "reversed order"),
+    ("q heads reversed", lambda x, at: x.flip(0), "score_heads_moved", "head 0 has those of head 7"),
 ]
 
 
@@ -215,7 +220,7 @@ def test_a_single_head_is_told_by_itself() -> None:
 
     first = causes(Run(model(), {"scores": spoil}, ranks=2), "scores", rank=1)[0].variant
     assert first.name == "kv_heads_listed"
-    assert first.text == "query head 1 reads KV head 1 instead of 0, counted within the rank"
+    assert first.text.endswith(": query head 1 reads KV head 1 instead of 0; the others read their own")
 
 
 MASKS: list[tuple[str, Any, str, str]] = [
@@ -252,7 +257,7 @@ MASKS: list[tuple[str, Any, str, str]] = [
         "key 2 hidden",
         lambda at: causal(at) | (where(at)[1] == 2) & (distance(at) > 0),
         "mask_keys_hidden",
-        "keys at [2]",
+        "the key at 2",
     ),
     (
         "cache masked",
@@ -311,7 +316,7 @@ def test_a_layer_that_slides_although_it_should_see_all_and_the_other_way() -> N
 
 @pytest.mark.parametrize(
     ("fused", "operation", "name"),
-    [(False, "scores", "window_prefill_only"), (True, "context", "window_missing")],
+    [(False, "scores", "window_prefill_only"), (True, "context", "window_prefill_only")],
 )
 def test_a_window_lost_in_decode_is_no_lost_causal_mask(fused: bool, operation: str, name: str) -> None:
     """In decode there is no later key: to see every key and every earlier one is the same."""
@@ -343,7 +348,7 @@ def test_heads_with_masks_of_their_own() -> None:
     (first, *_) = causes(Run(model(), {"scores": spoil}), "scores")
     assert first.variant.name == "mask_of_heads"
     assert "head 2: a sliding window of 3" in first.variant.text
-    assert "head 5: each token sees one later token" in first.variant.text
+    assert "head 5: each query sees 1 later token" in first.variant.text
 
 
 @pytest.mark.parametrize(
@@ -406,7 +411,7 @@ def test_random_damage_to_scores_is_not_blamed_on_anything() -> None:
 def test_decode_alone_is_named_from_all_steps_together() -> None:
     run = Run(model(), {"scores": lambda x, at: x * 4 if at.step else x})
     (first, *_) = causes(run, "scores")
-    assert (first.variant.name, first.everywhere) == ("scores_scale", False)
+    assert first.variant.name == "scores_scale"
 
 
 def test_one_rank_that_reads_another_rank_s_heads() -> None:
@@ -419,4 +424,4 @@ def test_one_rank_that_reads_another_rank_s_heads() -> None:
     run = Run(model(), {"scores": spoil}, ranks=2)
     assert run.site("scores", rank=0).deviation is None
     (first, *_) = causes(run, "scores", rank=1)
-    assert first.variant.text == "query heads read the KV heads of rank 0"
+    assert first.variant.text == "cached keys: rows are those of rank 0"

@@ -1,4 +1,4 @@
-"""Masks of sparse attention, and of rows that are shifted, are read off the scores; so are cosines and stale keys."""
+"""Masks of sparse attention are read off the scores; so are cosines and stale keys."""
 
 from __future__ import annotations
 
@@ -27,23 +27,23 @@ def under(allow: Any) -> Any:
 
 MASKS: list[tuple[Any, str, str]] = [
     (lambda q, k: (k < 2) | (q - k < 3), "mask_first_and_newest", "the first 2 keys and the newest 3"),
-    (lambda q, k: (q - k) % 2 == 0, "mask_dilated", "multiples of 2"),
+    (lambda q, k: (q - k) % 2 == 0, "mask_strided", "multiples of 2"),
     (lambda q, k: (k // 2 + 0 * q) % 2 == 0, "mask_every_other_block", "blocks of 2"),
     (lambda q, k: q // 2 - k // 2 < 2, "mask_window_of_blocks", "in blocks of 2"),
-    (lambda q, k: (k < q) | (q == 0), "mask_rows_shifted", "the one before it"),
+    (lambda q, k: (k < q) | (q == 0), "mask_strict", "does not see itself"),
 ]
 
 
 @pytest.mark.parametrize(("allow", "name", "words"), MASKS, ids=[one[1] for one in MASKS])
 def test_sparse_and_shifted_masks_are_named(allow: Any, name: str, words: str) -> None:
     spoil = under(allow)
-    prefill = (lambda x, at: spoil(x, at) if at.step == 0 else x) if "shifted" in name else spoil
+    prefill = (lambda x, at: spoil(x, at) if at.step == 0 else x) if "strict" in name else spoil
     found = causes(Run(model(), {"scores": prefill}), "scores")
     assert (found[0].variant.name, words in found[0].variant.text) == (name, True), found[0].variant.text
 
 
 @pytest.mark.parametrize(
-    ("shown", "told"), [(6, "mask_length"), (3, "mask_length")], ids=["six keys", "three keys"]
+    ("shown", "told"), [(6, "mask_first_keys"), (3, "mask_first_keys")], ids=["six keys", "three keys"]
 )
 def test_keys_that_end_are_no_pattern_of_blocks(shown: int, told: str) -> None:
     found = causes(Run(model(), {"scores": under(lambda q, k: (k < shown) & (q >= 0))}), "scores")
@@ -69,4 +69,4 @@ def test_cosines_and_a_stale_newest_key_are_named() -> None:
     cosines = causes(Run(model(), {"scores": of(lambda q, k: (unit(q, dim=-1), unit(k, dim=-1)))}), "scores")
     assert cosines[0].variant.name == "scores_normalised"
     stale = causes(Run(model(), {"scores": of(lambda q, k: (q, torch.cat([k[:-1], k[-2:-1]])))}), "scores")
-    assert stale[0].variant.name == "scores_newest_key_stale"
+    assert stale[0].variant.name == "cache_rows_shifted"
