@@ -18,6 +18,7 @@ from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
+from lockstep.workbench.diagnosis.operations.mixture import expert_placements
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -34,8 +35,19 @@ _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
     "ids": (), "jitter": (0.0,),
 }  # fmt: skip
+#: How logits may be misread: rounded, or of the engine's 16 bits as if they were the other ones.
+_MISREAD = (
+    "bfloat16",
+    "float16",
+    "written as bfloat16 and read as float16",
+    "written as float16 and read as bfloat16",
+)
 #: Functions that take rows of other tokens.
 _MIXING = ("rows_before", "rows_after", "rows_before_in_turn")
+#: Softmaxes over the tokens of a pass, of one sequence or of all, in place of that over the experts.
+_OVER_TOKENS = ("rows_softmax_of_sequence", "rows_softmax_of_step")
+#: The experts that a rank has where they are divided among so many groups of ranks.
+_HELD = "experts of the rank, of {}"
 #: Hypotheses that are told of a site.
 _TOLD = 12
 
@@ -80,6 +92,10 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {
         name: partial(float, value) for name, value in numbers_of(site.facts.model).items()
     }
+    if site.facts.model.experts is not None:
+        for groups, _, held in expert_placements(site.facts.model, len(site.taps.ranks), site.rank):
+            if held is not None:
+                found[_HELD.format(groups)] = partial(np.array, held)
     for tap, kind, role in OF_ROUTERS:
         name = weight_names(site.near(tap), kind, site.facts).get(role, "")
         if (values := site.facts.vector(name)) is not None:
@@ -113,16 +129,25 @@ def routing_choices(
     """What routers get wrong, and every single edit of the formula. `operands` as in `Choices`."""
     for leaf in leaves(formula):
         if leaf in ("correction", "logits"):
-            yield from (Edit(leaf, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
+            yield from (
+                Edit(leaf, "applied", (how,)) for how in (_MISREAD if leaf == "logits" else _MISREAD[:2])
+            )
     for path, node in nodes(formula):
         match node.name:
             case "softmax" | "sigmoid" if node.args == (Node("logits"),):
                 yield from (Edit(path, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
                 yield Edit(path, "function", ("sigmoid" if node.name == "softmax" else "softmax",))
+                if node.name == "softmax":
+                    yield from (Edit(path, "function", (over,)) for over in _OVER_TOKENS)
                 if "correction" in others:
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
             case "taken" if not any(one.name == "shares" for _, one in nodes(formula)):
                 yield Edit(path, "applied", ("shares",))
+            case "shares":
+                held = (name for name in others if name.startswith(_HELD.format("")))
+                yield from (Edit(path, "function", ("shares_within", "ids", name)) for name in held)
+            case "chosen":
+                yield Edit(path, "function", ("chosen_in_turn",))
             case "mixed":
                 yield Edit(path, "function", ("softmax_taken",))
             case "weighed":

@@ -313,6 +313,10 @@ def _map_in_words(at: Setting, name: str, detail: Detail, fields: Mapping[str, o
         more = f", {len(numbers) // 2 - 4} more" if len(numbers) > 8 else ""
         of = f", as with another {fields['weight']}" if fields["weight"] else ""
         return f"single channels differ: {', '.join(reported)}{more}{of}"
+    if name == "columns_of_another":
+        first, other = numbers
+        held = f"{tensor_in_words(at, str(detail[0]))}, from its column {other:g} on"
+        return f"columns from {first:g} on are not written: they hold {held}"
     if name == "columns_paired":
         column, other, many, *moved = numbers
         how = f", {moved[0]:g} after it" if moved else ""

@@ -36,7 +36,7 @@ def split_keys(site: Site) -> Iterator[Variant]:
     inside, known = Inside(site), set()
     of = "context" if inside.values(0) is not None else "softmax"
     for words, split in splits(max(inside.probs(i).shape[2] for i in range(len(site.parts)))):
-        cut = [_parts(inside, i, split) for i in range(len(site.parts))]
+        cut = [parts_of(inside, i, split) for i in range(len(site.parts))]
         key = tuple(each.tobytes() for each in cut)
         if key in known or not any(each.any() for each in cut):
             continue
@@ -50,7 +50,7 @@ def split_keys(site: Site) -> Iterator[Variant]:
             yield from _by_fitted_weights(inside, cut, text)
 
 
-def _parts(inside: Inside, i: int, split: Split) -> Parts:
+def parts_of(inside: Inside, i: int, split: Split) -> Parts:
     return np.asarray(split(inside.probs(i).shape[2], len(inside.site.parts[i].rows)), dtype=np.int64)
 
 
@@ -66,7 +66,7 @@ def _in_reach(inside: Inside, cut: list[Parts]) -> bool:
     """Whether some weights of the parts' results give what was seen in a few wrong rows."""
     left = error = 0.0
     for sample in inside.sample:
-        results = _results(inside, sample.part, sample.rows, cut[sample.part])
+        results = results_of(inside, sample.part, sample.rows, cut[sample.part])
         seen = by_head(inside.site, sample.seen)
         rest = seen - np.einsum("htn,htnd->htd", _weights(results, seen), results)
         cells = by_head(inside.site, sample.cells)
@@ -74,7 +74,7 @@ def _in_reach(inside: Inside, cut: list[Parts]) -> bool:
     return bool(left <= (UNEXPLAINED**2) * error)
 
 
-def _results(inside: Inside, i: int, rows: Rows, parts: Parts) -> Array:
+def results_of(inside: Inside, i: int, rows: Rows, parts: Parts) -> Array:
     """What each part adds to the context, or to the probabilities, [heads, rows, n, D]."""
     shares, values = Shares(inside.probs(i)[:, rows], parts), inside.values(i)
     own = shares.probs[:, :, None] * shares.members
@@ -99,7 +99,7 @@ def _by_fitted_weights(inside: Inside, cut: list[Parts], text: str) -> Iterator[
     guesses, scope = [part.expected for part in site.parts], scopes(site)
     for i in inside.wrong_parts:
         rows = np.arange(len(site.parts[i].rows))
-        results = _results(inside, i, rows, cut[i])
+        results = results_of(inside, i, rows, cut[i])
         mass = Shares(inside.probs(i), cut[i]).mass
         both = (mass > 0).sum(-1) > 1
         weights = np.where(both[..., None], _weights(results, by_head(site, site.parts[i].seen)), 1.0)
