@@ -29,7 +29,7 @@ def strided_parts(site: Site) -> Iterator[Variant]:
         return
     for words, split in splits(max(inside.probs(i).shape[2] for i in range(len(site.parts)))):
         cut = [parts_of(inside, i, split) for i in range(len(site.parts))]
-        if max(int(each.max()) for each in cut) == 1:
+        if all(int(cut[i].max()) == 1 for i in inside.wrong_parts):
             yield from (one for which in (0, 1) for one in _strided(inside, cut, which, words))
 
 
