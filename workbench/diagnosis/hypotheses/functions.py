@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, Node, clamped_within, silu, swish
-from lockstep.engine.graph.routing import added_to_rows, candidates, shares, taken
+from lockstep.engine.graph.routing import added_to_rows, candidates, taken
 from lockstep.workbench.diagnosis.hypotheses.roundings import (
     DAMAGED,
     REREAD,
@@ -172,7 +172,7 @@ def _shares_within(x: Array, *rest: Array) -> Array:
     """Each over the sum of those of its row whose experts are `held`; of a row that has none over that of all."""
     *eps, ids, held = rest
     own = np.where(np.isin(ids, held), x, 0.0).sum(-1, keepdims=True)
-    return np.asarray(np.where(own > 0, x / (own + sum(eps)), shares(x, *eps)))
+    return np.asarray(x / (np.where(own > 0, own, x.sum(-1, keepdims=True)) + sum(eps)))
 
 
 #: What may be done to any value: with the numbers that it takes.

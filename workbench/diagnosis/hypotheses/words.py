@@ -152,7 +152,7 @@ def sentence(at: Setting, edits: Sequence[Edit]) -> str:
     if not all(texts):
         right, ran = formula_text(at.formula, _LEAVES.get(at.operation, {})), _formula(at, edits)
         text = f"{text}{': ' * bool(text)}{ran} is computed instead of {right}"
-    named = edits[0].detail[:1] == ("single_columns_scaled",)
+    named = edits[0].detail[:1] in (("single_columns_scaled",), ("columns_of_another",))
     # What is rounded shows where it happens to cross a step.
     rounded = all(class_of(at, one) == "precision" for one in edits)
     if at.channels and not named and not rounded:

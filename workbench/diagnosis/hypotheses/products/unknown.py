@@ -119,4 +119,4 @@ def _alike_angles(a: Array, b: Array) -> float:
 def angles_between(x: Array) -> Array:
     """The cosines of all pairs of tokens."""
     unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
-    return (unit @ unit.T)[np.triu_indices(len(x), 1)]
+    return np.asarray((unit @ unit.T)[np.triu_indices(len(x), 1)])

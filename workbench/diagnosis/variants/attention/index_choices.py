@@ -28,24 +28,24 @@ _EDITS: tuple[tuple[Edit, str, str, str], ...] = (
         "an indexer scores keys after the query: its scores have no causal mask",
     ),
     (
-        Edit((1, 1), "left_out", (0.0,)), "index_weights_unscaled", "scores",
+        Edit((1, 1), "left_out", (0.0,)), "index_weights_unscaled", "index_scores",
         "the weights of an indexer's heads are not divided by the root of their number",
     ),
     (
-        Edit((1, 0, 0), "left_out", (0.0,)), "index_products_unscaled", "scores",
+        Edit((1, 0, 0), "left_out", (0.0,)), "index_products_unscaled", "index_scores",
         "an indexer's products are not divided by the root of the width of its heads",
     ),
     (
-        Edit("above_zero", "left_out", (0.0,)), "index_without_relu", "scores",
+        Edit("above_zero", "left_out", (0.0,)), "index_without_relu", "index_scores",
         "an indexer's scores lack ReLU: negative products count as well",
     ),
     (
-        Edit("weights", "operand", (_ONES,)), "index_unweighted", "scores",
+        Edit("weights", "operand", (_ONES,)), "index_unweighted", "index_scores",
         "an indexer's heads are added up without their weights",
     ),
     *(
         (
-            Edit("weights", "applied", (function,)), f"index_weights_{function}", "scores",
+            Edit("weights", "applied", (function,)), f"index_weights_{function}", "index_scores",
             f"the weights of an indexer's heads go through a {function}: they should be as they are",
         )
         for function in ("softmax", "sigmoid", "softplus", "relu")

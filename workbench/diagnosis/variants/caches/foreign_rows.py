@@ -24,7 +24,7 @@ def foreign_prefix(site: Site) -> Iterator[Variant]:
     guesses: list[Array | None] = [None] * len(site.parts)
     numbers: dict[int, Array] = {}
     for i, (part, scope) in enumerate(zip(site.parts, site.deviation.scopes, strict=True)):
-        seq, rows = site.taps.passes[site.passes[i]].seq, np.asarray(scope).any((1, 2))
+        seq, rows = site.taps.passes[site.passes[i]].seq, np.asarray(scope.any((1, 2)))
         count = int(rows.sum())
         lengths.setdefault(seq, set()).add(count)
         seen = part.seen[:count]
