@@ -10,6 +10,8 @@
     unseen      bugs by somebody who had not seen the diagnosis, written when it was done; to be measured once
     unseen_2, … later sets, each by somebody who had not seen the diagnosis either
     …_controls  harmless changes by the same hand: unseen_controls, unseen_3_controls, …
+    fused_…     any of these sets, without what engines like vLLM have inside of their attention kernel: scores,
+                probabilities and the cache
     prompts     random prompts on correct engines
 
 The causes of what was recorded are put into the reference as well: `reproduced` is the share of the first causes that

@@ -9,10 +9,12 @@ from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, 
 from lockstep.workbench.diagnosis.hypotheses.behind_rotation import query_scalings, rotated_norms
 from lockstep.workbench.diagnosis.hypotheses.clipping import clippings, multiplications
 from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
+    beyond_capacity,
     biases_of_experts,
     other_experts,
     other_matrix,
 )
+from lockstep.workbench.diagnosis.hypotheses.expert_weights import experts_differ
 from lockstep.workbench.diagnosis.hypotheses.masked_groups import masked_groups
 from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
 from lockstep.workbench.diagnosis.hypotheses.mixture_inputs import weighed_elsewhere
@@ -75,11 +77,14 @@ from lockstep.workbench.diagnosis.variants.attention.skipped_blocks import skipp
 from lockstep.workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
 from lockstep.workbench.diagnosis.variants.attention.softmax_functions import other_functions
 from lockstep.workbench.diagnosis.variants.attention.split_keys import denominators, split_keys
+from lockstep.workbench.diagnosis.variants.attention.strided_parts import strided_parts
 from lockstep.workbench.diagnosis.variants.caches.cache_lengths import cache_lengths
 from lockstep.workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from lockstep.workbench.diagnosis.variants.caches.caches import caches
 from lockstep.workbench.diagnosis.variants.caches.cells import cached_cells, scaled_rows
+from lockstep.workbench.diagnosis.variants.caches.foreign_rows import foreign_prefix
 from lockstep.workbench.diagnosis.variants.caches.index_maps import index_maps
+from lockstep.workbench.diagnosis.variants.caches.layouts import other_layouts
 from lockstep.workbench.diagnosis.variants.caches.offsets import cached_offsets
 from lockstep.workbench.diagnosis.variants.caches.stored_stages import stored_stages
 from lockstep.workbench.diagnosis.variants.grids import on_a_grid
@@ -116,7 +121,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "choice_weights": (routing_edits,),
     "combine": (routing_edits,),
     MIXTURE: (terms_of_ranks, weighed_elsewhere, mixture_edits, other_experts_within),
-    "experts": (other_matrix, other_experts, biases_of_experts),
+    "experts": (other_matrix, other_experts, biases_of_experts, beyond_capacity),
     "layer": (skipped,),
     **dict.fromkeys(STATEFUL, (recurrent_edits,)),
     "unit_norm": (value_norms, rotated_norms, router_norms),
@@ -139,6 +144,7 @@ _FUSED: tuple[Bank, ...] = (
     padded_keys,
     coarse_probabilities,
     split_keys,
+    strided_parts,
     results_of_other_layers,
 )
 
@@ -146,7 +152,7 @@ _FUSED: tuple[Bank, ...] = (
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (product_fits, coarse_inputs),
     "norm": (repeated, coarse_inputs),
-    "cache": (stored_stages, index_maps, cached_cells, scaled_rows, cached_offsets),
+    "cache": (stored_stages, index_maps, other_layouts, cached_cells, scaled_rows, cached_offsets),
     "rope": (
         fitted_frequencies,
         misread_tables,
@@ -178,7 +184,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         skipped_blocks,
         results_of_other_layers,
     ),
-    "context": (unlikely, coarse_probabilities, split_keys, results_of_other_layers),
+    "context": (unlikely, coarse_probabilities, split_keys, strided_parts, results_of_other_layers),
     "weights": _FUSED,
     "attention": _FUSED,
 }
@@ -191,6 +197,8 @@ PAIRS: Mapping[str, tuple[Bank, ...]] = dict.fromkeys(("norm", "residual", "acti
 UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
     **dict.fromkeys(EDITED, (row_free_maps,)),
     **dict.fromkeys(("linear", "head", "embedding"), (product_unknown,)),
+    "experts": (experts_differ,),
+    "cache": (foreign_prefix,),
 }
 
 

@@ -4,7 +4,8 @@ was read otherwise than it lies, biases that were left out or added too often.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -70,6 +71,38 @@ def moved_experts(moved: Mapping[int, int], count: int, predicted: Array) -> Var
     """Rows of experts that went through others of so many, -1: through none."""
     fitted = {"experts": {str(one): other for one, other in moved.items()}}
     return Variant(_name(moved, count), "experts", _in_words(moved, count), fitted, predicted)
+
+
+def beyond_capacity(site: Site) -> Iterator[Variant]:
+    """Rows that come after as many others of their expert in the same pass are zeros, be it a pass of one sequence or
+    of all."""
+    if site.deviation is None or site.seen.shape != site.expected.shape:
+        return
+    lost = site.deviation.scopes[0].any(-1) & ~site.seen.any(-1)
+    passes = {
+        "all sequences": [(row.step, 0) for row in site.rows],
+        "a sequence": [(row.step, row.seq) for row in site.rows],
+    }
+    for whose, of in passes.items() if lost.any() else ():
+        place = _place_among(site.inputs["ids"], of)
+        capacity = int(place[lost].min())
+        text = (
+            f"an expert takes {capacity} rows of a pass of {whose} at most: those beyond its capacity are dropped, "
+            "zeros"
+        )
+        predicted = np.where((place >= capacity)[..., None], 0.0, site.expected)
+        yield Variant("experts_capacity", "experts", text, {"capacity": capacity}, predicted, 1)
+
+
+def _place_among(ids: Array, passes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:
+    """Of each row [N, S] how many of the same expert and pass come before it."""
+    met: Counter[tuple[tuple[int, int], float]] = Counter()
+    found = np.zeros(ids.shape, dtype=np.int64)
+    for (token, slot), expert in np.ndenumerate(ids):
+        key = passes[token], float(expert)
+        found[token, slot] = met[key]
+        met[key] += 1
+    return found
 
 
 def other_matrix(site: Site) -> Iterator[Variant]:

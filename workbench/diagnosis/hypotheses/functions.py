@@ -14,9 +14,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
-from lockstep.engine.graph.formula import Array, clamped_within, silu, swish
-from lockstep.engine.graph.routing import added_to_rows, taken
-from lockstep.workbench.diagnosis.hypotheses.roundings import DAMAGED, REREAD, ROUNDINGS, WEIGHTS, Rounding
+from lockstep.engine.graph.formula import Array, Node, clamped_within, silu, swish
+from lockstep.engine.graph.routing import added_to_rows, candidates, taken
+from lockstep.workbench.diagnosis.hypotheses.roundings import (
+    DAMAGED,
+    REREAD,
+    ROUNDINGS,
+    WEIGHTS,
+    Rounding,
+    float8,
+)
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, rounded
 
 
@@ -151,6 +158,23 @@ def _kept(x: Array, count: float) -> Array:
     return np.where(order < count, x, 0.0)
 
 
+def _chosen_in_turn(scores: Array, top_k: float, groups: float, *grouping: float) -> Array:
+    """The best experts where these are dealt to the groups in turn, not one group's after the other's."""
+    count = scores.shape[1]
+    order = np.arange(count).reshape(-1, int(groups)).T.ravel()
+    dealt = np.empty_like(scores)
+    dealt[:, order] = candidates(scores[:, order], groups, *grouping)
+    best = np.argsort(-dealt, -1, kind="stable")[:, : int(top_k)]
+    return np.sort(best, -1).astype(np.float64)
+
+
+def _shares_within(x: Array, *rest: Array) -> Array:
+    """Each over the sum of those of its row whose experts are `held`; of a row that has none over that of all."""
+    *eps, ids, held = rest
+    own = np.where(np.isin(ids, held), x, 0.0).sum(-1, keepdims=True)
+    return np.asarray(x / (np.where(own > 0, own, x.sum(-1, keepdims=True)) + sum(eps)))
+
+
 #: What may be done to any value: with the numbers that it takes.
 CHANGES: Mapping[str, Callable[..., Any]] = {
     **{dtype: partial(_rounded, dtype) for dtype in ("bfloat16", "float16", "float32")},
@@ -166,6 +190,8 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "plus": lambda x, other, by: x + by * other,
     "unweighted_sum": lambda x, weights: x.sum(1),
     "falling": lambda x: -np.sort(-x, axis=-1),
+    "chosen_in_turn": _chosen_in_turn,
+    "shares_within": _shares_within,
     "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),
     "repeatedly_to_rows": lambda x, bias, ids, times: x + times * added_to_rows(0 * x, bias, ids),
     "unweighed_to_rows": lambda x, bias, ids, weights: x + added_to_rows(0 * x, bias, ids) / weights[..., None],
@@ -212,10 +238,16 @@ GROUPED: Mapping[str, Callable[..., Any]] = {
 }
 
 
-def _saturated(x: Array, limit: float) -> Array:
+def _saturated(x: Array, limit: Array) -> Array:
     """Cut off, and in eight bits up to that limit."""
-    step = abs(limit) / 127
-    return np.rint(np.clip(x, -abs(limit), abs(limit)) / step) * step
+    step = np.abs(limit) / 127
+    return np.asarray(np.rint(np.clip(x, -np.abs(limit), np.abs(limit)) / step) * step)
+
+
+def _saturated_float8(x: Array, limit: Array) -> Array:
+    """The same in eight-bit floating point (e4m3), whose largest number is 448."""
+    step = np.abs(limit) / 448
+    return float8(np.asarray(x / step), 3, -6, 448.0, scaled=False) * step
 
 
 #: How rows may be brought to one size.
@@ -225,12 +257,22 @@ NORMS: Mapping[str, Callable[..., Any]] = {
     ),
     "unit_length": lambda x: x / np.linalg.norm(x, axis=-1, keepdims=True),
 }
-#: Other pairs of key heads with value heads; what a convolution may have kept of its rows [W - 1, C].
+
+
+def _with_rows(x: Array, rows: slice, value: float) -> Array:
+    found = x.copy()
+    found[rows] = value
+    return found
+
+
+#: Other pairs of key heads with value heads; a state that first tokens of chunks keep whole; what a convolution may
+#: have kept of its rows [W - 1, C].
 RECURRENT: Mapping[str, Callable[..., Any]] = {
     "paired_in_turn": lambda keys, beta: np.tile(keys, (1, beta.shape[1] // keys.shape[1], 1)),
     "paired_as": lambda keys, beta, *heads: np.concatenate([keys, 0 * keys[:, :1]], 1)[
         :, np.array(heads, int)
     ],
+    "kept_at_chunks": lambda share, size: _with_rows(share, slice(int(size), None, int(size)), 1.0),
     "oldest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
     "newest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[:-1]]),
 }
@@ -248,4 +290,12 @@ WHOLE, MIXING = frozenset(ROUNDED), frozenset({"log_softmax", "probabilities"})
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **CONVENTIONS, **ORDERS, **SPLITS, **CHANGES,
     **GROUPED, **RECURRENT, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
+    "saturated_float8": _saturated_float8,
 }  # fmt: skip
+
+
+def edited_value(formula: Node, given: Mapping[str, Any]) -> Any:
+    """The value of an edited formula; `given` has those of its leaves, but for numbers."""
+    if not formula.args:
+        return given[formula.name] if formula.name in given else float(formula.name)
+    return FUNCTIONS[formula.name](*(edited_value(one, given) for one in formula.args))

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
 from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, wrong_rows
+from lockstep.workbench.diagnosis.hypotheses.operands import of_any_width
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -23,6 +24,8 @@ Mapped = tuple[Edit, Array, int]
 #: Columns that are looked for at once; rows that tell one column from all others; columns of which factors are fitted
 #: by themselves, as a share of all.
 _CHUNK, _ROWS, _FEW = 512, 4, 0.25
+#: How far what stands in a buffer may be from what was recorded of it, relative.
+_NEAR = 1e-2
 
 
 def maps_of(site: Site) -> Iterator[Mapped]:
@@ -32,6 +35,7 @@ def maps_of(site: Site) -> Iterator[Mapped]:
         yield from _rows_moved(site, wrong)
         yield from _cut_off(site)
         yield from _largest_kept(site, wrong)
+        yield from columns_of_another(site)
 
 
 def free_maps_of(site: Site) -> Iterator[Mapped]:
@@ -74,6 +78,28 @@ def _largest_kept(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
     if len(counts) == 1 and (count := counts.pop()) < site.seen.shape[-1]:
         order = np.argsort(np.argsort(-np.abs(site.expected), axis=-1), axis=-1)
         yield _map("largest_kept", float(count)), np.where(order < count, site.expected, 0.0), 1
+
+
+def columns_of_another(site: Site) -> Iterator[Mapped]:
+    """The last columns, and these alone, hold what stands side by side in another tensor: they are not written, and the
+    buffer has what it had before."""
+    if site.deviation is None or site.seen.ndim != 2:
+        return
+    scope = site.deviation.scopes[0]
+    rows, columns = np.flatnonzero(scope.any(1)), np.flatnonzero(scope.any(0))
+    first, width = int(columns[0]), site.seen.shape[1]
+    if first == 0 or len(rows) < _ROWS or width - first < _ROWS:
+        return
+    seen = site.seen[:, first:]
+    for name, other in of_any_width(site):
+        if other.shape[1] < width - first:
+            continue
+        windows = np.lib.stride_tricks.sliding_window_view(other[rows[0]], width - first)
+        at = int(np.square(windows - seen[rows[0]]).sum(1).argmin())
+        taken = other[:, at : at + width - first]
+        if np.linalg.norm((taken - seen)[rows]) <= _NEAR * np.linalg.norm(seen[rows]):
+            found = np.concatenate([site.expected[:, :first], taken], 1)
+            yield _map("columns_of_another", name, float(first), float(at)), found, 1
 
 
 def _columns_scaled(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:

@@ -129,7 +129,7 @@ class InnerOperation:
         match self.operation.kind:
             case kind if kind in ROUTED and kind != "experts":
                 operands = {role: list(found) for role, found in self._terms.items()}
-                every = routing_choices(self.formula, self._others, operands)
+                every = routing_choices(self.formula, self._others, operands, self._facts.dtype)
                 yield from (one for one in every if not (kind == "choice" and one.free))
             case "experts" if self.formula.name == "added_to_rows":
                 yield Edit((), "left_out", (0.0,))

@@ -70,6 +70,14 @@ def recorded(site: Site, shape: tuple[int, ...]) -> dict[str, Callable[[], Array
     return found
 
 
+def of_any_width(site: Site) -> Iterator[tuple[str, Array]]:
+    """Tensors of these rows, [N, width] each, by name."""
+    for tap, rank in _places(site):
+        value = site.rows_of(tap, rank)
+        if value is not None and len(value) == len(site.expected):
+            yield tap if rank == site.rank else operand_name(tap, rank), value.reshape(len(value), -1)
+
+
 def alike(one: str, layer: int | None, other: str, at: int | None) -> bool:
     """Whether two names are of the same tensor, or of those that stand alike to the layers of two operations."""
     return one == other or (

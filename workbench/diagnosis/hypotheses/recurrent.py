@@ -19,7 +19,7 @@ from lockstep.engine.graph.operation import READ_FROM, STATES, state_of
 from lockstep.engine.graph.recurrence import by_heads, mean_of_groups, side_by_side
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, narrower, resolution
-from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS
+from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
@@ -52,6 +52,8 @@ _KEPT_IN = ("bfloat16", "float16")
 _LANES = (0, 16, 32, 1 << 30)
 #: How queries and keys may have been normalised: rounded afterwards, or each step in fewer bits.
 _UNIT = ("rounded to {}", *(f"{NORMALISED_IN}{{}}, {lanes} lanes" for lanes in _LANES))
+#: Tokens of a chunk, as kernels cut a prompt.
+_CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 #: The last tokens of a pass from which on a state is tried to have begun.
 _MOST_STARTS = 256
 #: Rows in front of the first wrong token that are tried to be lost.
@@ -194,7 +196,7 @@ def _without_rows(
         )
         before = np.concatenate([np.zeros((width, history.shape[1])), kept])[-width:]
         rows = part.inputs["x"][start - first : stop - first]
-        pieces.append(np.asarray(_evaluate(formula, {**given, "x": rows, "before": before})))
+        pieces.append(np.asarray(edited_value(formula, {**given, "x": rows, "before": before})))
     return np.concatenate(pieces).reshape(part.seen.shape)
 
 
@@ -245,7 +247,7 @@ def _restarted(
     for start, end in itertools.pairwise([0, *starts, len(part.inputs[tokens[0]])]):
         leaves = {role: part.inputs[role][start:end] for role in tokens}
         first = given[_NOTHING] if start else before
-        pieces.append(np.asarray(_evaluate(formula, {**given, **leaves, "before": first})))
+        pieces.append(np.asarray(edited_value(formula, {**given, **leaves, "before": first})))
     whole = pieces[-1] if pieces[-1].ndim == 3 else np.concatenate(pieces)
     return np.asarray(whole.reshape(part.seen.shape))
 
@@ -324,6 +326,8 @@ def _candidates(
         yield from _coarse(site, formula)
         raw = (path for path, node in nodes(formula) if node.name == "exp" and node.args == (Node("A_log"),))
         yield from ((Edit(path, "left_out", (0.0,)),) for path in raw)
+        for path in _shares(formula):
+            yield from ((Edit(path, "applied", ("kept_at_chunks", float(size))),) for size in _CHUNKS)
     trained = [leaf for leaf in TRAINED if leaf in leaves(formula)]
     for dtype in _KEPT_IN if trained else ():  # cast with all others of the model
         yield tuple(Edit(leaf, "applied", (dtype,)) for leaf in trained)
@@ -339,9 +343,14 @@ def _candidates(
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 
+def _shares(formula: Node) -> list[tuple[int, ...]]:
+    """Where the share of a state that is kept is made."""
+    return [path for path, node in nodes(formula) if node.name == "exp" and node.args != (Node("A_log"),)]
+
+
 def _coarse(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
     """What is float32 in engines of any dtype, in 16 bits: the share that is kept, normalised queries and keys."""
-    shares = [path for path, node in nodes(formula) if node.name == "exp" and node.args != (Node("A_log"),)]
+    shares = _shares(formula)
     rate = "step" if any(node == Node("step") for _, node in nodes(formula)) else "decay"
     paired = [one for one in ("k", "q") if any(node == Node(one) for _, node in nodes(formula))]
     for dtype in _KEPT_IN:
@@ -456,11 +465,5 @@ def _norm_first(given: Mapping[str, Any]) -> Array:
 def _value(tree: Node, given: Mapping[str, Any], part: Part) -> Array | None:
     """The formula on a part, in the shape of what was seen; None of another size."""
     with np.errstate(all="ignore"):
-        found = np.asarray(_evaluate(tree, given))
+        found = np.asarray(edited_value(tree, given))
     return found.reshape(part.seen.shape) if found.size == part.seen.size else None
-
-
-def _evaluate(node: Node, given: Mapping[str, Any]) -> Any:
-    if not node.args:
-        return given[node.name] if node.name in given else float(node.name)
-    return FUNCTIONS[node.name](*(_evaluate(one, given) for one in node.args))

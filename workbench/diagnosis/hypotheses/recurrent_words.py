@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.graph.operation import STATES
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     ALL_GROUPS,
     NEWEST_FIRST,
@@ -32,6 +33,7 @@ _OF_SLOTS = {
     f"{'next slot' if by > 0 else 'slot before'}"
     for name, by, written, _ in slot_names()
 }
+_LOST = "the decay of the first token of each chunk of {a:g} is lost: what the chunk before it left is kept whole there"
 _STEP = "the step size is rounded to {0} before the state is changed by it"
 _UNFORGOTTEN = "decay is not applied: the state keeps all that it has"
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> what ran.
@@ -78,6 +80,7 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
         for place, text in (("exp", _SHARE), ("decay", _DECAY))
         for dtype in ("bfloat16", "float16")
     },
+    **{(operation, "exp", "applied", "kept_at_chunks"): _LOST for operation in STATES},
     ("conv", "add", "left_out", 0.0): "the bias of the convolution is left out",
     ("step_size", "softplus", "left_out", 0.0): "the step size is made without softplus",
     ("step_size", "add", "left_out", 0.0): "the step size is made without dt_bias",

@@ -130,6 +130,18 @@ def _reread(written: str, read: str) -> Rounding:
     return change
 
 
+def _reread_16_bits(written: str) -> Rounding:
+    """One 16-bit dtype that is read as the other one, bit by bit."""
+
+    def change(x: Matrix) -> Matrix:
+        kept = np.ascontiguousarray(rounded(x, written))
+        if written == "float16":
+            return (kept.astype(np.float16).view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+        return (kept.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16).view(np.float16)
+
+    return lambda x: np.nan_to_num(change(x).astype(np.float64))
+
+
 def _bits_lost(bits: int, lost: int, size: int) -> Rounding:
     """Symmetric integers in groups, of whose codes (counted from 0) the upper bits are missing."""
 
@@ -184,6 +196,9 @@ WEIGHTS: Mapping[str, Rounding] = {
 REREAD: Mapping[str, Rounding] = {
     f"written as float8 {written} and read as {read}": _reread(written, read)
     for written in _FORMATS for read in _FORMATS if written != read
+} | {
+    f"written as {written} and read as {read}": _reread_16_bits(written)
+    for written, read in (("bfloat16", "float16"), ("float16", "bfloat16"))
 }  # fmt: skip
 
 #: Weights whose integers are put together wrongly.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -18,6 +17,7 @@ from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import told
+from lockstep.workbench.diagnosis.operations.mixture import expert_placements
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -34,8 +34,17 @@ _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
     "ids": (), "jitter": (0.0,),
 }  # fmt: skip
+#: By the dtype of an engine how its logits may be misread.
+_MISREAD = {
+    written: f"written as {written} and read as {read}"
+    for written, read in (("bfloat16", "float16"), ("float16", "bfloat16"))
+}
 #: Functions that take rows of other tokens.
 _MIXING = ("rows_before", "rows_after", "rows_before_in_turn")
+#: Softmaxes over the tokens of a pass, of one sequence or of all, in place of that over the experts.
+_OVER_TOKENS = ("rows_softmax_of_sequence", "rows_softmax_of_step")
+#: The experts that a rank has where they are divided among so many groups of ranks.
+_HELD = "experts of the rank, of {}"
 #: Hypotheses that are told of a site.
 _TOLD = 12
 
@@ -48,9 +57,10 @@ def routing_edits(site: Site) -> Iterator[Variant]:
     tokens: dict[str, Callable[[], Any]] = {role: partial(np.asarray, x) for role, x in site.inputs.items()}
     terms = terms_of_ranks(site, site.declared, site.inputs)
     tokens |= {name: load for role in terms.values() for name, load in role.items()}
+    operands = {role: list(found) for role, found in terms.items()}
     edits = (
         one
-        for one in routing_choices(formula, others, {role: list(found) for role, found in terms.items()})
+        for one in routing_choices(formula, others, operands, site.facts.dtype)
         if not (site.operation == "choice" and one.free)
     )
     yield from formula_edits(site, formula, tokens, others, edits)
@@ -80,6 +90,10 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
     found: dict[str, Callable[[], Any]] = {
         name: partial(float, value) for name, value in numbers_of(site.facts.model).items()
     }
+    if site.facts.model.experts is not None:
+        for groups, _, held in expert_placements(site.facts.model, len(site.taps.ranks), site.rank):
+            if held is not None:
+                found[_HELD.format(groups)] = partial(np.array, held)
     for tap, kind, role in OF_ROUTERS:
         name = weight_names(site.near(tap), kind, site.facts).get(role, "")
         if (values := site.facts.vector(name)) is not None:
@@ -108,21 +122,25 @@ def terms_of_ranks(
 
 
 def routing_choices(
-    formula: Node, others: Mapping[str, object], operands: Mapping[str, Sequence[str]] = MappingProxyType({})
+    formula: Node, others: Mapping[str, object], operands: Mapping[str, Sequence[str]], dtype: str
 ) -> Iterator[Edit]:
-    """What routers get wrong, and every single edit of the formula. `operands` as in `Choices`."""
+    """What routers get wrong, and every single edit of the formula. `operands` as in `Choices`; `dtype` is the
+    engine's."""
     for leaf in leaves(formula):
         if leaf in ("correction", "logits"):
-            yield from (Edit(leaf, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
+            yield from (Edit(leaf, "applied", (to,)) for to in ("bfloat16", "float16"))
     for path, node in nodes(formula):
         match node.name:
             case "softmax" | "sigmoid" if node.args == (Node("logits"),):
-                yield from (Edit(path, "applied", (dtype,)) for dtype in ("bfloat16", "float16"))
+                yield from (Edit(path, "applied", (to,)) for to in ("bfloat16", "float16"))
                 yield Edit(path, "function", ("sigmoid" if node.name == "softmax" else "softmax",))
                 if "correction" in others:
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
             case "taken" if not any(one.name == "shares" for _, one in nodes(formula)):
                 yield Edit(path, "applied", ("shares",))
+            case "shares":
+                held = (name for name in others if name.startswith(_HELD.format("")))
+                yield from (Edit(path, "function", ("shares_within", "ids", name)) for name in held)
             case "mixed":
                 yield Edit(path, "function", ("softmax_taken",))
             case "weighed":
@@ -138,3 +156,16 @@ def routing_choices(
         yield Edit((), "applied", ("multiply", "routed_factor"))
     choices = Choices(operands, numbers=_NUMBERS, orders=False, rows=_MIXING)
     yield from (one for one in edits_of(formula, choices) if not (one.kind == "number" and one.free))
+    yield from _otherwise(formula, dtype)
+
+
+def _otherwise(formula: Node, dtype: str) -> Iterator[Edit]:
+    """What gives quite other numbers; last, since a few wrong choices may be those of any."""
+    for path, node in nodes(formula):
+        match node.name:
+            case "softmax":
+                yield from (Edit(path, "function", (over,)) for over in _OVER_TOKENS)
+            case "chosen":
+                yield Edit(path, "function", ("chosen_in_turn",))
+            case "logits" if dtype in _MISREAD:
+                yield Edit(path, "applied", (_MISREAD[dtype],))

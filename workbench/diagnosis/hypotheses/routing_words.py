@@ -19,6 +19,30 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         )
         for dtype in ("bfloat16", "float16")
     },
+    **{
+        (kind, "logits", "applied", f"written as {written} and read as {read}"): (
+            "router_logits_misread", f"the router's logits are misread: written as {written} and read as {read}"
+        )
+        for kind in ("choice", "choice_weights")
+        for written, read in (("bfloat16", "float16"), ("float16", "bfloat16"))
+    },
+    **{
+        (kind, "softmax", "function", f"rows_softmax_of_{of}"): (
+            "softmax_over_tokens",
+            f"the router's softmax is taken over the tokens of {what}, of each expert by itself, not over the experts",
+        )
+        for kind in ("choice", "choice_weights")
+        for of, what in (("sequence", "a sequence's pass"), ("step", "all sequences of a pass"))
+    },
+    ("choice", "chosen", "function", "chosen_in_turn"): (
+        "groups_in_turn",
+        "experts are dealt to the {groups:g} groups in turn, expert e to group e % {groups:g}, not neighbours to one "
+        "group",
+    ),
+    ("choice_weights", "shares", "function", "shares_within"): (
+        "weights_renormalised_by_rank",
+        "weights are renormalised over those of the chosen experts that the rank has, not over all chosen ones",
+    ),
     ("choice", "groups", "number", 1.0):
         ("choice_ungrouped", "experts are chosen from all groups, not from the best ones alone"),
     ("choice", "chosen", "applied", "masked_by_zero"): (

@@ -41,6 +41,7 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
     operand_name,
     recorded,
 )
+from lockstep.workbench.diagnosis.hypotheses.packs import by_own_width
 from lockstep.workbench.diagnosis.hypotheses.products.products import told_of
 from lockstep.workbench.diagnosis.hypotheses.products.products import trial_of as product_trial
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
@@ -180,6 +181,11 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         for role, x in own.items()
     }  # fmt: skip
     tokens: dict[str, Load] = {**{role: partial(np.asarray, x) for role, x in own.items()}, **others}
+    strided = [] if whole else list(by_own_width(site))
+    for role, name, load in strided:
+        tokens[name] = partial(_of_shape, load, shape)
+        operands[role].append(name)
+    apart = {*own, "whole", "angles", *_OF_WRITTEN, *(name for _, name, _ in strided)}
     weights, choices = _SPECIAL[site.operation](site, tokens)
     added = [
         name
@@ -192,13 +198,27 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     return RowTrial(site, formula_at(site), Lazy(tokens), Lazy(weights)), replace(
         choices,
         operands={**_with_parts(operands, tokens), **choices.operands},
-        results=[name for name in tokens if name not in (*own, "whole", "angles", *_OF_WRITTEN)],
+        results=[name for name in tokens if name not in apart],
         added=added,
-        together=[names for names in _elsewhere(site) if all(one in others for one in names.values())],
+        together=[
+            *(names for names in _elsewhere(site) if all(one in others for one in names.values())),
+            *(dict(some) for some in _all_inputs(strided, len(own))),
+        ],
         dtypes=tuple(narrower(site.facts.dtype)),
         parts=[one for one in sorted({2, len(site.taps.ranks)} - {1}) if shape[-1] % one == 0 and not shard],
         rows=_MIXING,
     )
+
+
+def _all_inputs(named: Sequence[tuple[str, str, Load]], count: int) -> Iterator[list[tuple[str, str]]]:
+    """Of operands in the order of their roles those that stand alike for all of so many inputs."""
+    alike = len(named) // count
+    if count > 1 and len({role for role, *_ in named}) == count:
+        yield from ([one[:2] for one in named[i::alike]] for i in range(alike))
+
+
+def _of_shape(load: Load, shape: tuple[int, ...]) -> Any:
+    return np.reshape(load(), shape)
 
 
 def _with_parts(operands: Mapping[str, list[str]], tokens: Mapping[str, Load]) -> dict[str, list[str]]:

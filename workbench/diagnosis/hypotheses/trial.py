@@ -251,12 +251,25 @@ def _mixing(rows: Sequence[Row]) -> dict[str, Callable[[Array], Array]]:
         "rows_before_in_turn": lambda x: x[in_turn],
         "rows_mean_of_sequence": lambda x: _over_groups(x, of_sequence),
         "rows_mean_of_step": lambda x: _over_groups(x, of_step),
+        "rows_softmax_of_sequence": lambda x: _over_groups(x, of_sequence, _softmax_of_column),
+        "rows_softmax_of_step": lambda x: _over_groups(x, of_step, _softmax_of_column),
     }
 
 
-def _over_groups(x: Array, groups: Sequence[tuple[int, int]]) -> Array:
+def _mean_of_column(x: Array) -> Array:
+    return np.asarray(x.mean(0))
+
+
+def _softmax_of_column(x: Array) -> Array:
+    """Over the tokens, of each column by itself."""
+    return np.asarray(np.exp(x - np.logaddexp.reduce(x, 0)))
+
+
+def _over_groups(
+    x: Array, groups: Sequence[tuple[int, int]], made: Callable[[Array], Array] = _mean_of_column
+) -> Array:
     ids, found = np.array(groups), np.empty_like(x)
     for group in np.unique(ids, axis=0):
         there = (ids == group).all(1)
-        found[there] = x[there].mean(0)
+        found[there] = made(x[there])
     return found

@@ -152,7 +152,7 @@ def sentence(at: Setting, edits: Sequence[Edit]) -> str:
     if not all(texts):
         right, ran = formula_text(at.formula, _LEAVES.get(at.operation, {})), _formula(at, edits)
         text = f"{text}{': ' * bool(text)}{ran} is computed instead of {right}"
-    named = edits[0].detail[:1] == ("single_columns_scaled",)
+    named = edits[0].detail[:1] in (("single_columns_scaled",), ("columns_of_another",))
     # What is rounded shows where it happens to cross a step.
     rounded = all(class_of(at, one) == "precision" for one in edits)
     if at.channels and not named and not rounded:
@@ -313,6 +313,10 @@ def _map_in_words(at: Setting, name: str, detail: Detail, fields: Mapping[str, o
         more = f", {len(numbers) // 2 - 4} more" if len(numbers) > 8 else ""
         of = f", as with another {fields['weight']}" if fields["weight"] else ""
         return f"single channels differ: {', '.join(reported)}{more}{of}"
+    if name == "columns_of_another":
+        first, other = numbers
+        held = f"{tensor_in_words(at, str(detail[0]))}, from its column {other:g} on"
+        return f"columns from {first:g} on are not written: they hold {held}"
     if name == "columns_paired":
         column, other, many, *moved = numbers
         how = f", {moved[0]:g} after it" if moved else ""

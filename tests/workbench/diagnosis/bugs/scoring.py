@@ -4,7 +4,7 @@ return: this is the one place that knows their form."""
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -14,9 +14,11 @@ from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.checking.recorded_run import diagnose_recording
 from lockstep.workbench.judgements.cause import UNNAMED, Cause
 from lockstep.workbench.judgements.golden_event import Divergence
-from tests.workbench.diagnosis.bugs.bug import Bug, Place
+from tests.workbench.diagnosis.bugs.bug import CACHES, Bug, Place
 from tests.workbench.diagnosis.bugs.recording import Recorded
 
+#: What vLLM, SGLang and others have in their attention kernel.
+_INSIDE = ("attn.scores", "attn.probs", *CACHES)
 #: Confidence under which a cause is said with reservation.
 SURE = 0.5
 #: named: the first cause has the right class and place; misleading: it has not, and says so without reservation;
@@ -46,19 +48,35 @@ class Score:
 
 
 def diagnose(
-    engine: Path, golden: Path, floor: Path | None, checkpoint: Path, *, reproducing: bool = False
+    engine: Path,
+    golden: Path,
+    floor: Path | None,
+    checkpoint: Path,
+    *,
+    reproducing: bool = False,
+    fused: bool = False,
 ) -> Answer:
-    """Judge a recording and explain what is wrong with it."""
+    """Judge a recording and explain what is wrong with it; `fused`: from what an engine shows whose attention, with its
+    cache, is one kernel."""
     with Session.open(engine, UNLIMITED) as ours:
+        if fused:
+            hidden = (tap.name for tap in ours.taps if local_name(tap.name) in _INSIDE)
+            ours.meta.absent.update(dict.fromkeys(hidden, "it is inside of the attention kernel"))
         result = diagnose_recording(ours, checkpoint, golden=golden, floor=floor, reproducing=reproducing)
     event = result.event
     return Answer(event.verdict, event.first_divergence, event.causes, event.notes)
 
 
-def diagnose_recorded(recorded: Recorded, *, reproducing: bool = False) -> Answer:
-    return diagnose(
-        recorded.engine, recorded.golden, recorded.floor, recorded.checkpoint, reproducing=reproducing
-    )
+def diagnose_recorded(recorded: Recorded, *, reproducing: bool = False, fused: bool = False) -> Answer:
+    paths = recorded.engine, recorded.golden, recorded.floor, recorded.checkpoint
+    return diagnose(*paths, reproducing=reproducing, fused=fused)
+
+
+def as_fused(bug: Bug) -> Bug:
+    """Where the bug shows first if nothing inside of the attention is recorded: at its context."""
+    if not set(bug.place.taps) & set(_INSIDE):
+        return bug
+    return replace(bug, place=replace(bug.place, taps=(*bug.place.taps, "attn.context")))
 
 
 def score(bug: Bug, answer: Answer) -> Score:

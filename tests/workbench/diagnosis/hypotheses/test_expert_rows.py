@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import numpy as np
 import pytest
 import torch
@@ -45,3 +47,25 @@ def test_biases_of_other_experts_are_named(moved: torch.Tensor, words: str | Non
     if words is not None:
         assert names(found) == {"expert_bias_of_another"}
         assert words in best(found)[0].variant.text
+
+
+@pytest.mark.parametrize("by", ["step", "sequence"])
+def test_rows_beyond_the_capacity_of_an_expert_are_named(by: str) -> None:
+    right, met = _rows(IDS) + torch.tensor(BIASES)[IDS], Counter[tuple[int, int, int]]()
+    for token, row in enumerate(ROWS):
+        for slot, expert in enumerate(IDS[token].tolist()):
+            met[key := (row.step, row.seq * (by == "sequence"), expert)] += 1
+            right[token, slot] *= met[key] <= 4
+    found = _site(right)
+    assert names(found) == {"experts_capacity"}
+    assert "takes 4 rows of a pass" in best(found)[0].variant.text
+
+
+def test_weights_of_before_an_update_are_told_from_noise() -> None:
+    random = torch.Generator().manual_seed(2)
+    right = _rows(IDS) + torch.tensor(BIASES)[IDS]
+    former = 0.02 * torch.randn(MATRICES.shape, generator=random, dtype=torch.float64)
+    stale = _site(right + torch.einsum("nsoi,ni->nso", former[IDS], torch.tensor(X)))
+    assert names(stale) == {"experts_differ"}
+    noise = 0.2 * torch.randn(right.shape, generator=random, dtype=torch.float64)
+    assert not names(_site(right + noise))

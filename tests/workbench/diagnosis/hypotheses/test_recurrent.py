@@ -132,6 +132,12 @@ def test_a_state_that_is_lost_between_chunks_of_a_prompt_is_named(
     assert all("positions 5–7, 10–12" in one.place for one in causes if "conv" in one.tap)
 
 
+def _undecayed(g: Any, tokens: slice) -> Any:
+    g = g.clone()
+    g[:, tokens] = 0
+    return g
+
+
 def _in_bfloat16(x: Any) -> Any:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
@@ -150,6 +156,10 @@ RULES: dict[str, tuple[Callable[..., dict[str, Any]], str, str]] = {
     "the decay in bfloat16": (
         lambda g, **named: {"g": g.exp().bfloat16().float().log()}, "bfloat16",
         "the share of the state that is kept, the exponential of its decay, is rounded to bfloat16",
+    ),
+    "no decay where a chunk begins": (
+        lambda g, **named: {"g": _undecayed(g, slice(8, None, 8))},
+        "float32", "the decay of the first token of each chunk of 8 is lost",
     ),
 }  # fmt: skip
 

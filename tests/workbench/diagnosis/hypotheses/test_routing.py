@@ -1,4 +1,4 @@
-"""Weights of experts in another order, or applied twice: made with torch in float64."""
+"""Routing to experts as routers get it wrong: made with torch in float64."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.config.experts import ExpertsConfig
-from tests.workbench.diagnosis.variants.made import ROWS, drawn, made_site, names, of_model
+from lockstep.workbench.diagnosis.operations.site import Site
+from tests.workbench.diagnosis.variants.made import ROWS, best, drawn, made_site, names, of_model
 
 RNG = np.random.default_rng(3)
 MODEL = of_model(experts=ExpertsConfig(8, 3, 48, (True, True, True)))
@@ -76,3 +77,66 @@ def test_a_sum_over_the_ranks_in_place_of_the_rank_s_own_term_is_named(
         rank=rank,
     )
     assert names(found) == {name}
+
+
+def _weights_site(seen: Tensor, ids: Tensor, *, dtype: str = "float32", tp: int = 1, rank: int = 0) -> Site:
+    inputs = {"logits": LOGITS, "ids": ids.numpy()}
+    return made_site(
+        "choice_weights",
+        "layers.2.mlp.topk_weights",
+        inputs,
+        seen.numpy(),
+        model=MODEL,
+        dtype=dtype,
+        tp=tp,
+        rank=rank,
+    )
+
+
+SORTED = IDS.sort(-1).values
+STEPS = torch.tensor([row.step for row in ROWS])
+
+
+def _shared(scores: Tensor) -> Tensor:
+    taken = scores.gather(1, SORTED)
+    return taken / taken.sum(-1, keepdim=True)
+
+
+def test_a_softmax_over_the_tokens_is_named() -> None:
+    logits = torch.tensor(LOGITS)
+    scores = torch.cat([logits[step == STEPS].softmax(0) for step in STEPS.unique()])
+    assert names(_weights_site(_shared(scores), SORTED)) == {"softmax_over_tokens"}
+    best_of = scores.topk(3).indices.sort(-1).values.numpy()
+    found = made_site("choice", "layers.2.mlp.topk_ids", {"logits": LOGITS}, best_of, model=MODEL)
+    assert names(found) == {"softmax_over_tokens"}
+
+
+def test_logits_that_are_read_as_the_other_16_bit_dtype_are_named() -> None:
+    misread = torch.tensor(LOGITS).to(torch.float16).view(torch.bfloat16).double()
+    found = _weights_site(_shared(misread.softmax(-1)), SORTED, dtype="float16")
+    assert names(found) == {"router_logits_misread"}
+    assert "written as float16 and read as bfloat16" in best(found)[0].variant.text
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+def test_weights_renormalised_over_the_experts_of_a_rank_are_named(rank: int) -> None:
+    taken = torch.tensor(LOGITS).softmax(-1).gather(1, SORTED)
+    own = (rank == SORTED // 4).double()
+    sums = (taken * own).sum(-1, keepdim=True)
+    seen = taken / torch.where(sums > 0, sums, taken.sum(-1, keepdim=True))
+    assert names(_weights_site(seen, SORTED, tp=2, rank=rank)) == {"weights_renormalised_by_rank"}
+
+
+def test_experts_that_are_dealt_to_groups_in_turn_are_named() -> None:
+    model = of_model(
+        experts=ExpertsConfig(8, 3, 48, (True, True, True), groups=4, top_groups=2, group_best=1)
+    )
+    logits = LOGITS + np.arange(8) / 512  # no two are equal
+    scores = torch.tensor(logits).softmax(-1)
+    group = torch.arange(8) % 4
+    best_of = torch.stack([scores[:, group == one].amax(-1) for one in range(4)], -1).topk(2).indices
+    inside = (group[None, :, None] == best_of[:, None]).any(-1)
+    seen = scores.masked_fill(~inside, -1).topk(3).indices.sort(-1).values.numpy()
+    found = made_site("choice", "layers.0.mlp.topk_ids", {"logits": logits}, seen, model=model)
+    assert names(found) == {"groups_in_turn"}
+    assert "expert e to group e % 4" in best(found)[0].variant.text

@@ -42,6 +42,24 @@ def whose_largest(site: Site, x: Array, wrong: Indices, by: Array) -> str:
     return ""
 
 
+#: What a scale that is made a step late is made of.
+LARGEST_BEFORE = ("the sequence's largest input of the step before", "the largest input of the step before")
+
+
+def largest_before(site: Site, x: Array, whose: str) -> Array:
+    """Of each token the largest number that was read at the step before, [N, 1]; of the first step the own one."""
+    own, largest = np.abs(x).max(1), np.empty(len(x))
+    steps = np.array([row.step for row in site.rows])
+    seqs = np.array([row.seq if whose == LARGEST_BEFORE[0] else 0 for row in site.rows])
+    for (_, seq), rows in passes_of(site).items():
+        of = seqs == (seq if whose == LARGEST_BEFORE[0] else 0)
+        step = steps[rows[0]]
+        earlier = steps[of & (steps < step)]
+        there = of & (steps == (earlier.max() if len(earlier) else step))
+        largest[rows] = own[there].max()
+    return largest[:, None]
+
+
 def step_before(site: Site) -> Array:
     """What came out at the step before, where that had as many tokens; else zeros."""
     found, last = np.zeros_like(site.expected), dict[int, list[int]]()

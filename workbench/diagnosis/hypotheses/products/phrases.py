@@ -92,6 +92,10 @@ _PHRASES: Mapping[str, tuple[str, str, str]] = {
     "weight_of_another":
         ("weight_of_another", "weight", "{other}{0} of {1} {2} used instead of {weight}"),
     "clamped_within": ("input_clamped", "input", f"its input is cut off at ±{{0:.4g}}: {_CLAMPED}"),
+    "scaled_late": ("input_scaled_late", "input",
+        "its input is brought to {0} by a scale that is made of {1}, as by delayed scaling"),
+    "columns_of_another": ("columns_of_another", "input",
+        "columns from {1:g} on are not written: they hold {0}, from its column {2:g} on"),
     "saturated": ("input_clamped", "input", f"its input is cut off at ±{{0:.4g}}, in eight bits: {_CLAMPED}"),
     "capped": ("soft_cap", "head", "the logits are capped softly at {0:.6g} (tanh)"),
     "uncapped": ("uncapped", "head",

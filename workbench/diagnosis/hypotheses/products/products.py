@@ -18,7 +18,7 @@ from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.functions import COARSE, MISREAD
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
-from lockstep.workbench.diagnosis.hypotheses.maps import Mapped
+from lockstep.workbench.diagnosis.hypotheses.maps import Mapped, columns_of_another
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, recorded
 from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, OF_LOGITS, uncapped_noise, without_cap
 from lockstep.workbench.diagnosis.hypotheses.products.columns import columns_moved, not_cut, slices_elsewhere
@@ -46,7 +46,11 @@ from lockstep.workbench.diagnosis.hypotheses.products.matrices import (
     shards_elsewhere,
     weights_instead,
 )
-from lockstep.workbench.diagnosis.hypotheses.products.passes import step_before
+from lockstep.workbench.diagnosis.hypotheses.products.passes import (
+    LARGEST_BEFORE,
+    largest_before,
+    step_before,
+)
 from lockstep.workbench.diagnosis.hypotheses.products.sums import (
     counted,
     former_output,
@@ -137,7 +141,7 @@ def _variant(site: Site, edit: Edit, predicted: Array, fitted: int) -> Variant:
 _MAPS: Mapping[str, Sequence[Callable[[Site], Iterator[Mapped]]]] = {
     "linear": (
         counted, summed_already, not_cut, columns_moved, moved_maps, cut_along_inputs, single_weights,
-        nothing_multiplied, features_ordered,
+        nothing_multiplied, features_ordered, columns_of_another,
     ),
     "reduce": (counted, moved_maps),
     "head": (not_the_head, rows_of_others, ids_elsewhere, rows_shifted),
@@ -167,6 +171,7 @@ def product_coarse(site: Site) -> Iterator[Variant]:
     if "weight" in places:
         fewer = _coarser(site, (*_DTYPES[:2], *COARSE))
         later["x"] = [*((one,) for one in fewer), ("clamped_within", None), ("saturated", None)]
+        later["x"] += [(how, name) for name in LARGEST_BEFORE for how in ("saturated", "saturated_float8")]
         later["weight"] = [(one,) for one in (*fewer, *WEIGHTS, *MISREAD)]
     plain = Choices(orders=False, usual=False, applied=later, vectors=("weight", "bias"))
     edits = [one for one in edits_of(trial.formula, plain) if one.kind == "applied"]
@@ -272,6 +277,7 @@ def _of_linear(site: Site, pool: _Pool, own: Matrix) -> dict[str, Load]:
     x = site.inputs["x"]
     inputs = recorded(site, x.shape)
     pool.rows.update({"x": lambda: x, **inputs})
+    pool.rows.update({name: partial(largest_before, site, x, name) for name in LARGEST_BEFORE})
     pool.operands["x"] = [name for name, load in inputs.items() if _another(load(), x)]
     pool.applied["x"] = [("scaled", None), *_orders(site, x.shape[1])]
     scope = site.deviation.scopes[0]  # type: ignore[union-attr]
@@ -286,6 +292,7 @@ def _of_end(site: Site, pool: _Pool) -> None:
     """What the head reads, and what is done to logits; ids, and what is done to rows of the embedding."""
     if site.operation == "head":
         x, inputs = site.inputs["x"], dict(head_inputs(site))
+        pool.rows.update({name: partial(largest_before, site, x, name) for name in LARGEST_BEFORE})
         pool.rows.update({"x": lambda: x, **{name: partial(np.asarray, one) for name, one in inputs.items()}})
         pool.operands["x"] = [
             name for name, one in inputs.items() if one.shape == x.shape and _another(one, x)

@@ -113,8 +113,10 @@ def _cosine(a: Array, b: Array) -> float:
 
 def _alike_angles(a: Array, b: Array) -> float:
     """The correlation of the cosines between tokens in one and in the other."""
-    pairs, angles = np.triu_indices(len(a), 1), []
-    for x in (a, b):
-        unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
-        angles.append((unit @ unit.T)[pairs])
-    return float(np.corrcoef(angles[0], angles[1])[0, 1])
+    return float(np.corrcoef(angles_between(a), angles_between(b))[0, 1])
+
+
+def angles_between(x: Array) -> Array:
+    """The cosines of all pairs of tokens."""
+    unit = x / np.maximum(np.linalg.norm(x, axis=1, keepdims=True), 1e-300)
+    return np.asarray((unit @ unit.T)[np.triu_indices(len(x), 1)])

@@ -249,6 +249,10 @@ def _applied(at: Setting, leaf: str, edit: Edit) -> Phrase | None:
         return _bias_times(at, numbers[0]) if leaf == "bias" else _scaled(at, leaf, numbers[0])
     if name == "plus":
         return _plus(at, str(edit.detail[1]), numbers[0])
+    if name in ("saturated", "saturated_float8") and not numbers:
+        return phrase(
+            at, "scaled_late", "float8 (e4m3)" if name != "saturated" else "int8", str(edit.detail[1])
+        )
     if name in ("reshaped", "groups_backwards", "groups_reversed", "columns_moved"):
         return _order(at, name, numbers)
     if name in ("clamped_within", "saturated", "capped", "log_softmax", "probabilities", "centred", "unit_length",

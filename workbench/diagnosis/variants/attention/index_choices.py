@@ -2,55 +2,72 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph.formula import FORMULAS, SCALED, evaluate, numbers_of
-from lockstep.engine.graph.index_choice import best_keys, summed_heads
+from lockstep.engine.graph.index_choice import best_keys
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit, apply
+from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-_Inputs = Mapping[str, Array]
+#: Leaves that stand for a mask that hides nothing, and for weights that are all alike.
+_EVERY_KEY, _ONES = "every key", "ones"
+
+#: What an indexer may have scored by instead: edits of its formula, with name, class and sentence.
+_EDITS: tuple[tuple[Edit, str, str, str], ...] = (
+    (
+        Edit("allowed", "operand", (_EVERY_KEY,)), "index_not_causal", "mask",
+        "an indexer scores keys after the query: its scores have no causal mask",
+    ),
+    (
+        Edit((1, 1), "left_out", (0.0,)), "index_weights_unscaled", "index_scores",
+        "the weights of an indexer's heads are not divided by the root of their number",
+    ),
+    (
+        Edit((1, 0, 0), "left_out", (0.0,)), "index_products_unscaled", "index_scores",
+        "an indexer's products are not divided by the root of the width of its heads",
+    ),
+    (
+        Edit("above_zero", "left_out", (0.0,)), "index_without_relu", "index_scores",
+        "an indexer's scores lack ReLU: negative products count as well",
+    ),
+    (
+        Edit("weights", "operand", (_ONES,)), "index_unweighted", "index_scores",
+        "an indexer's heads are added up without their weights",
+    ),
+    *(
+        (
+            Edit("weights", "applied", (function,)), f"index_weights_{function}", "index_scores",
+            f"the weights of an indexer's heads go through a {function}: they should be as they are",
+        )
+        for function in ("softmax", "sigmoid", "softplus", "relu")
+    ),
+)  # fmt: skip
 
 
 def index_scores(site: Site) -> Iterator[Variant]:
-    """Without the mask, without a factor, without ReLU or without weights."""
+    """Single edits of the formula, and keys that the mask hides."""
     if not all(part.fits for part in site.parts):
         return
-    model = site.facts.model
-    heads, dim = model.num_heads, model.head_dim
-
-    def variant(
-        name: str, kind: str, text: str, made: Callable[[_Inputs], Array], masked: bool = True
-    ) -> Variant:
-        guesses = []
-        for part in site.parts:
-            found = made(part.inputs)
-            guesses.append(np.where(np.isneginf(part.expected), -np.inf, found) if masked else found)
-        return Variant(name, kind, text, {}, guesses)
-
-    text = "an indexer scores keys after the query: its scores have no causal mask"
-    yield variant("index_not_causal", "mask", text, lambda x: _scores(model, x), masked=False)
+    for edit, name, kind, text in _EDITS:
+        tree = apply(edit, FORMULAS["index_scores"])
+        guesses = [np.asarray(edited_value(tree, _given(site.facts.model, part))) for part in site.parts]
+        yield Variant(name, kind, text, {}, guesses)
     yield from _hidden(site)
-    text = "the weights of an indexer's heads are not divided by the root of their number"
-    yield variant("index_weights_unscaled", "scores", text, lambda x: _scores(model, x) * math.sqrt(heads))
-    text = "an indexer's products are not divided by the root of the width of its heads"
-    yield variant("index_products_unscaled", "scores", text, lambda x: _scores(model, x) * math.sqrt(dim))
-    text = "an indexer's scores lack ReLU: negative products count as well"
-    yield variant("index_without_relu", "scores", text, lambda x: _summed(model, x, x["weights"]))
-    text = "an indexer's heads are added up without their weights"
-    plain = np.ones_like(site.parts[0].inputs["weights"][:1])
-    yield variant(
-        "index_unweighted",
-        "scores",
-        text,
-        lambda x: _scores(model, {**x, "weights": plain + 0 * x["weights"]}),
-    )
+
+
+def _given(model: ModelConfig, part: Part) -> Mapping[str, Any]:
+    """The leaves of the formula, and what they may be exchanged for."""
+    own = {**numbers_of(model), **part.inputs, "allowed": ~np.isneginf(part.expected)}
+    return {**own, _ONES: np.ones_like(part.inputs["weights"]), _EVERY_KEY: np.True_}
 
 
 def _hidden(site: Site) -> Iterator[Variant]:
@@ -77,17 +94,6 @@ def _behind(expected: Array) -> Array:
     keys = np.arange(expected.shape[-1])
     last = np.where(np.isneginf(expected), -1, keys).max(-1, keepdims=True)
     return np.asarray(last - keys)
-
-
-def _scores(model: ModelConfig, inputs: _Inputs) -> Array:
-    """[1, T, K], no key hidden."""
-    found = evaluate(FORMULAS["index_scores"], {**numbers_of(model), **inputs, "allowed": np.True_})
-    return np.asarray(found)
-
-
-def _summed(model: ModelConfig, inputs: _Inputs, weights: Array) -> Array:
-    numbers = numbers_of(model)
-    return summed_heads(evaluate(SCALED, {**numbers, **inputs}), weights * numbers["index_weight"])
 
 
 def key_choices(site: Site) -> Iterator[Variant]:

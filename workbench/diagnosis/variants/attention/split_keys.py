@@ -38,7 +38,7 @@ def split_keys(site: Site) -> Iterator[Variant]:
     right = [tree.make(one, {}) for one in tree.sample]
     of = "context" if "context" in tree.points else "softmax"
     for words, split in splits(max(one.raw.shape[2] for one in tree.given)):
-        cut = [_parts(one, split) for one in tree.given]
+        cut = [parts_of(one, split) for one in tree.given]
         key = tuple(each.tobytes() for each in cut)
         if key in known or not any(each.any() for each in cut):
             continue
@@ -52,7 +52,8 @@ def split_keys(site: Site) -> Iterator[Variant]:
             yield from _by_fitted_weights(tree, cut, text)
 
 
-def _parts(given: Given, split: Split) -> Parts:
+def parts_of(given: Given, split: Split) -> Parts:
+    """The part of each key of a pass, [T, K]."""
     return np.asarray(split(given.raw.shape[2], given.new), dtype=np.int64)
 
 
@@ -68,7 +69,7 @@ def _in_reach(tree: AttentionTree, right: list[Made], cut: list[Parts]) -> bool:
     """Whether some weights of the parts' results give what was seen in a few wrong rows."""
     left = error = 0.0
     for one, made in zip(tree.sample, right, strict=True):
-        results = _results(made, cut[one.part])
+        results = results_of(made, cut[one.part])
         seen, wanted = (by_head(tree.site, x) for x in (one.seen, one.right))
         cells = by_head(tree.site, one.scope)
         rest = seen - np.einsum("htn,htnd->htd", _weights(results, seen), results)
@@ -79,7 +80,7 @@ def _in_reach(tree: AttentionTree, right: list[Made], cut: list[Parts]) -> bool:
     return bool(left <= (UNEXPLAINED**2) * error)
 
 
-def _results(made: Made, parts: Parts) -> Array:
+def results_of(made: Made, parts: Parts) -> Array:
     """What each part adds to the context, or to the probabilities, [heads, rows, n, D]."""
     own = made.probs[:, :, None] * Shares(made.probs, parts).members
     if made.values is None:
@@ -103,7 +104,7 @@ def _by_fitted_weights(tree: AttentionTree, cut: list[Parts], text: str) -> Iter
     guesses, scope = [part.expected for part in site.parts], scopes(site)
     for i in tree.wrong:
         right = tree.make(tree.given[i], {})
-        results, mass = _results(right, cut[i]), Shares(right.probs, cut[i]).mass
+        results, mass = results_of(right, cut[i]), Shares(right.probs, cut[i]).mass
         both = (mass > 0).sum(-1) > 1
         weights = np.where(both[..., None], _weights(results, by_head(site, site.parts[i].seen)), 1.0)
         made = np.einsum("htn,htnd->htd", weights, results)

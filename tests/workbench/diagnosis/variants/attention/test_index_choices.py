@@ -7,6 +7,8 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
+import torch.nn.functional as F
 
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import operation_of
@@ -53,3 +55,19 @@ def test_keys_that_are_hidden_too_are_a_mask_s_matter(hidden: np.ndarray, name: 
     assert np.array_equal(guess, wrong.parts[0].seen)
     assert words in found.text
     assert not list(not_finite(wrong))
+
+
+@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+def test_weights_of_heads_that_go_through_a_function_are_named(function: str) -> None:
+    wrong = site(np.zeros((TOKENS, TOKENS), dtype=bool))
+    part = wrong.parts[0]
+    weights = getattr(torch, function)(
+        torch.tensor(part.inputs["weights"]), **({"dim": -1} if "max" in function else {})
+    )
+    q, k = (torch.tensor(part.inputs[name]) for name in "qk")
+    products = F.relu(torch.einsum("thd,kd->htk", q, k[:, 0]) * MODEL.head_dim**-0.5)
+    seen = torch.einsum("htk,th->tk", products, weights) * MODEL.num_heads**-0.5
+    seen = seen.masked_fill(torch.tensor(APART < 0), -torch.inf).numpy()
+    guesses = {one.name: one.predicted[0][0] for one in index_scores(wrong)}
+    near = {name for name, guess in guesses.items() if np.allclose(guess, seen)}
+    assert near == {f"index_weights_{function}"}

@@ -136,3 +136,25 @@ def test_random_damage_to_a_fused_context_is_not_blamed_on_parts() -> None:
     noise = torch.Generator().manual_seed(5)
     spoil = {"context": lambda x, at: x * (1 + torch.rand(x.shape, generator=noise))}
     assert names(Run(model(), spoil, fused=True), "context") == []
+
+
+@pytest.mark.parametrize("fused", [False, True])
+def test_a_part_whose_heads_are_read_by_another_stride_is_named(fused: bool) -> None:
+    """The first six keys, whose result lies in memory with twenty elements a head where sixteen are written."""
+
+    def context(x: Tensor, at: At) -> Tensor:
+        if not at.step:
+            return x
+        values = at.taps["v_cache"].repeat_interleave(2, 1)
+        own, other = (
+            torch.einsum("htk,khd->thd", at.taps["probs"][..., keys], values[keys])
+            for keys in (slice(6), slice(6, None))
+        )
+        mass = at.taps["probs"][..., :6].sum(-1).T[..., None]
+        memory = torch.cat([(own / mass).flatten(), torch.full((64,), 0.25)])
+        return (mass * memory.as_strided(own.shape, (1, 20, 1)) + other).reshape(x.shape)
+
+    run = Run(model(), {"context": context}, fused=fused)
+    (first, *_) = causes(run, "context")
+    assert first.variant.name == "context_part_strided"
+    assert "the first part is read from a head to the next by 20 elements instead of 16" in first.variant.text

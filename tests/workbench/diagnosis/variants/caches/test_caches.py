@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names, rotate
@@ -80,6 +81,23 @@ def uint4(x: Tensor) -> Tensor:
     return ((x - least) / step).round() * step + least
 
 
+def in_vectors(x: Tensor, page: int, vector: int) -> Tensor:
+    """[page, head, D / x, slot, x] read as [page, head, slot, D]."""
+    pages = F.pad(x, (0, 0, 0, 0, 0, -len(x) % page)).unflatten(0, (-1, page)).unflatten(3, (-1, vector))
+    tiled = pages.permute(0, 2, 3, 1, 4).flatten(2).unflatten(2, (page, -1))
+    return tiled.transpose(1, 2).flatten(0, 1)[: len(x)]
+
+
+def after_rows(x: Tensor, count: int) -> Tensor:
+    """Each head's rows with so many numbers behind them, read as if there were none."""
+    wide = torch.cat([x, x.abs().amax(-1, True).expand(-1, -1, count)], -1).transpose(0, 1).flatten(1)
+    return wide[:, : len(x) * x.shape[2]].unflatten(1, (len(x), -1)).transpose(0, 1)
+
+
+def foreign(seq: int) -> Tensor:
+    return torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(seq))
+
+
 def padded(other: Tensor, like: Tensor) -> Tensor:
     n = min(len(other), len(like))
     return torch.cat([other[:n], like[n:]])
@@ -136,6 +154,11 @@ CACHES: list[tuple[str, Any, str, str]] = [
     ("scale of the first row", lambda x, at: x / largest(x) * largest(x)[:1], "cache_scales", "of the first token"),
     ("eight bits, another scale", lambda x, at: int8_rows(x) / largest(x) * largest(x).roll(1, 1), "cache_scales",
      "in eight bits: it is restored by the scale of the head before"),
+    ("vectors of 4 in pages of 8", lambda x, at: in_vectors(x, 8, 4), "cache_layout",
+     "in pages of 8 slots by vectors of 4 dimensions and read as rows"),
+    ("a scale behind each row", lambda x, at: after_rows(x, 2), "cache_layout", "with 2 elements between them and"),
+    ("a prefix of somebody else", lambda x, at: torch.cat([foreign(at.seq), x[3:]]) if at.seq == 0 else x,
+     "cache_foreign_prefix", "the first 3 rows of sequence 0"),
     ("rows 2 and 4", lambda x, at: torch.cat([x[:2], x[5:6], x[3:4], x[:1], x[5:]]), "cache_rows_wrong", "row 5"),
 ]  # fmt: skip
 
