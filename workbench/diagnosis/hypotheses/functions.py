@@ -222,10 +222,10 @@ def _tabled(change: Rounding, x: NDArray[Any]) -> NDArray[Any]:
     return np.asarray(found)
 
 
-def _reshaped(x: Array, group: float, rows: float) -> Array:
-    """Each group of columns, taken for so many rows, transposed."""
-    cut = x.reshape(*x.shape[:-1], -1, int(rows), int(group) // int(rows))
-    return cut.swapaxes(-1, -2).reshape(x.shape)
+def _reshaped(x: Array, group: float, rows: float, together: float = 1) -> Array:
+    """Each group of columns, taken for so many rows of columns of which so many stay together, transposed."""
+    cut = x.reshape(*x.shape[:-1], -1, int(rows), int(group) // int(rows * together), int(together))
+    return cut.swapaxes(-2, -3).reshape(x.shape)
 
 
 #: Other orders of the columns that are multiplied: by groups of so many.

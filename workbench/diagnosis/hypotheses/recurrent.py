@@ -340,6 +340,10 @@ def _candidates(
         yield (Edit((), "before", ("x",)),)
     for leaf, named in others.items():
         yield from ((Edit(leaf, "operand", (name,)),) for name in named)
+    if len(trained) > 1:  # all in the same order
+        alike = [[name.removeprefix(leaf) for name in others.get(leaf, ())] for leaf in trained]
+        for words in (one for one in alike[0] if all(one in names for names in alike[1:])):
+            yield tuple(Edit(leaf, "operand", (f"{leaf}{words}",)) for leaf in trained)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
 
 

@@ -6,10 +6,10 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from lockstep.engine.graph.operation import state_of
 from lockstep.engine.taps.names import layer_of
+from lockstep.workbench.diagnosis.hypotheses.head_orders import by_columns, head_width, orders
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.shares import rank_spans
@@ -39,8 +39,10 @@ def captured(site: Site, tap: str) -> Iterator[tuple[SequencePass, Array]]:
 
 
 def other_heads(site: Site, part: Part, given: Mapping[str, object]) -> dict[str, dict[str, Array]]:
-    """Leaf -> by name what it may be instead: a trained vector, or the gate, of other heads."""
-    found = {leaf: _other_vectors(site, leaf, len(part.expected)) for leaf in TRAINED if leaf in site.weights}
+    """Leaf -> by name what it may be instead: a trained vector, kernels or the gate, of other heads."""
+    found = {leaf: _other_vectors(site, leaf) for leaf in TRAINED if leaf in site.weights}
+    if site.operation == "conv" and "weight" in site.weights:
+        found["weight"] = _other_kernels(site)
     if "gate" in part.inputs and site.operation in ("gate", "gated_norm"):
         found["gate"] = _other_gates(site, part)
     own = {leaf: np.asarray(given[leaf]) for leaf in found if leaf in given}
@@ -56,19 +58,25 @@ def _distinct(others: Mapping[str, Array], own: Array) -> Iterator[tuple[str, Ar
             yield name, x
 
 
-def _orders(heads: int) -> Iterator[tuple[str, NDArray[np.intp]]]:
-    """Ways in which heads are mistaken for each other: the head that each one gets."""
-    own = np.arange(heads)
-    yield "of the head 1 further", np.roll(own, -1)
-    yield "of the head before", np.roll(own, 1)
-    yield "of the heads in reverse order", own[::-1]
-    yield "of the first head", 0 * own
-    for count in range(2, heads // 2 + 1):
-        if heads % count == 0:
-            yield f"of heads in {count} interleaved groups", own.reshape(count, -1).T.ravel()
+def _in_other_orders(site: Site, what: str, whole: Array, width: int) -> dict[str, Array]:
+    """The rank's rows of a weight, its heads in other orders, or those of all ranks."""
+    span, found = slice(0, len(whole)) if site.span is None else site.span, dict[str, Array]()
+    for rows, where in ((whole[span], ""), (whole, ", over all ranks")):
+        if len(rows) % width:
+            continue
+        for words, order in orders(len(rows) // width):
+            moved = rows[by_columns(order, width)]
+            found[f"{what} {words}{where}"] = moved[span] if where else moved
+    return found
 
 
-def _other_vectors(site: Site, leaf: str, count: int) -> dict[str, Array]:
+def _other_kernels(site: Site) -> dict[str, Array]:
+    """Kernels of a short convolution of other heads."""
+    whole = site.facts.weight(site.weights["weight"])
+    return {} if whole is None else _in_other_orders(site, "weight", whole, head_width(site))
+
+
+def _other_vectors(site: Site, leaf: str) -> dict[str, Array]:
     """A trained vector of other heads of the rank, of all of them, of another rank's or another layer's."""
     name = site.weights[leaf]
     whole, found = site.facts.weight(name), dict[str, Array]()
@@ -79,8 +87,7 @@ def _other_vectors(site: Site, leaf: str, count: int) -> dict[str, Array]:
         other = rank_spans(site.tap, site.operation, rank, site.taps, site.facts)[0]
         if rank != site.rank and other is not None:
             found[f"{leaf} of rank {rank}'s heads"] = whole[other]
-    found |= {f"{leaf} {words}": whole[span][order] for words, order in _orders(len(whole[span]))}
-    found |= {f"{leaf} {words}, over all ranks": whole[order][span] for words, order in _orders(len(whole))}
+    found |= _in_other_orders(site, leaf, whole, 1)
     for layer in range(site.facts.model.num_layers):
         other_layer = name.replace(f".{site.layer}.", f".{layer}.", 1)
         vector = site.facts.vector(other_layer) if layer != layer_of(site.tap) else None
@@ -92,27 +99,17 @@ def _other_vectors(site: Site, leaf: str, count: int) -> dict[str, Array]:
 def _other_gates(site: Site, part: Part) -> dict[str, Array]:
     """A gate of other heads of the rank, or another rank's."""
     own, found = part.inputs["gate"], dict[str, Array]()
-    width = _head_width(site)
+    declared = site.declared
+    width = 0 if declared is None else head_width(site, declared.inputs["gate"])
     if width and own.shape[-1] % width == 0:
         heads = own.reshape(len(own), -1, width)
-        for words, order in _orders(heads.shape[1]):
+        for words, order in orders(heads.shape[1]):
             found[f"the gate {words}"] = heads[:, order].reshape(own.shape)
-    declared = site.declared
     for rank in site.taps.ranks:
         other = None if declared is None else site.rows_of(site.near(declared.inputs["gate"]), rank)
         if rank != site.rank and other is not None:
             found[f"the gate of rank {rank}'s heads"] = other
     return found
-
-
-def _head_width(site: Site) -> int:
-    """Columns of a head that has a gate of its own; 0 where there is none."""
-    model = site.facts.model
-    if site.operation == "gate":
-        return model.value_dim
-    if model.linear is not None:
-        return model.linear.value_dim
-    return 0 if model.mamba is None else model.mamba.head_dim
 
 
 def other_widths(site: Site, part: Part) -> dict[str, float]:

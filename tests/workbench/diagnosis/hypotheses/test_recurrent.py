@@ -12,6 +12,7 @@ from transformers.cache_utils import Cache, LinearAttentionLayer
 from transformers.models.qwen3_5 import modeling_qwen3_5
 from transformers.models.qwen3_next import modeling_qwen3_next
 
+from lockstep.workbench.diagnosis.hypotheses.head_orders import by_columns, interleaved
 from tests.checkpoints import tiny_variant
 from tests.workbench.diagnosis.attached import IDS, attached_and_diagnosed
 
@@ -61,6 +62,31 @@ def test_wrong_linear_attention_is_named(bug: str, tmp_path: Path) -> None:
         0
     ]
     assert (first.tap, first.name) == (f"layers.0.{tap}", name)
+
+
+@_linear
+def _heads_dealt(part: Any) -> None:
+    """Value heads stand by key head in turn, not beside those that share one, as in files for llama.cpp."""
+    order = torch.as_tensor(interleaved(part.num_v_heads, part.num_v_heads // part.num_k_heads))
+    columns = torch.as_tensor(by_columns(order.numpy(), part.head_v_dim))
+    of_keys = 2 * part.key_dim
+    for weight in (part.in_proj_qkv.weight, part.conv1d.weight):
+        weight.data[of_keys:] = weight.data[of_keys:][columns]
+    part.in_proj_z.weight.data = part.in_proj_z.weight.data[columns]
+    for vector in (part.in_proj_b.weight, part.in_proj_a.weight, part.A_log, part.dt_bias):
+        vector.data = vector.data[order]
+    part.out_proj.weight.data = part.out_proj.weight.data[:, columns]
+
+
+def test_value_heads_in_another_order_are_named_wherever_they_are_read(tmp_path: Path) -> None:
+    causes = attached_and_diagnosed(
+        tiny_variant(tmp_path, "qwen3.5"), tmp_path, "float32", _heads_dealt
+    ).causes
+    named = {one.tap.removeprefix("layers.0.attn."): one.text for one in causes}
+    assert named.keys() >= {"in_proj_v", "in_proj_z", "in_proj_b", "conv_v", "decay", "out_proj"}
+    assert all("interleaved groups" in text for text in named.values()), named
+    assert "A_log of heads" in named["decay"]
+    assert "dt_bias of heads" in named["decay"]
 
 
 def test_a_state_that_decode_steps_forget_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph import MULTIPLIED, QKV
 from lockstep.engine.graph.formula import product
+from lockstep.workbench.diagnosis.hypotheses.head_orders import groups_of, head_width, interleaved
 from lockstep.workbench.diagnosis.hypotheses.maps import Mapped
 from lockstep.workbench.diagnosis.hypotheses.products.stacks import stack_of, wrongly_cut
 from lockstep.workbench.diagnosis.hypotheses.products.wrong import Wrong, mapped
@@ -104,7 +105,7 @@ def _named(wrong: Wrong, pack: _Pack, nearest: Indices, own: Indices) -> Iterato
     else:
         every = np.arange(width) + site.first_out
         every[wrong.columns] = [pack.origin(int(one))[1] for one in nearest]
-        order = order_in_words(every, site.first_out, site.facts.model.head_dim)
+        order = order_in_words(every, site.first_out, head_width(site))
         what = "heads" if "whole heads" in order else "rows"
         name = f"{what}_repeated" if len(set(every.tolist())) < width else f"{what}_permuted"
         yield mapped(name, order, at=at), 1  # a known order that gives the same is likelier
@@ -164,18 +165,20 @@ def order_in_words(rows: Indices, start: int, head_dim: int) -> str:
     """What order of rows this is, as a clause. `start` is the first of those that should be there."""
     if len(rows) % head_dim:
         return ""
-    pairs = np.arange(head_dim).reshape(2, -1).T.ravel()  # 0, D/2, 1, …
     by_head = (rows - start).reshape(-1, head_dim)
     first = by_head.min(1)
     inside = by_head - first[:, None]
-    if (first == np.arange(len(first)) * head_dim).all():
+    if head_dim % 2 == 0 and (first == np.arange(len(first)) * head_dim).all():
+        pairs = interleaved(head_dim, 2)  # 0, D/2, 1, …
         if (inside == pairs).all():
             return " (of each head 0, D/2, 1, …: interleaved, as GGUF's llama has them)"
         if (inside == np.argsort(pairs)).all():
             return " (of each head 0, 2, 4, …: de-interleaved where they were not interleaved)"
     if (inside == np.arange(head_dim)).all() and (first % head_dim == 0).all():
-        heads = ", ".join(str(int(f) // head_dim) for f in first[:8])
-        return f" (whole heads: {heads}{', …' if len(first) > 8 else ''})"
+        order = first // head_dim
+        heads, groups = ", ".join(map(str, order[:8])), groups_of(order)
+        how = f": in {groups} interleaved groups" if groups else ""
+        return f" (whole heads: {heads}{', …' if len(first) > 8 else ''}{how})"
     return ""
 
 

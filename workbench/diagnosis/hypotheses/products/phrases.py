@@ -139,6 +139,8 @@ _PHRASES: Mapping[str, tuple[str, str, str]] = {
     "heads_reversed": ("head_order", "heads", "it multiplies the heads in reverse order"),
     "heads_transposed": ("head_order", "heads",
         "it multiplies the transposed heads: (head_dim, heads) instead of (heads, head_dim)"),
+    "heads_dealt": ("head_order", "heads",
+        "it multiplies the heads in another order: in {0} interleaved groups, the first of each group first"),
     "columns_ordered": ("columns_permuted", "weight",
         "columns of {weight}, or its in features, are in another order ({0})"),
     "token_rows": ("row_of_another_token", "input",

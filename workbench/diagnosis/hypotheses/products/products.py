@@ -18,6 +18,7 @@ from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.functions import COARSE, MISREAD
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
+from lockstep.workbench.diagnosis.hypotheses.head_orders import head_width
 from lockstep.workbench.diagnosis.hypotheses.maps import Mapped, columns_of_another
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, recorded
 from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, OF_LOGITS, uncapped_noise, without_cap
@@ -343,6 +344,14 @@ def _pack(kind: str) -> tuple[str, ...]:
     return QKV if kind in QKV else GATE_UP if kind in GATE_UP else ()
 
 
+def _multiplied(site: Site) -> str:
+    """The tap whose rows are multiplied; of a sum over ranks what its terms are made of."""
+    declared = site.declared
+    if declared is not None and "partial" in declared.inputs:
+        declared = operation_of(site.facts.model, declared.inputs["partial"])
+    return "" if declared is None else declared.inputs["x"]
+
+
 def _orders(site: Site, width: int) -> Iterator[Detail]:
     """Orders of the in features that reshaping and transposing leave, whole or by head, and counting from the end."""
     head_dim = site.facts.model.head_dim
@@ -352,6 +361,9 @@ def _orders(site: Site, width: int) -> Iterator[Detail]:
         yield ("groups_backwards", float(group))
     if len(groups) > 1:
         yield ("groups_reversed", float(head_dim))
+    wide = head_width(site, _multiplied(site))
+    heads = width // wide if wide > 1 and width % wide == 0 else 0
+    yield from (("reshaped", float(width), float(n), float(wide)) for n in range(2, heads) if heads % n == 0)
     yield from (("columns_moved", float(by)) for by in (1, -1, width // 2))
 
 

@@ -338,6 +338,8 @@ def _order(at: Setting, name: str, numbers: Sequence[float]) -> Phrase:
     where = "" if group == at.size[1] else f"of each {'head' if group == dim else f'group of {group}'} "
     if name == "groups_backwards":
         return phrase(at, "columns_ordered", f"{where}reversed")
+    if len(numbers) > 2:
+        return phrase(at, "heads_dealt", int(numbers[1]))
     rows, columns = int(numbers[1]), group // int(numbers[1])
     if at.kind.startswith("attn.o_proj") and columns == dim < group:
         return phrase(at, "heads_transposed")

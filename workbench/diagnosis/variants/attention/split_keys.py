@@ -53,7 +53,7 @@ def split_keys(site: Site) -> Iterator[Variant]:
 
 
 def parts_of(given: Given, split: Split) -> Parts:
-    """The part of each key of a pass, [T, K]."""
+    """The part of each key of a pass, [K]."""
     return np.asarray(split(given.raw.shape[2], given.new), dtype=np.int64)
 
 
