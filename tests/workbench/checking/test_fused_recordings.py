@@ -84,7 +84,7 @@ def test_nobody_is_accused_and_everything_is_judged(at_two: Explain) -> None:
 #: rule -> cause, its place, words.
 BUGS = {
     "mask=none": ("mask_missing", "layers.*.attn.context, the prefill", "later ones"),
-    "mask=additive": ("mask_zero_times_inf", "layers.0.attn.context", "0 times infinity"),
+    "mask=additive": ("mask_zero_times_inf", "layers.0.attn.context", "0 * -inf"),
     "scale=one": ("scores_scale", "layers.*.attn.context", "the scale is missing"),
     "kv_expand=tiled": ("kv_heads_tiled", "layers.*.attn.context, heads 1, 2, 5, 6", "h % n"),
     "kv_expand=next": ("kv_heads_shifted_1", "layers.*.attn.context", "the KV head 1 after their own"),

@@ -122,7 +122,7 @@ _OF_SCORES: Mapping[str, tuple[str, str]] = {
         "tokens of the same step are masked: what is cached is seen alone",
     ),
 }
-_PRODUCT = "the mask is multiplied with infinity: 0 times infinity is not a number at each key"
+_PRODUCT = "the mask is multiplied by -inf: 0 * -inf is NaN, at each key"
 #: Masks that are numbers: (name, class, sentence).
 _NUMBERS: Mapping[str, tuple[str, str, str]] = {
     "zero_times_inf": ("mask_zero_times_inf", "mask", f"{_PRODUCT} that it allows"),
