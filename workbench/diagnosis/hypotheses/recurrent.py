@@ -85,6 +85,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             known | met.get((part.rows[-1].step, part.rows[-1].seq), {})
             for known, part in zip(given, site.parts, strict=True)
         ]
+    known: list[Array] = []
     for edits in dict.fromkeys(_candidates(site, formula, given, others)):
         try:
             tree = together(edits, formula)
@@ -100,13 +101,24 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             continue
         predicted = [one for one in found if one is not None]
         if len(predicted) == len(found):
-            yield _variant(site, edits, predicted)
+            again = _given_before(predicted, known)
+            if not again or edits[0].kind == "operand":  # of other tensors each is an answer of its own
+                yield _variant(site, edits, predicted)
     if site.operation in GATES:
         yield from _scaled(site)
     if site.operation in RECURRENT:
         yield from _lost_within(site, formula, given)
     if site.operation == "conv":
         yield from _rows_not_kept(site, formula, given)
+
+
+def _given_before(predicted: Sequence[Array], known: list[Array]) -> bool:
+    """Whether an edit before has given the same numbers; else they are known from now on."""
+    flat = np.concatenate([np.nan_to_num(one).ravel() for one in predicted])
+    if any(np.allclose(flat, one, rtol=1e-7, atol=1e-12) for one in known):
+        return True
+    known.append(flat)
+    return False
 
 
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:

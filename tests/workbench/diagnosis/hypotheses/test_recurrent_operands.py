@@ -125,6 +125,13 @@ def test_what_a_gate_or_rate_reads_is_named(case: str) -> None:
     assert words in found[0].variant.text, [one.variant.text for one in found]
 
 
+def test_edits_that_give_the_same_numbers_are_one() -> None:
+    """A gate that comes after the norm, and one that is left out of its squares alone."""
+    seen = normed(X, 2, CHANNELS) * silu(GATE)
+    right = [one for one in recurrent_edits(of_groups(seen)) if np.allclose(one.predicted[0], seen)]
+    assert [one.text for one in right] == ["the gate is multiplied after the norm, not before it"]
+
+
 @dataclass(frozen=True)
 class _Recorded:
     """Rows that go into the convolutions of two sequences: a prompt of four, and two single tokens."""
