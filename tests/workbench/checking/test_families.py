@@ -294,8 +294,7 @@ def test_what_is_planted_is_found_where_it_begins(name: str, tmp_path: Path) -> 
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ep", [1, 2])
-@pytest.mark.parametrize("name", WITH_EXPERTS)
+@pytest.mark.parametrize(("name", "ep"), by_turns(WITH_EXPERTS, (1, 2)))
 def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_path: Path) -> None:
     with running(tmp_path, name, 2, ep=ep) as (model, inferior):
         for fault, (tap, words) in (
