@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Literal
 
@@ -151,15 +152,16 @@ class Recent:
 _SEEN = "Seen: "
 
 
-def gallery() -> list[Recent]:
-    """The recorded bugs that come with the package, each with what one saw of it."""
+@cache
+def gallery() -> tuple[Recent, ...]:
+    """The recorded bugs that come with the package, each with what one saw of it; read once, as they do not change."""
     found = []
     for path in map(find_session, gallery_names()):
         with Session.open(path, session_limits()) as session:
             notes = [clean(event.text) for event in session.events(kind="note")]
         seen = next((note.removeprefix(_SEEN) for note in notes if note.startswith(_SEEN)), "")
         found.append(Recent(path, seen, ""))
-    return found
+    return tuple(found)
 
 
 def recents(paths: list[Path]) -> list[Recent]:

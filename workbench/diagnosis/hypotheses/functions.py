@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, Node, clamped_within, silu, swish
 from lockstep.engine.graph.routing import added_to_rows, candidates, taken
+from lockstep.workbench.diagnosis.hypotheses.head_orders import interleaved
 from lockstep.workbench.diagnosis.hypotheses.roundings import (
     DAMAGED,
     REREAD,
@@ -161,7 +162,7 @@ def _kept(x: Array, count: float) -> Array:
 def _chosen_in_turn(scores: Array, top_k: float, groups: float, *grouping: float) -> Array:
     """The best experts where these are dealt to the groups in turn, not one group's after the other's."""
     count = scores.shape[1]
-    order = np.arange(count).reshape(-1, int(groups)).T.ravel()
+    order = interleaved(count, count // int(groups))
     dealt = np.empty_like(scores)
     dealt[:, order] = candidates(scores[:, order], groups, *grouping)
     best = np.argsort(-dealt, -1, kind="stable")[:, : int(top_k)]

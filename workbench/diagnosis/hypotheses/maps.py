@@ -24,6 +24,8 @@ Mapped = tuple[Edit, Array, int]
 #: Columns that are looked for at once; rows that tell one column from all others; columns of which factors are fitted
 #: by themselves, as a share of all.
 _CHUNK, _ROWS, _FEW = 512, 4, 0.25
+#: Columns of a buffer that hold what it had before: whose, from where on, and from which column of that on.
+NOT_WRITTEN = "columns from {1:g} on are not written: they hold {0}, from its column {2:g} on"
 #: How far what stands in a buffer may be from what was recorded of it, relative.
 _NEAR = 1e-2
 

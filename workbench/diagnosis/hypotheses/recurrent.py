@@ -18,7 +18,7 @@ from lockstep.engine.graph.formula import Node, numbers_of, silu
 from lockstep.engine.graph.operation import READ_FROM, STATES, state_of
 from lockstep.engine.graph.recurrence import by_heads, mean_of_groups, side_by_side
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
-from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, narrower, resolution
+from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, given_before, narrower, resolution
 from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
@@ -101,7 +101,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             continue
         predicted = [one for one in found if one is not None]
         if len(predicted) == len(found):
-            again = _given_before(predicted, known)
+            again = given_before(predicted, known)
             if not again or edits[0].kind == "operand":  # of other tensors each is an answer of its own
                 yield _variant(site, edits, predicted)
     if site.operation in GATES:
@@ -110,15 +110,6 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         yield from _lost_within(site, formula, given)
     if site.operation == "conv":
         yield from _rows_not_kept(site, formula, given)
-
-
-def _given_before(predicted: Sequence[Array], known: list[Array]) -> bool:
-    """Whether an edit before has given the same numbers; else they are known from now on."""
-    flat = np.concatenate([np.nan_to_num(one).ravel() for one in predicted])
-    if any(np.allclose(flat, one, rtol=1e-7, atol=1e-12) for one in known):
-        return True
-    known.append(flat)
-    return False
 
 
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:

@@ -102,9 +102,8 @@ def _other_gates(site: Site, part: Part) -> dict[str, Array]:
     declared = site.declared
     width = 0 if declared is None else head_width(site, declared.inputs["gate"])
     if width and own.shape[-1] % width == 0:
-        heads = own.reshape(len(own), -1, width)
-        for words, order in orders(heads.shape[1]):
-            found[f"the gate {words}"] = heads[:, order].reshape(own.shape)
+        for words, order in orders(own.shape[-1] // width):
+            found[f"the gate {words}"] = own[:, by_columns(order, width)]
     for rank in site.taps.ranks:
         other = None if declared is None else site.rows_of(site.near(declared.inputs["gate"]), rank)
         if rank != site.rank and other is not None:

@@ -192,14 +192,16 @@ WEIGHTS: Mapping[str, Rounding] = {
     **{f"ggml's {kind}": _ggml(kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")},
 }  # fmt: skip
 
+#: 16-bit dtype -> what it is called where it is read as the other one.
+READ_AS_OTHER = {
+    written: f"written as {written} and read as {read}"
+    for written, read in (("bfloat16", "float16"), ("float16", "bfloat16"))
+}
 #: Numbers that are written in one format and read in another.
 REREAD: Mapping[str, Rounding] = {
     f"written as float8 {written} and read as {read}": _reread(written, read)
     for written in _FORMATS for read in _FORMATS if written != read
-} | {
-    f"written as {written} and read as {read}": _reread_16_bits(written)
-    for written, read in (("bfloat16", "float16"), ("float16", "bfloat16"))
-}  # fmt: skip
+} | {name: _reread_16_bits(written) for written, name in READ_AS_OTHER.items()}  # fmt: skip
 
 #: Weights whose integers are put together wrongly.
 DAMAGED: Mapping[str, Rounding] = {

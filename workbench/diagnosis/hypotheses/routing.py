@@ -13,6 +13,7 @@ from lockstep.engine.graph.formula import Node, numbers_of
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, operand_name, sum_of_ranks
+from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
 from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
@@ -34,11 +35,6 @@ _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
     "ids": (), "jitter": (0.0,),
 }  # fmt: skip
-#: By the dtype of an engine how its logits may be misread.
-_MISREAD = {
-    written: f"written as {written} and read as {read}"
-    for written, read in (("bfloat16", "float16"), ("float16", "bfloat16"))
-}
 #: Functions that take rows of other tokens.
 _MIXING = ("rows_before", "rows_after", "rows_before_in_turn")
 #: Softmaxes over the tokens of a pass, of one sequence or of all, in place of that over the experts.
@@ -167,5 +163,5 @@ def _otherwise(formula: Node, dtype: str) -> Iterator[Edit]:
                 yield from (Edit(path, "function", (over,)) for over in _OVER_TOKENS)
             case "chosen":
                 yield Edit(path, "function", ("chosen_in_turn",))
-            case "logits" if dtype in _MISREAD:
-                yield Edit(path, "applied", (_MISREAD[dtype],))
+            case "logits" if dtype in READ_AS_OTHER:
+                yield Edit(path, "applied", (READ_AS_OTHER[dtype],))

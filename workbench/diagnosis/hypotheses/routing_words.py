@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.workbench.diagnosis.hypotheses.operands import sum_of_ranks
+from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
 
 #: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> name, and what ran.
 ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
@@ -20,11 +21,9 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         for dtype in ("bfloat16", "float16")
     },
     **{
-        (kind, "logits", "applied", f"written as {written} and read as {read}"): (
-            "router_logits_misread", f"the router's logits are misread: written as {written} and read as {read}"
-        )
+        (kind, "logits", "applied", how): ("router_logits_misread", f"the router's logits are misread: {how}")
         for kind in ("choice", "choice_weights")
-        for written, read in (("bfloat16", "float16"), ("float16", "bfloat16"))
+        for how in READ_AS_OTHER.values()
     },
     **{
         (kind, "softmax", "function", f"rows_softmax_of_{of}"): (

@@ -17,6 +17,7 @@ from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, Place, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import named
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
+from lockstep.workbench.diagnosis.hypotheses.maps import NOT_WRITTEN
 from lockstep.workbench.diagnosis.hypotheses.norm_words import (
     NORM_LEAVES,
     NORM_SENTENCES,
@@ -314,9 +315,7 @@ def _map_in_words(at: Setting, name: str, detail: Detail, fields: Mapping[str, o
         of = f", as with another {fields['weight']}" if fields["weight"] else ""
         return f"single channels differ: {', '.join(reported)}{more}{of}"
     if name == "columns_of_another":
-        first, other = numbers
-        held = f"{tensor_in_words(at, str(detail[0]))}, from its column {other:g} on"
-        return f"columns from {first:g} on are not written: they hold {held}"
+        return NOT_WRITTEN.format(tensor_in_words(at, str(detail[0])), *numbers)
     if name == "columns_paired":
         column, other, many, *moved = numbers
         how = f", {moved[0]:g} after it" if moved else ""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -100,7 +101,7 @@ class HomeScreen(Guarded, Screen[None]):
             ),
             (KeyHint("^q", "quit", "ctrl+q"),),
         )
-        self._lay_out([], [])
+        self._lay_out((), ())
         self.query_one("#menu", Grid).focus()
         if self._examine:
             self.call_after_refresh(self._look_at_machine)  # it wants a processor for itself
@@ -109,7 +110,7 @@ class HomeScreen(Guarded, Screen[None]):
         """Screenshot for the first time, or back from a session: it is the most recent one now."""
         self.call_after_refresh(self._read_recent)
 
-    def _lay_out(self, found: list[Recent], gallery: list[Recent]) -> None:
+    def _lay_out(self, found: Sequence[Recent], gallery: Sequence[Recent]) -> None:
         rows = [
             MenuRow("demo", "a small model that writes haiku", "d", "demo"),
             MenuRow("open …", "a session or a model's directory", "o", "open"),

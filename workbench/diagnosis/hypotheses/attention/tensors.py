@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AXES, Change, Given
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
+from lockstep.workbench.diagnosis.hypotheses.head_orders import interleaved
 from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS
 from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.recording import Array
@@ -73,7 +74,7 @@ _OF_SIZE: Mapping[str, Callable[[int, int], Indices]] = {
     "rolled": lambda by, n: (np.arange(n) + by) % n,
     "divided": lambda g, n: np.arange(n) // g,
     "repeated_in_parts": lambda g, n: np.arange(n) % max(1, n // g),
-    "woven": lambda g, n: np.arange(n).reshape(g, -1).T.ravel() if n % g == 0 else np.arange(n),
+    "woven": lambda g, n: interleaved(n, g) if n % g == 0 else np.arange(n),
     "modulo": lambda s, n: np.arange(n) % s,
     "clamped": lambda s, n: np.minimum(np.arange(n), s - 1),
     "ring": lambda s, n: _ring(n, s),

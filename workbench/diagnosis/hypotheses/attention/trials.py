@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Changes, Given
 from lockstep.workbench.diagnosis.hypotheses.attention.words import told
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, EditKind
+from lockstep.workbench.diagnosis.hypotheses.fits import given_before
 from lockstep.workbench.diagnosis.hypotheses.setting import Told
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -65,10 +66,8 @@ def tried(
             partly.append((left, trial))
         if left > NEAR:
             continue
-        flat = np.concatenate([np.nan_to_num(out).ravel() for out in outs])
-        if any(np.allclose(flat, one, rtol=1e-7, atol=1e-12) for one in known):
+        if given_before(outs, known):
             continue
-        known.append(flat)
         if (made := tree.whole(trial.changes, trial.grown)) is not None:
             unseen = "allowed" in trial.changes and any(_hides_all(trial.changes, one) for one in tree.sample)
             yield variant_of(tree.site, replace(trial, numbers=trial.numbers + unseen), *made)

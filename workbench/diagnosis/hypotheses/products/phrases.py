@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+from lockstep.workbench.diagnosis.hypotheses.maps import NOT_WRITTEN
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting
 
 
@@ -94,8 +95,7 @@ _PHRASES: Mapping[str, tuple[str, str, str]] = {
     "clamped_within": ("input_clamped", "input", f"its input is cut off at ±{{0:.4g}}: {_CLAMPED}"),
     "scaled_late": ("input_scaled_late", "input",
         "its input is brought to {0} by a scale that is made of {1}, as by delayed scaling"),
-    "columns_of_another": ("columns_of_another", "input",
-        "columns from {1:g} on are not written: they hold {0}, from its column {2:g} on"),
+    "columns_of_another": ("columns_of_another", "input", NOT_WRITTEN),
     "saturated": ("input_clamped", "input", f"its input is cut off at ±{{0:.4g}}, in eight bits: {_CLAMPED}"),
     "capped": ("soft_cap", "head", "the logits are capped softly at {0:.6g} (tanh)"),
     "uncapped": ("uncapped", "head",

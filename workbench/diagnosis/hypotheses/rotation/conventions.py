@@ -14,6 +14,7 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.head_orders import interleaved
 from lockstep.workbench.diagnosis.recording import Array
 
 Indices = NDArray[np.intp]
@@ -67,7 +68,7 @@ def _order(name: str, size: int) -> Indices:
         case "unzip":
             return np.concatenate([at[::2], at[1::2]])
         case "zip":
-            return at.reshape(2, -1).T.ravel()
+            return interleaved(size, 2)
         case "swap":
             return np.roll(at, size // 2)
     return at
