@@ -5,17 +5,13 @@ from __future__ import annotations
 import random
 from collections.abc import Callable
 
-from tests.fuzz.draws import Fields, experts, latent, rotation, types
+from tests.fuzz.draws import Fields, biases, experts, half_rotated, latent, rotation, types
 
 Draw = Callable[[random.Random, int, int], Fields]
 
 
 def _same(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return {}
-
-
-def _biased(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    return {"attention_bias": chance.random() < 0.5, "mlp_bias": chance.random() < 0.5}
 
 
 def _biased_alike(chance: random.Random, layers: int, head_dim: int) -> Fields:
@@ -33,15 +29,6 @@ def _ministral3(chance: random.Random, layers: int, head_dim: int) -> Fields:
     turned = rotation(chance, head_dim, ("yarn",)) | {"mscale": 1.0, "mscale_all_dim": 1.0}
     beta = chance.choice((0.1, 0.5))
     return {"sliding_window": None, "rope_parameters": turned | {"llama_4_scaling_beta": beta}}
-
-
-def _glm(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    share = chance.choice((0.5, 1.0))
-    turned = rotation(chance, int(head_dim * share), ("default", "linear", "llama3"))
-    return {
-        "attention_bias": chance.random() < 0.7,
-        "rope_parameters": turned | {"partial_rotary_factor": share},
-    }
 
 
 def _vaultgemma(chance: random.Random, layers: int, head_dim: int) -> Fields:
@@ -69,7 +56,7 @@ def _granitemoe(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 
 def _jais2(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    return {"layer_norm_eps": chance.choice((1e-6, 1e-5, 1e-3)), **_biased(chance, layers, head_dim)}
+    return {"layer_norm_eps": chance.choice((1e-6, 1e-5, 1e-3)), **biases(chance, layers, head_dim)}
 
 
 def _hunyuan(chance: random.Random, layers: int, head_dim: int) -> Fields:
@@ -191,7 +178,7 @@ def _llama4(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 #: Family -> what it alone has: (chance, layers, head_dim).
 ALIKE: dict[str, Draw] = {
-    "glm": _glm, "helium": _biased, "internlm3": _biased_alike, "iquestcoder": _same, "ministral": _windows,
+    "glm": half_rotated, "helium": biases, "internlm3": _biased_alike, "iquestcoder": _same, "ministral": _windows,
     "cwm": _windows, "ministral3": _ministral3, "vaultgemma": _vaultgemma, "hyperclovax": _scaled,
     "granitemoe": _granitemoe, "jais2": _jais2, "hunyuan_v1_dense": _hunyuan, "hunyuan_v1_moe": _hunyuan_moe,
     "ernie4_5_moe": _ernie_moe, "dots1": _dots1, "solar_open": _corrected, "exaone_moe": _exaone_moe,

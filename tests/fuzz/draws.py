@@ -77,3 +77,18 @@ def latent(chance: random.Random, layers: int, head_dim: int) -> Fields:
         "routed_scaling_factor": chance.choice((1.0, 2.5)),
         "norm_topk_prob": chance.random() < 0.7,
     }
+
+
+def biases(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    """Of attention and of the MLP."""
+    return {"attention_bias": chance.random() < 0.5, "mlp_bias": chance.random() < 0.5}
+
+
+def half_rotated(chance: random.Random, layers: int, head_dim: int) -> Fields:
+    """All channels of a head are rotated, or half of them."""
+    share = chance.choice((0.5, 1.0))
+    turned = rotation(chance, int(head_dim * share), ("default", "linear", "llama3"))
+    return {
+        "attention_bias": chance.random() < 0.7,
+        "rope_parameters": turned | {"partial_rotary_factor": share},
+    }

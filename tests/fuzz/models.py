@@ -12,7 +12,7 @@ from lockstep.engine.config.thresholds import thresholds
 from lockstep.engine.errors import ConfigError
 from tests.checkpoints import CLASSES
 from tests.fuzz.alike_models import ALIKE
-from tests.fuzz.draws import Fields, both_types, experts, latent, rotation, types
+from tests.fuzz.draws import Fields, biases, both_types, experts, half_rotated, latent, rotation, types
 from tests.fuzz.further_models import FURTHER
 
 DTYPES = ("float32", "bfloat16", "float16")
@@ -80,10 +80,6 @@ UNSTATED = (
 )  # fmt: skip
 
 
-def _llama(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    return {"attention_bias": chance.random() < 0.5, "mlp_bias": chance.random() < 0.5}
-
-
 def _mistral(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return {"sliding_window": chance.choice((None, 4, 9, 16))}
 
@@ -148,7 +144,7 @@ def _phi3(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 def _granite(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return {
-        **_llama(chance, layers, head_dim),
+        **biases(chance, layers, head_dim),
         "attention_multiplier": chance.choice((1.0, 0.3, 0.0625)),
         "embedding_multiplier": chance.choice((1.0, 6.0, 12.0)),
         "residual_multiplier": chance.choice((1.0, 0.22)),
@@ -164,19 +160,10 @@ def _smollm3(chance: random.Random, layers: int, head_dim: int) -> Fields:
     }
     rotated = chance.choice((None, [chance.randrange(2) for _ in range(layers)]))  # None: by the interval
     return {
-        **_llama(chance, layers, head_dim),
+        **biases(chance, layers, head_dim),
         **(window if chance.random() < 0.4 else {}),
         "no_rope_layers": rotated,
         "no_rope_layer_interval": chance.choice((2, 4)),
-    }
-
-
-def _glm4(chance: random.Random, layers: int, head_dim: int) -> Fields:
-    share = chance.choice((0.5, 1.0))
-    turned = rotation(chance, int(head_dim * share), ("default", "linear", "llama3"))
-    return {
-        "attention_bias": chance.random() < 0.7,
-        "rope_parameters": turned | {"partial_rotary_factor": share},
     }
 
 
@@ -290,7 +277,7 @@ def _gemma1(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 def _nemotron(chance: random.Random, layers: int, head_dim: int) -> Fields:
     return {
-        **_llama(chance, layers, head_dim),
+        **biases(chance, layers, head_dim),
         "norm_eps": chance.choice((1e-6, 1e-5, 1e-3)),
         "rope_parameters": rotation(chance, head_dim, ("default", "linear")) | {"partial_rotary_factor": 1.0},
     }
@@ -315,14 +302,13 @@ def _stablelm(chance: random.Random, layers: int, head_dim: int) -> Fields:
 
 #: Family -> what it alone has: (chance, layers, head_dim).
 OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
-    "llama": _llama, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "olmo2": _olmo2, "olmo3": _olmo3,
-    "gemma2": _gemma2, "gemma3_text": _gemma3, "phi3": _phi3, "granite": _granite, "smollm3": _smollm3, "glm4": _glm4,
-    "starcoder2": _starcoder2, "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3,
+    "llama": biases, "mistral": _mistral, "qwen2": _qwen2, "qwen3": _qwen3, "olmo2": _olmo2, "olmo3": _olmo3,
+    "gemma2": _gemma2, "gemma3_text": _gemma3, "phi3": _phi3, "granite": _granite, "smollm3": _smollm3,
+    "glm4": half_rotated, "starcoder2": _starcoder2, "deepseek_v2": _deepseek_v2, "deepseek_v3": _deepseek_v3,
     "glm4_moe_lite": _glm4_moe_lite, "qwen3_next": _qwen3_next, "qwen3_5_text": _linear,
     "qwen3_5_moe_text": _qwen3_5_moe, "mixtral": _mixtral, "qwen3_moe": _qwen3_moe, "olmoe": _olmoe,
-    "qwen2_moe": _qwen2_moe, "gpt_oss": _gpt_oss,
-    "glm4_moe": _glm4_moe, "gemma": _gemma1, "arcee": _llama, "nemotron": _nemotron, "cohere": _cohere,
-    "stablelm": _stablelm, **FURTHER, **ALIKE,
+    "qwen2_moe": _qwen2_moe, "gpt_oss": _gpt_oss, "glm4_moe": _glm4_moe, "gemma": _gemma1, "arcee": biases,
+    "nemotron": _nemotron, "cohere": _cohere, "stablelm": _stablelm, **FURTHER, **ALIKE,
 }  # fmt: skip
 
 
