@@ -12,7 +12,7 @@
 # make clean-axes  right engines along all axes: none is to be accused; ENGINE=ours for one of ours paged transformers vllm
 # make gallery    record the bugs of the gallery again (sessions/recorded)
 # make docs       build the site from docs/ into build/site
-# make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=check SEED=7 for one try
+# make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=dense SEED=7 for one try
 #
 # PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=dir where it is set up.
 

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 from tests.fuzz import tries
 from tests.soak.trial import Trial
 
+_RIGHT = "it matches transformers, with taps and without"
+
+
+def _check(kind: str, drawn: str) -> Trial:
+    return Trial(kind, f"`check` of {drawn}", _RIGHT, partial(tries.check_model, kind), 60, seconds=300)
+
+
 TRIALS = (
-    Trial(
-        "check", "`check` of a random model: family, sizes, rotation, windows, biases, dtype, tp, ep, prompts",
-        "it matches transformers, with taps and without", tries.check_model, 120, seconds=300,
-    ),
+    _check("dense", "a random model: family, sizes, rotation, windows, biases, norms, dtype, tp, prompts"),
+    _check("experts", "one with experts: routing, groups, shared and first dense layers, ep as well"),
+    _check("latents", "one with latent attention: ranks, rotated parts, indexers, experts"),
+    _check("states", "one whose layers keep a state: convolutions, Mamba-2, delta rule, attention between"),
     Trial(
         "config", "a random config.json read by the engine and by transformers",
         "the same parameters, shapes, windows and constants", tries.config_parity, 1400, quick=20,

@@ -32,9 +32,8 @@ class RandomModel:
         return CLASSES[self.family][0](**self.fields)
 
 
-def random_model(chance: random.Random, family: str = "") -> RandomModel:
-    """Two to four small layers, of any family where none is given."""
-    family = family or chance.choice(sorted(OWN))
+def random_model(chance: random.Random, family: str) -> RandomModel:
+    """Two to four small layers."""
     kv_heads, group = chance.choice((1, 2, 3, 4)), chance.choice((1, 2, 3, 4))
     head_dim, layers = chance.choice((4, 8, 16, 32)), chance.choice((2, 3, 4))
     fields: Fields = {
@@ -310,6 +309,22 @@ OWN: dict[str, Callable[[random.Random, int, int], Fields]] = {
     "qwen2_moe": _qwen2_moe, "gpt_oss": _gpt_oss, "glm4_moe": _glm4_moe, "gemma": _gemma1, "arcee": biases,
     "nemotron": _nemotron, "cohere": _cohere, "stablelm": _stablelm, **FURTHER, **ALIKE,
 }  # fmt: skip
+#: Those with layers that keep a state, and of the others those with experts.
+STATES = (
+    "bamba", "falcon_h1", "granitemoehybrid", "lfm2", "lfm2_moe", "nemotron_h", "qwen3_5_moe_text", "qwen3_5_text",
+    "qwen3_next",
+)  # fmt: skip
+EXPERTS = (
+    "dots1", "ernie4_5_moe", "exaone_moe", "flex_olmo", "glm4_moe", "gpt_oss", "granitemoe", "hunyuan_v1_moe",
+    "llama4_text", "minimax_m2", "mixtral", "olmoe", "phimoe", "qwen2_moe", "qwen3_moe", "solar_open",
+)  # fmt: skip
+#: What is drawn from together -> its families.
+KINDS = {
+    "dense": tuple(sorted(OWN.keys() - {*STATES, *EXPERTS, *LATENT})),
+    "experts": EXPERTS,
+    "latents": LATENT,
+    "states": STATES,
+}
 
 
 def _by_type(

@@ -19,7 +19,7 @@ from lockstep.workbench.library.checked_model import ModelToCheck
 from tests.checkpoints import CLASSES, tiny_checkpoint
 from tests.fuzz.alike_models import ALIKE
 from tests.fuzz.further_models import FURTHER
-from tests.fuzz.models import DTYPES, OWN, random_degrees, random_model, random_prompts
+from tests.fuzz.models import DTYPES, KINDS, OWN, random_degrees, random_model, random_prompts
 
 STEPS = 6
 DRAWS = 2000
@@ -34,10 +34,10 @@ EPSILON = {
 FAR = 5.0
 
 
-def check_model(seed: int, directory: Path) -> None:
-    """`lockstep check` of a random model: right with taps and without."""
+def check_model(kind: str, seed: int, directory: Path) -> None:
+    """`lockstep check` of a random model of one of these families: right with taps and without."""
     chance = random.Random(seed)
-    made = random_model(chance)
+    made = random_model(chance, chance.choice(KINDS[kind]))
     path = tiny_checkpoint(directory, made.family, seed=seed, **made.fields)
     model = ModelConfig.from_hf(json.loads((path / "config.json").read_text()))
     prompts = random_prompts(chance, model)
