@@ -11,7 +11,7 @@ _RIGHT = "it matches transformers, with taps and without"
 
 
 def _check(kind: str, drawn: str) -> Trial:
-    return Trial(kind, f"`check` of {drawn}", _RIGHT, partial(tries.check_model, kind), 60, seconds=300)
+    return Trial(kind, f"`check` of {drawn}", _RIGHT, partial(tries.check_model, kind), 60, seconds=1200)
 
 
 TRIALS = (

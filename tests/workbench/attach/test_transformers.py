@@ -21,6 +21,7 @@ from lockstep.workbench.foreign.importing import import_run
 from lockstep.workbench.foreign.readers.lockstep import LockstepDump
 from tests.by_turns import by_turns
 from tests.checkpoints import tiny_checkpoint, tiny_variant
+from tests.preloaded import run_module
 from tests.wrapped_checkpoints import wrapped_checkpoint
 
 PROGRAM = Path(__file__).parent / "transformers_program.py"
@@ -96,10 +97,7 @@ def attached(
     program = [str(PROGRAM), model if model != "demo" else str(MODEL_DIR), prompt]
     torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *program, plan, *bug]
     command = ["attach", "-o", str(target), "--model", model, "--json", "--", sys.executable]
-    done = subprocess.run(
-        [sys.executable, "-m", "lockstep.workbench.cli", *command, *(torchrun if ranks > 1 else program)],
-        capture_output=True, text=True, check=False,
-    )  # fmt: skip
+    done = run_module("lockstep.workbench.cli", *command, *(torchrun if ranks > 1 else program), timeout=500)
     assert done.returncode in (0, 1), done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])["judged"]
     return found

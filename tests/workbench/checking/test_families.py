@@ -224,7 +224,7 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
     return check(inferior, reference, folder / "run.session", rules=rules)
 
 
-#: (ranks, groups of ranks that divide the experts, dtype): every model is tried with one rank, and with two of these.
+#: (ranks, groups of ranks that divide the experts, dtype): every model is tried with one rank, and with one of these.
 DIVIDED: tuple[tuple[int, int, DType], ...] = ((2, 1, "float32"), (4, 1, "float32"), (2, 1, "bfloat16"))
 DIVIDED_EXPERTS: tuple[tuple[int, int, DType], ...] = (
     (2, 2, "float32"),
@@ -252,8 +252,8 @@ def test_a_faultless_engine_matches_and_every_operation_is_judged_right(name: st
 @pytest.mark.parametrize(
     ("name", "layout"),
     [
-        *by_turns((*FAMILIES, *ALIKE), DIVIDED, each=2),
-        *by_turns((*WITH_EXPERTS, *ALIKE_WITH_EXPERTS), DIVIDED_EXPERTS, each=2),
+        *by_turns((*FAMILIES, *ALIKE), DIVIDED),
+        *by_turns((*WITH_EXPERTS, *ALIKE_WITH_EXPERTS), DIVIDED_EXPERTS),
     ],
 )
 def test_so_does_one_that_is_divided(name: str, layout: tuple[int, int, DType], tmp_path: Path) -> None:
