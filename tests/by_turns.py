@@ -9,9 +9,8 @@ A = TypeVar("A")
 B = TypeVar("B")
 
 
-def by_turns(names: Sequence[A], values: Sequence[B], each: int = 1) -> Iterator[tuple[A, B]]:
-    """Each name with so many of the values, in turn, so that each value meets as many names as any other. For what
-    has no reason to depend on the pair; `make fuzz` draws from all pairs."""
+def by_turns(names: Sequence[A], values: Sequence[B]) -> Iterator[tuple[A, B]]:
+    """Each name with one of the values, in turn, so that each value meets as many names as any other. For what has no
+    reason to depend on the pair; `make fuzz` draws from all pairs."""
     for number, name in enumerate(names):
-        for turn in range(min(each, len(values))):
-            yield name, values[(number * each + turn) % len(values)]
+        yield name, values[number % len(values)]

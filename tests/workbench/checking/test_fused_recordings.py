@@ -134,7 +134,7 @@ LAYOUTS: tuple[tuple[int, DType], ...] = (
 
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize(("variant", "layout"), by_turns([*VARIANTS], LAYOUTS, each=2))
+@pytest.mark.parametrize(("variant", "layout"), by_turns([*VARIANTS], LAYOUTS))
 def test_right_engines_are_not_accused(variant: str, layout: tuple[int, DType], tmp_path: Path) -> None:
     tp, dtype = layout
     model = open_model(str(tiny_variant(tmp_path, variant)))
