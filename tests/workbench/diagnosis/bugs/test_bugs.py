@@ -52,6 +52,8 @@ QUICK_UNSEEN = (
     "second_sequence_adds_one_mlp_twice",
     "second_rank_adds_nothing_in_decode",
     "one_layer_turns_neighbours",
+    "keys_of_one_layer_begin_with_the_shared_part",
+    "decode_convolves_rows_that_have_moved_on_already",
 )
 QUICK_UNSEEN_CONTROLS = (
     "root_of_the_scale_on_both_sides",
@@ -100,6 +102,7 @@ SETS = {
     "unseen_8": (60, 15, 14, 28, 15, 10, 8, 3, 15),
     "unseen_9": (100, 30, 18, 36, 20, 12, 16, 2, 25),
     "unseen_10": (60, 14, 16, 30, 20, 20, 12, 0, 25),
+    "unseen_11": (71, 15, 30, 40, 14, 20, 7, 0, 25),
 }
 #: How the bugs of a set are spread over its files, where that was laid down before it was written.
 SPREAD = {
@@ -116,6 +119,7 @@ SPREAD = {
         "vocabulary": 6,
         "pairs": 6,
     },
+    "unseen_11": {"routing": 12, "experts": 12, "attention": 13, "network": 7, "latent": 12, "state": 15},
 }
 
 
@@ -190,8 +194,11 @@ def test_an_unseen_control_ends_in_the_right_logits(name: str, short: Recordings
     assert _logits_apart(ALL[name], short) < 1
 
 
-def test_an_unseen_control_of_our_engine_moves_bits_and_no_more(short: Recordings):
-    assert moved(ALL["slots_are_summed_from_the_last"], short) == ""
+@pytest.mark.parametrize(
+    "name", ["slots_are_summed_from_the_last", "convolution_of_mamba_adds_its_bias_last"]
+)
+def test_an_unseen_control_of_our_engine_moves_bits_and_no_more(name: str, short: Recordings):
+    assert moved(ALL[name], short) == ""
 
 
 @pytest.mark.slow
