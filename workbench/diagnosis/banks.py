@@ -83,6 +83,7 @@ from lockstep.workbench.diagnosis.variants.caches.cache_lengths import cache_len
 from lockstep.workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from lockstep.workbench.diagnosis.variants.caches.caches import caches
 from lockstep.workbench.diagnosis.variants.caches.cells import cached_cells, scaled_rows
+from lockstep.workbench.diagnosis.variants.caches.foreign_inside import foreign_inside
 from lockstep.workbench.diagnosis.variants.caches.foreign_rows import foreign_prefix
 from lockstep.workbench.diagnosis.variants.caches.index_maps import index_maps
 from lockstep.workbench.diagnosis.variants.caches.inside import caches_inside
@@ -204,6 +205,7 @@ UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
     **dict.fromkeys(("linear", "head", "embedding"), (product_unknown,)),
     "experts": (experts_differ,),
     "cache": (foreign_prefix,),
+    "attention": (foreign_inside,),
 }
 
 

@@ -18,7 +18,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.masks import (
     masks_as_numbers,
     overwritten,
 )
-from lockstep.workbench.diagnosis.hypotheses.attention.numbers import numbers, scales, solved_rows
+from lockstep.workbench.diagnosis.hypotheses.attention.numbers import numbers, scales, skipped, solved_rows
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     exchanged_roles,
     in_front,
@@ -86,7 +86,8 @@ def unlikely(site: Site) -> Iterator[Variant]:
     partly: list[tuple[float, Trial]] = []
     yield from tried(tree, _ranges(tree))
     coarse = _coarse_scores(tree) if site.operation == "scores" else ()  # of others they are tried before
-    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse), partly)
+    blocks = skipped(tree) if site.operation in FUSED else ()
+    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse, blocks), partly)
     for choice in query_choices(tree) if "allowed" in tree.points else ():
         yield _chosen(tree, choice)
     for _ in tried(tree, _likely(tree), partly):

@@ -43,7 +43,7 @@ _ZERO = _Written(-1, -1)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Rows:
+class _Readable:
     """Rows that a pass may read, [J, kv_heads, D] each; the first are its own."""
 
     keys: Array
@@ -93,7 +93,7 @@ def _variant(tree: AttentionTree, way: _Way) -> Variant | None:
     return _told(tree, rows, changes, outs, noises) if changes else None
 
 
-def _candidates(site: Site, given: Given, others: bool) -> _Rows:
+def _candidates(site: Site, given: Given, others: bool) -> _Readable:
     """The pass's own rows, one of zeros, and those that had been written of other sequences."""
     own = site.taps.passes[site.passes[given.part]]
     names = [_Written(own.seq, int(at)) for at in given.key_at]
@@ -106,7 +106,7 @@ def _candidates(site: Site, given: Given, others: bool) -> _Rows:
                 keys.append(more.reshape(-1, *given.k.shape[1:]))
                 values.append(also.reshape(-1, *given.v.shape[1:]))
                 names += [_Written(row.seq, row.position) for row in one.rows]
-    return _Rows(np.concatenate(keys), np.concatenate(values), tuple(names))
+    return _Readable(np.concatenate(keys), np.concatenate(values), tuple(names))
 
 
 def _right(given: Given, count: int) -> Array:
@@ -114,7 +114,7 @@ def _right(given: Given, count: int) -> Array:
     return np.pad(given.allowed[0].astype(np.float64), ((0, 0), (0, count - given.allowed.shape[2])))
 
 
-def _exponentials(tree: AttentionTree, rows: _Rows, given: Given) -> tuple[Array, Array]:
+def _exponentials(tree: AttentionTree, rows: _Readable, given: Given) -> tuple[Array, Array]:
     """exp(score) of each row [heads, T, J] for which the largest is 1, and what the sink has beside them."""
     scores = tree.scores_of(given.q, expand(rows.keys, given.heads))
     sinks = np.full((given.heads, 1, 1), -np.inf) if given.sinks is None else given.sinks[:, None, None]
@@ -122,7 +122,7 @@ def _exponentials(tree: AttentionTree, rows: _Rows, given: Given) -> tuple[Array
     return np.exp(scores - top), np.exp(sinks - top)
 
 
-def _read(tree: AttentionTree, rows: _Rows, given: Given, way: _Way) -> Array | None:
+def _read(tree: AttentionTree, rows: _Readable, given: Given, way: _Way) -> Array | None:
     """How often each query reads each row, [T, J]; None where no such numbers give what was seen."""
     scope, seen = by_head(tree.site, given.scope), by_head(tree.site, given.seen)
     heads = scope.any((1, 2))
@@ -157,7 +157,7 @@ def _solved(apart: Array, rest: Array, right: Array, way: _Way) -> Array:
     return np.asarray(np.maximum(np.rint(right + more), 0.0))
 
 
-def _made(tree: AttentionTree, rows: _Rows, given: Given, times: Array) -> Made:
+def _made(tree: AttentionTree, rows: _Readable, given: Given, times: Array) -> Made:
     """The context of rows that are read so often."""
     powers, sinks = _exponentials(tree, rows, given)
     weights = powers * times
@@ -173,7 +173,7 @@ def _made(tree: AttentionTree, rows: _Rows, given: Given, times: Array) -> Made:
 
 def _told(
     tree: AttentionTree,
-    rows: dict[int, _Rows],
+    rows: dict[int, _Readable],
     changes: dict[tuple[int, int], Array],
     outs: Sequence[Array],
     noises: Sequence[Array],
@@ -205,7 +205,7 @@ def _told(
     return Variant("cache_rows_read", "cache", text, {}, outs, len(numbers), noise=noises)
 
 
-def _foreign(rows: _Rows, by: Array) -> bool:
+def _foreign(rows: _Readable, by: Array) -> bool:
     """Whether a row is read that is none of the sequence's."""
     return any(rows.names[at].seq != rows.names[0].seq for at in np.flatnonzero(by))
 

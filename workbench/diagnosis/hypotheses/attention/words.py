@@ -172,6 +172,11 @@ def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Told | None:
             f"each head's denominator holds {reported} more: an attention sink that this model does not have"
         )
         return Told("softmax_sink", "softmax", text, {"sinks": numbers})
+    if how == "skipped":
+        size, threshold = (number_of(rest, i) for i in (0, 1))
+        blocks = f"blocks of {size:g} keys whose largest score" if size > 1 else "keys whose score"
+        text = f"{blocks} is more than {threshold:.3g} below the row's are left out, as by sparse kernels"
+        return Told("softmax_skipped", "softmax", text, {"block": int(size), "threshold": threshold})
     name, text = _SOFTMAXES[how]
     return Told(name, "softmax", text, {})
 
