@@ -151,9 +151,8 @@ def _solved(apart: Array, rest: Array, right: Array, way: _Way) -> Array:
     where nothing tells."""
     own = int(np.flatnonzero(right)[-1])
     known = np.ones_like(right) if way.as_many else np.eye(len(right))[own]
-    system = np.concatenate([apart, _SURE * known[None], np.eye(len(right))])
-    wanted = np.concatenate([-rest - apart @ right, np.zeros(1 + len(right))])
-    more = np.linalg.lstsq(system, wanted, rcond=None)[0]
+    square = apart.T @ apart + _SURE**2 * np.outer(known, known) + np.eye(len(right))
+    more = np.linalg.solve(square, -apart.T @ (rest + apart @ right))
     return np.asarray(np.maximum(np.rint(right + more), 0.0))
 
 
