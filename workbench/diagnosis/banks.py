@@ -6,6 +6,7 @@ from collections.abc import Mapping
 
 from lockstep.engine.graph.operation import CHOICES
 from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
+from lockstep.workbench.diagnosis.hypotheses.attention.rows_read import rows_read
 from lockstep.workbench.diagnosis.hypotheses.behind_rotation import query_scalings, rotated_norms
 from lockstep.workbench.diagnosis.hypotheses.clipping import clippings, multiplications
 from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
@@ -82,8 +83,10 @@ from lockstep.workbench.diagnosis.variants.caches.cache_lengths import cache_len
 from lockstep.workbench.diagnosis.variants.caches.cached_numbers import cached_numbers
 from lockstep.workbench.diagnosis.variants.caches.caches import caches
 from lockstep.workbench.diagnosis.variants.caches.cells import cached_cells, scaled_rows
+from lockstep.workbench.diagnosis.variants.caches.foreign_inside import foreign_inside
 from lockstep.workbench.diagnosis.variants.caches.foreign_rows import foreign_prefix
 from lockstep.workbench.diagnosis.variants.caches.index_maps import index_maps
+from lockstep.workbench.diagnosis.variants.caches.inside import caches_inside
 from lockstep.workbench.diagnosis.variants.caches.layouts import other_layouts
 from lockstep.workbench.diagnosis.variants.caches.offsets import cached_offsets
 from lockstep.workbench.diagnosis.variants.caches.stored_stages import stored_stages
@@ -108,8 +111,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "scores": (unsparse_scores, likely, score_biases, score_factors, masks),
     "softmax": (likely, softmax_fits),
     "context": (likely,),
-    "weights": (likely,),
-    "attention": (likely,),
+    "weights": (likely, caches_inside),
+    "attention": (likely, caches_inside),
     "reduce": (product_maps, product_edits),
     "residual": (row_edits,),
     "activation": (row_edits,),
@@ -191,7 +194,10 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
 
 
 #: Operation -> two edits at once, where no single one fits.
-PAIRS: Mapping[str, tuple[Bank, ...]] = dict.fromkeys(("norm", "residual", "activation"), (row_edit_pairs,))
+PAIRS: Mapping[str, tuple[Bank, ...]] = {
+    **dict.fromkeys(("norm", "residual", "activation"), (row_edit_pairs,)),
+    "attention": (rows_read,),
+}
 
 #: Operation -> what can be said where no variant at all fits.
 UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
@@ -199,6 +205,7 @@ UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
     **dict.fromkeys(("linear", "head", "embedding"), (product_unknown,)),
     "experts": (experts_differ,),
     "cache": (foreign_prefix,),
+    "attention": (foreign_inside,),
 }
 
 

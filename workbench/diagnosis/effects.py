@@ -16,7 +16,7 @@ import numpy as np
 
 from lockstep.engine.graph import BLOCKS
 from lockstep.engine.taps.flow import inputs_of, near
-from lockstep.engine.taps.names import layer_of, local_name
+from lockstep.engine.taps.names import layer_of, local_name, operation_at
 from lockstep.workbench.diagnosis.findings import WrongOperation
 from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.operations.deviation import WRONG, distance
@@ -184,15 +184,23 @@ def _effect(
         elif state != "untouched":
             gone.append(tap)
             by += [tap] if state == "made up" else []
-    ended = all(_is_read(tap, (*reached, *gone)) for tap in reached)
+    ended = all(_is_read(tap, (*reached, *gone), taps) for tap in reached)
     return Effect(tuple(reached), tuple(gone), tuple(by)) if ended else None
 
 
-def _is_read(tap: str, others: Sequence[str]) -> bool:
+def _is_read(tap: str, others: Sequence[str], taps: RecordedTaps) -> bool:
     """Whether one of the others is computed from the tap. The end of a block is read by the next one alone."""
     return any(
-        tap in inputs_of(other) for other in others if layer_of(other) is not None or other == "logits"
+        tap in _read_by(other, taps) for other in others if layer_of(other) is not None or other == "logits"
     )
+
+
+def _read_by(tap: str, taps: RecordedTaps) -> Iterator[str]:
+    """What it is computed from; of what a fused attention has inside, and does not show, what that is computed from."""
+    for read in inputs_of(tap):
+        operation = operation_at(read)
+        inside = operation is not None and (operation.form == "cells" or operation.kind == "cache")
+        yield from _read_by(read, taps) if inside and not taps.has(read) else (read,)
 
 
 def _block(tap: str, taps: RecordedTaps) -> Iterator[str]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -42,6 +42,8 @@ class Search:
     names: dict[str, set[str]] = field(default_factory=dict)
     #: The same by their structure, each with the layer.
     edits: dict[str, dict[tuple[Edit, ...], int | None]] = field(default_factory=dict)
+    #: The banks that had them: of attention in one kernel, where each variant costs, these are asked first.
+    banks: dict[str, dict[Bank, None]] = field(default_factory=dict)
     #: Why not all was tried, by the taps of which that is so.
     ended: dict[str, str] = field(default_factory=dict)
 
@@ -54,7 +56,7 @@ class Search:
         except (SearchEnded, LimitExceeded) as error:
             self.ended[site.tap] = str(error)
         found.sort(key=preference)
-        explained = {one.variant.name for one in found if one.accepted}
+        explained = _explained(found)
         self.names[site.kind] = explained or self.names[site.kind]
         known = self.edits.setdefault(site.kind, {})
         known |= {one.variant.edits: site.layer for one in found[:1] if one.accepted and one.variant.edits}
@@ -62,26 +64,40 @@ class Search:
 
     def _try(self, site: Site, found: list[Fit], tried: dict[str, None]) -> None:
         expected = self.names.setdefault(site.kind, set())
-        for banks in _rounds(site, frozenset(expected), self.edits.get(site.kind, {})):
-            self.time.check()
-            for variant in banks:
+        gave = self.banks.setdefault(site.kind, {})
+        if expected and site.operation in FUSED:
+            self._round(site, list(gave), found, tried)
+            if expected <= _explained(found):
+                return
+            found.clear()
+        for banks in _rounds(site, self.edits.get(site.kind, {})):
+            self._round(site, banks, found, tried)
+            if _explained(found):
+                break
+
+    def _round(self, site: Site, banks: Iterable[Bank], found: list[Fit], tried: dict[str, None]) -> None:
+        """The fits of some banks, until all that is expected is found."""
+        expected, gave = self.names[site.kind], self.banks[site.kind]
+        self.time.check()
+        for bank in banks:
+            for variant in _variants(site, bank):
                 self.time.check()
                 tried[variant.name] = None
                 with np.errstate(all="ignore"):
                     one = fit(site, variant)
                 if one is not None:
                     found.append(one)
-                if expected and expected <= {one.variant.name for one in found if one.accepted}:
-                    break
-            if any(one.accepted for one in found):
-                break
+                    gave |= {bank: None} if one.accepted else {}
+                if expected and expected <= _explained(found):
+                    return
 
 
-def _rounds(
-    site: Site, expected: frozenset[str], edits: Mapping[tuple[Edit, ...], int | None]
-) -> Iterator[Iterator[Variant]]:
-    """The variants of each stage; before them the edits that are expected, and of attention in one kernel, where each
-    costs, the variants."""
+def _explained(found: Iterable[Fit]) -> set[str]:
+    return {one.variant.name for one in found if one.accepted}
+
+
+def _rounds(site: Site, edits: Mapping[tuple[Edit, ...], int | None]) -> Iterator[Iterable[Bank]]:
+    """The banks of each stage; before them the edits that are expected."""
     every = (
         stages(site.operation)
         if site.plain or _edited(site) or site.operation in _ANY_FORM
@@ -89,11 +105,8 @@ def _rounds(
     )
     if edits and site.operation in (*EDITED, *PRODUCTS):
         known = [(layer, some) for some, layer in edits.items()]
-        yield _variants(site, [lambda at: known_edits(at, known)])
-    if expected and site.operation in FUSED:
-        yield _variants(replace(site, only=expected), [bank for banks in every for bank in banks])
-    for banks in every:
-        yield _variants(site, banks)
+        yield [lambda at: known_edits(at, known)]
+    yield from every
 
 
 def _edited(site: Site) -> bool:
@@ -105,13 +118,12 @@ def _edited(site: Site) -> bool:
     return set(leaves(formula)) <= _AT_HAND
 
 
-def _variants(site: Site, banks: Iterable[Bank]) -> Iterator[Variant]:
-    """The banks' variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of
-    such a bank those that it had before."""
-    for bank in banks:
-        try:
-            with np.errstate(all="ignore"):
-                yield from bank(site)
-        except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
-            if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
-                raise
+def _variants(site: Site, bank: Bank) -> Iterator[Variant]:
+    """A bank's variants. Where NaN or infinities went in or came out, fitting and rounding may have no answer: of such
+    a bank those that it had before."""
+    try:
+        with np.errstate(all="ignore"):
+            yield from bank(site)
+    except (ValueError, OverflowError):  # numpy's LinAlgError is a ValueError
+        if all(np.isfinite(part.seen).all() and np.isfinite(part.expected).all() for part in site.parts):
+            raise

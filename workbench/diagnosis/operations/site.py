@@ -46,9 +46,8 @@ class Site:
 
     `span` is the part of the whole tensor's split dimension that the rank holds (of heads where it has heads, else of
     columns), `columns` the part of the in features that it multiplies; None where nothing is split. `passes` index
-    `taps.passes`. `weights` are checkpoint names by role: weight, bias. `only` names the variants that explained the
-    same operation in another layer, where those alone are asked for. `held` are the experts that the rank has, None:
-    all.
+    `taps.passes`. `weights` are checkpoint names by role: weight, bias. `held` are the experts that the rank has,
+    None: all.
     """
 
     tap: str
@@ -62,7 +61,6 @@ class Site:
     weights: Mapping[str, str] = field(default_factory=dict)
     span: slice | None = None
     columns: slice | None = None
-    only: frozenset[str] = frozenset()
     held: range | None = None
 
     @property

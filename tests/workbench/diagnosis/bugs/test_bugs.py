@@ -15,7 +15,7 @@ from tests.workbench.diagnosis.bugs.all_bugs import bugs
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.engine_proofs import misplaced, moved
 from tests.workbench.diagnosis.bugs.recording import Recordings
-from tests.workbench.diagnosis.bugs.scoring import Score, diagnose_recorded, score
+from tests.workbench.diagnosis.bugs.scoring import Score, as_fused, diagnose_recorded, score
 
 #: A few of each kind, which the fast suite asks for; most share a model and prompts.
 QUICK = (
@@ -29,6 +29,16 @@ QUICK = (
     "q_transposed_in_one_layer",
     "residual_missing_after_attention",
 )
+#: Named as well from what engines show whose attention is one kernel; harmless changes that are seen to be so there.
+FUSED = (
+    "decoded_rows_land_in_the_first_slot_of_their_page",
+    "fallback_kernel_knows_neither_scale_nor_window",
+    "prefix_computed_under_an_adapter_serves_a_request_without",
+    "prompt_written_in_pages_of_eight_and_read_in_pages_of_four",
+    "rows_of_the_cache_read_without_the_scale_between_them",
+    "sum_of_the_exponentials_starts_anew_at_the_second_tile",
+)
+FUSED_CONTROLS = ("root_of_the_scale_folded_into_both_projections",)
 QUICK_CONTROLS = (
     "unchanged_llama_float32",
     "ranks_summed_backwards",
@@ -167,6 +177,14 @@ def test_a_bug_is_named(name: str, short: Recordings):
 def test_a_harmless_change_is_not_accused(name: str, short: Recordings):
     found = _scored(ALL[name], short)
     assert found.outcome == "named", found
+
+
+@pytest.mark.parametrize(
+    "name", [*(pytest.param(one, marks=pytest.mark.slow) for one in FUSED), *FUSED_CONTROLS]
+)
+def test_what_is_inside_of_a_fused_attention_is_told_from_its_context(name: str, recordings: Recordings):
+    found = score(as_fused(ALL[name]), diagnose_recorded(recordings.of(ALL[name]), fused=True))
+    assert (found.outcome, found.worded) == ("named", True), found
 
 
 def test_attention_in_stages_has_the_recorder_s_bits(short: Recordings):

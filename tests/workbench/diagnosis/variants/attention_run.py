@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.config import ModelConfig
+from lockstep.sessions.layouts import Layout
 from lockstep.workbench.diagnosis.hypotheses.variant import Fit
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps, Row, SequencePass
@@ -157,7 +158,7 @@ class ArrayTaps(RecordedTaps):
             for key, tensors in run.held.items()
             if key[0].rsplit(".", 1)[1] not in hidden
         }
-        self.recording: Any = SimpleNamespace(ranks=run.ranks)
+        self.recording: Any = SimpleNamespace(ranks=run.ranks, layout=lambda tap: Layout("shard", 1))
         self.passes = tuple(run.passes)
 
     def has(self, tap: str) -> bool:

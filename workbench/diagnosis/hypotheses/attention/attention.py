@@ -5,9 +5,9 @@ Of scores, probabilities and contexts that were recorded by themselves the same,
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from itertools import chain, combinations
+from itertools import chain, combinations, product
 
 import numpy as np
 
@@ -18,11 +18,12 @@ from lockstep.workbench.diagnosis.hypotheses.attention.masks import (
     masks_as_numbers,
     overwritten,
 )
-from lockstep.workbench.diagnosis.hypotheses.attention.numbers import numbers, scales, solved_rows
+from lockstep.workbench.diagnosis.hypotheses.attention.numbers import numbers, scales, skipped, solved_rows
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     exchanged_roles,
     in_front,
     in_place,
+    of_another_layer,
     other_queries,
     other_rows,
     packed_before,
@@ -64,8 +65,8 @@ from lockstep.workbench.diagnosis.operations.facts import UNIT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: Hypotheses of which pairs are tried.
-_PAIRED = 24
+#: Hypotheses of which pairs are tried, and of those at one point; with which each mask is, and of those at one point.
+_PAIRED, _OF_A_POINT, _MASKED, _MASKED_OF_A_POINT = 24, 6, 6, 3
 
 
 def likely(site: Site) -> Iterator[Variant]:
@@ -85,13 +86,31 @@ def unlikely(site: Site) -> Iterator[Variant]:
     partly: list[tuple[float, Trial]] = []
     yield from tried(tree, _ranges(tree))
     coarse = _coarse_scores(tree) if site.operation == "scores" else ()  # of others they are tried before
-    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse), partly)
+    blocks = skipped(tree) if site.operation in FUSED else ()
+    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse, blocks), partly)
     for choice in query_choices(tree) if "allowed" in tree.points else ():
         yield _chosen(tree, choice)
     for _ in tried(tree, _likely(tree), partly):
         pass  # none of them fits alone: what they leave is what counts
-    partly.sort(key=lambda one: one[0])
-    yield from tried(tree, _pairs([trial for _, trial in partly[:_PAIRED]]))
+    best = _best(partly, _OF_A_POINT)
+    yield from tried(tree, _pairs(combinations(best, 2)))
+    if (
+        site.operation in FUSED
+    ):  # a mask, or a scale, may help where the other mistake is mended, and there alone
+        unmasked = [one for one in _best(partly, _MASKED_OF_A_POINT) if "allowed" not in one.changes]
+        usual = chain(product(unmasked[:_MASKED], _masks(tree)), product(best, scales(tree)))
+        yield from tried(tree, _pairs(usual))
+
+
+def _best(partly: Sequence[tuple[float, Trial]], of_a_point: int) -> list[Trial]:
+    """What leaves least of the sample: of each point a few that do not leave the same."""
+    found: dict[tuple[str, ...], dict[float, Trial]] = {}
+    for left, trial in sorted(partly, key=lambda one: one[0]):
+        alike = found.setdefault(tuple(sorted(trial.changes)), {})
+        if len(alike) < of_a_point:
+            alike.setdefault(round(left, 9), trial)
+    every = [one for alike in found.values() for one in alike.items()]
+    return [trial for _, trial in sorted(every, key=lambda one: one[0])[:_PAIRED]]
 
 
 # --- single edits -------------------------------------------------------------------------------------------
@@ -281,6 +300,8 @@ def _other_queries(tree: AttentionTree) -> Iterator[Trial]:
         yield one_edit("+".join(roles), "function", ("unit",), dict.fromkeys(roles, _of_length_one))
     for detail, tensors in other_queries(tree.site):
         yield one_edit("q", "operand", detail, {"q": queries_of(tensors)})
+    for detail, changes in of_another_layer(tree.site):
+        yield one_edit("q+k", "operand", detail, changes)
 
 
 def _of_length_one(x: Array, given: Given) -> Array:
@@ -351,9 +372,10 @@ def _coarse_operands(tree: AttentionTree) -> Iterator[Trial]:
             yield Trial((edit,), dict.fromkeys(points, low), grown=max(grown, 1.0))
 
 
-def _pairs(trials: Sequence[Trial]) -> Iterator[Trial]:
-    """Two edits at different points."""
-    for one, two in combinations(trials, 2):
+def _pairs(pairs: Iterable[tuple[Trial, Trial]]) -> Iterator[Trial]:
+    """Two edits at different points, a mask as the second."""
+    for pair in pairs:
+        one, two = sorted(pair, key=lambda trial: "allowed" in trial.changes)
         if not one.changes.keys() & two.changes.keys():
             changes = {**one.changes, **two.changes}
             yield Trial((*one.edits, *two.edits), changes, one.numbers + two.numbers)

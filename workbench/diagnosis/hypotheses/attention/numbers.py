@@ -13,11 +13,14 @@ from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings
 from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import softmax_with
 from lockstep.workbench.diagnosis.hypotheses.attention.tensors import of_rows
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Changes, Given
-from lockstep.workbench.diagnosis.hypotheses.attention.trials import PARTLY, Trial, one_edit
+from lockstep.workbench.diagnosis.hypotheses.attention.trials import NEAR, PARTLY, Trial, one_edit
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, by_head
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
 from lockstep.workbench.diagnosis.operations.attention import soft_capped, uncapped
 from lockstep.workbench.diagnosis.recording import Array
+
+#: Keys of a block that a sparse kernel may leave out.
+_BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
 def scales(tree: AttentionTree) -> Iterator[Trial]:
@@ -127,6 +130,65 @@ def _sinks(tree: AttentionTree) -> Iterator[Trial]:
         detail: Detail = ("sink", *map(float, more[:1] if alike else more))
         changes: Changes = {"softmax": lambda s, g: softmax_with(s, more[:, None, None])}
         yield one_edit("softmax", "number", detail, changes, len(detail) - 1)
+
+
+def skipped(tree: AttentionTree) -> Iterator[Trial]:
+    """Blocks of keys that are left out where their largest score is too far below the row's."""
+    keys = max(len(one.key_at) for one in tree.given)
+    every = [tree.given[i] for i in tree.wrong]
+    for size in (size for size in _BLOCKS if size < keys):
+        changes, few = partial(_without_blocks, size), _distances(tree.sample, size)
+        if len(few) < 2:
+            continue
+        threshold = _searched(tree, changes, (few[1:] + few[:-1]) / 2)
+        if tree.left(changes(threshold)) < NEAR:  # all wrong queries say more nearly where it is
+            low, high = few[few <= threshold].max(), few[few >= threshold].min()
+            many = _distances(every, size)
+            many = many[(many >= low) & (many <= high)]
+            threshold = min(
+                (many[1:] + many[:-1]) / 2, key=lambda one: _left_of_all(tree, changes(float(one)))
+            )
+        yield one_edit("softmax", "number", ("skipped", float(size), float(threshold)), changes(threshold), 1)
+
+
+def _distances(given: Sequence[Given], size: int) -> Array:
+    """How far blocks of keys are below their rows', sorted."""
+    below = np.concatenate([_below(one.scores, size).ravel() for one in given])
+    return np.unique(below[np.isfinite(below)])
+
+
+def _left_of_all(tree: AttentionTree, changes: Changes) -> float:
+    """What changes leave in all wrong passes."""
+    made = tree.whole(changes)
+    if made is None:
+        return math.inf
+    parts = zip(made[0], tree.given, strict=True)
+    return sum(float(np.square((out - one.seen)[one.scope]).sum()) for out, one in parts)
+
+
+def _below(scores: Array, size: int) -> Array:
+    """How far the largest score of each block of keys [heads, T, blocks] is below the row's."""
+    highest = np.maximum.reduceat(scores, np.arange(0, scores.shape[2], size), axis=2)
+    return np.asarray(scores.max(-1, keepdims=True) - highest)
+
+
+def _without_blocks(size: int, threshold: float) -> Changes:
+    def change(scores: Array, given: Given) -> Array:
+        gone = (_below(scores, size) > threshold).repeat(size, axis=2)[:, :, : scores.shape[2]]
+        return given.softmax(np.where(gone, -np.inf, scores))
+
+    return {"softmax": change}
+
+
+def _searched(tree: AttentionTree, changes: Callable[[float], Changes], numbers: Array) -> float:
+    """The one of sorted numbers that leaves least, of what grows on both sides of it."""
+    while True:
+        some = numbers[np.unique(np.linspace(0, len(numbers) - 1, 16).astype(int))]
+        best = int(np.argmin([tree.left(changes(float(one))) for one in some]))
+        if len(some) == len(numbers):
+            return float(some[best])
+        low, high = some[max(best - 1, 0)], some[min(best + 1, len(some) - 1)]
+        numbers = numbers[(numbers >= low) & (numbers <= high)]
 
 
 def solved_rows(tree: AttentionTree, role: str, rows: str) -> Iterator[Trial]:

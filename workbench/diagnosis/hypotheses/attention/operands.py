@@ -115,6 +115,14 @@ def other_queries(site: Site) -> Iterator[tuple[Detail, Tensors]]:
             yield ("rank", float(rank)), others(site, "attn.q_rope", rank=rank)
 
 
+def of_another_layer(site: Site) -> Iterator[tuple[Detail, Changes]]:
+    """Queries and keys of another layer: its probabilities are used again."""
+    for layer in range(site.facts.model.num_layers):
+        if layer != site.layer:
+            q, k = others(site, "attn.q_rope", layer), cached(site, "k", layer)
+            yield ("layer", float(layer)), {"q": queries_of(q), "k": in_place(k)}
+
+
 def queries_of(tensors: Tensors) -> Change:
     """The tensor of each pass, of the queries that are asked for."""
 

@@ -167,7 +167,7 @@ class AttentionTree:
                 seen = ~np.isneginf(scores)
                 return np.where(seen, scores, -np.inf if behind is None else behind), seen
         q = part.inputs["q"]
-        raw = self._raw(_products(q, formula.expand(part.inputs["k"], q.shape[1])))
+        raw = self.scores_of(q, formula.expand(part.inputs["k"], q.shape[1]))
         if self.site.operation == "scores":
             return raw, ~np.isneginf(part.expected)
         return raw, np.isfinite(part.inputs["scores"])
@@ -181,9 +181,13 @@ class AttentionTree:
             if q is None or k is None or not q.ndim == k.ndim == 3:
                 found.append(None)
                 continue
-            raw = self._raw(_products(q, formula.expand(k, q.shape[1])))
+            raw = self.scores_of(q, formula.expand(k, q.shape[1]))
             found.append(raw if raw.shape == part.expected.shape else None)
         return found
+
+    def scores_of(self, q: Array, keys: Array) -> Array:
+        """Of queries [T, heads, D] and keys [K, heads, D] before the mask, [heads, T, K]."""
+        return self._raw(_products(q, keys))
 
     def _raw(self, of_keys: Array) -> Array:
         """Of products of queries and keys [heads, T, K]."""
@@ -340,14 +344,14 @@ class AttentionTree:
             with np.errstate(all="ignore"):
                 for i in self.wrong:
                     made = self.make(self.given[i], changes)
-                    outs[i], noises[i] = made.out, grown * self._noise(i, made)
+                    outs[i], noises[i] = made.out, grown * self.noise(i, made)
         except (ValueError, IndexError, KeyError):
             return None
         parts = zip(outs, noises, self.site.parts, strict=True)
         fits = all(out.shape == part.seen.shape == noise.shape for out, noise, part in parts)
         return (outs, noises) if fits else None
 
-    def _noise(self, i: int, made: Made) -> Array:
+    def noise(self, i: int, made: Made) -> Array:
         """By how far the scores of the right attention may be off."""
         part, facts = self.site.parts[i], self.site.facts
         if self.site.operation == "scores":  # numbers of other products than the right ones

@@ -59,7 +59,7 @@ _MISSING = {"new": "the step itself", "newest": "the newest token"}
 _RANGES = {"row": "row {}", "rows": "rows {}", "from": "rows from {} on", "before": "the rows before {}"}
 
 
-def _of_rows(which: object) -> str:
+def of_rows_in_words(which: object) -> str:
     """Which rows, in words; they are a name, or a name and a number."""
     name, _, number = str(which).partition(" ")
     return f", {_RANGES[name].format(number)} alone" if number else _ROWS[name]
@@ -172,6 +172,11 @@ def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Told | None:
             f"each head's denominator holds {reported} more: an attention sink that this model does not have"
         )
         return Told("softmax_sink", "softmax", text, {"sinks": numbers})
+    if how == "skipped":
+        size, threshold = (number_of(rest, i) for i in (0, 1))
+        blocks = f"blocks of {size:g} keys whose largest score" if size > 1 else "keys whose score"
+        text = f"{blocks} is more than {threshold:.3g} below the row's are left out, as by sparse kernels"
+        return Told("softmax_skipped", "softmax", text, {"block": int(size), "threshold": threshold})
     name, text = _SOFTMAXES[how]
     return Told(name, "softmax", text, {})
 
@@ -219,7 +224,7 @@ def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
 def _operands(site: Site, place: str, how: str, rest: Rest) -> Told | None:
     if how not in ("role", "layer", "rank", "sequence", "written", "stage"):
         return None
-    rows = _of_rows(rest[-1]) if len(rest) > 1 else ""
+    rows = of_rows_in_words(rest[-1]) if len(rest) > 1 else ""
     who, of = _PLACES[place], rest[0]
     kind = "cache" if place != "q" else "scores"
     if how == "role":
@@ -238,6 +243,9 @@ def _operands(site: Site, place: str, how: str, rest: Rest) -> Told | None:
             text = f"keys enter the scores as {_stage(of)}{rows}"
             return Told("scores_unrotated_keys", "scores", text, {"stage": str(of)})
         return Told("cache_unrotated", "cache", f"keys are cached as {_stage(of)}{rows}", {"stage": str(of)})
+    if place == "q+k":
+        text = f"the probabilities are those of {how} {of:g}, used again: its queries and keys give them"
+        return Told(f"probs_of_another_{how}", "softmax", text, {how: int(number_of(rest, 0))})
     if place == "q":
         return Told(
             f"queries_of_another_{how}",
@@ -420,7 +428,7 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
     """What may be done to any tensor."""
     who, rows, which = _PLACES[place], "", ""
     if rest and _is_rows(rest[-1]):
-        rows, which, rest = _of_rows(rest[-1]), str(rest[-1]), rest[:-1]
+        rows, which, rest = of_rows_in_words(rest[-1]), str(rest[-1]), rest[:-1]
     cached = place in ("k", "v", "k+v")
     kind = "cache" if cached else _CLASS.get(place, "scores")
     name = "_".join(["cache" if cached else place.replace("+", "_"), how])

@@ -124,10 +124,6 @@ FORMS: tuple[tuple[str, Form], ...] = (
     ("the newest part is added twice, but counts once in the sum", lambda s: 1 + s.last * s.several),
     ("the first part counts twice", lambda s: _joined(s, s.mass * (1 + s.first * s.several))),
     ("the first part is added twice, but counts once in the sum", lambda s: 1 + s.first * s.several),
-    ("the sum of the newest part alone is divided by",
-     lambda s: s.seen * _over(np.ones(1), (s.mass * s.last).sum(-1, keepdims=True))),
-    ("the sum of the first part alone is divided by",
-     lambda s: s.seen * _over(np.ones(1), (s.mass * s.first).sum(-1, keepdims=True))),
     ("parts are weighted by their sums of exponentials, each taken below its own maximum: the maxima are left out",
      lambda s: _joined(s, _over(s.mass, s.top))),
     ("parts are weighted by the exponentials of their maxima: the sums are left out",
@@ -142,10 +138,18 @@ FORMS: tuple[tuple[str, Form], ...] = (
     ("the weights of parts are assigned in the reverse order", lambda s: _joined(s, _reversed(s))),
     ("what was added up before is not rescaled when the running maximum grows, the sum is",
      lambda s: _over(s.top.max(-1, keepdims=True) * s.seen, s.running)),
-    ("the sum is not rescaled when the running maximum grows, what was added up is",
-     lambda s: s.seen * _over(np.ones(1), _unscaled(s).sum(-1, keepdims=True))),
     ("neither the sum nor what was added up before is rescaled when the running maximum grows",
      lambda s: _joined(s, _unscaled(s))),
+)  # fmt: skip
+
+#: Those by which all parts are right among each other, and divided by another sum.
+DENOMINATORS: tuple[tuple[str, Form], ...] = (
+    ("the sum of the newest part alone is divided by",
+     lambda s: s.seen * _over(np.ones(1), (s.mass * s.last).sum(-1, keepdims=True))),
+    ("the sum of the first part alone is divided by",
+     lambda s: s.seen * _over(np.ones(1), (s.mass * s.first).sum(-1, keepdims=True))),
+    ("the sum is not rescaled when the running maximum grows, what was added up is",
+     lambda s: s.seen * _over(np.ones(1), _unscaled(s).sum(-1, keepdims=True))),
 )  # fmt: skip
 
 

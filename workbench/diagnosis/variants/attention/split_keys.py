@@ -15,9 +15,11 @@ from lockstep.workbench.diagnosis.hypotheses.attention.trials import judged, tri
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, by_head, places, scopes
 from lockstep.workbench.diagnosis.hypotheses.setting import Told
 from lockstep.workbench.diagnosis.hypotheses.variant import UNEXPLAINED, Variant
+from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.attention.key_parts import (
+    DENOMINATORS,
     FORMS,
     Form,
     Parts,
@@ -37,6 +39,8 @@ def split_keys(site: Site) -> Iterator[Variant]:
     tree, known = AttentionTree(site), set()
     right = [tree.make(one, {}) for one in tree.sample]
     of = "context" if "context" in tree.points else "softmax"
+    divided = "softmax" if site.operation in FUSED else of
+    forms = (*((of, *form) for form in FORMS), *((divided, *form) for form in DENOMINATORS))
     for words, split in splits(max(one.raw.shape[2] for one in tree.given)):
         cut = [parts_of(one, split) for one in tree.given]
         key = tuple(each.tobytes() for each in cut)
@@ -46,7 +50,7 @@ def split_keys(site: Site) -> Iterator[Variant]:
         if not _in_reach(tree, right, cut):
             continue
         text = f"attention runs over the keys {words}, whose results are joined wrongly"
-        told = ((Told(f"{of}_split_keys", of, f"{text}: {how}", {}), form) for how, form in FORMS)
+        told = ((Told(f"{kind}_split_keys", kind, f"{text}: {how}", {}), form) for kind, how, form in forms)
         yield from tried(tree, (worded(one, {"probs": _joined(cut, form)}) for one, form in told))
         if of == "context":
             yield from _by_fitted_weights(tree, cut, text)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,14 +17,16 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, what
 
+#: Rows whose scales later ones may take.
+_FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
+
 
 def cached_numbers(site: Site) -> Iterator[Variant]:
     """Variants of one layer's cache of keys or of values on one rank."""
     if all(part.fits for part in site.parts):
         yield from _factors(site)
-        yield from _coarse(site)
-        yield from _reread(site)
-        yield from _rotations(site)
+        yield from stored_otherwise(site)
+        yield from turned_otherwise(site)
 
 
 def _factors(site: Site) -> Iterator[Variant]:
@@ -63,32 +66,49 @@ def _factors(site: Site) -> Iterator[Variant]:
         yield cache_variant(site, "cache_scaled_heads", text, guesses, fitted, len(own))
 
 
-def _coarse(site: Site) -> Iterator[Variant]:
-    """Rows stored in fewer bits: a scale for each row and head, each row, or each pass."""
-    rows = [part.expected for part in site.parts]
-    for to, change in ROUNDINGS.items():
-        for each, guesses in (
-            ("", [_rounded(change, x.reshape(-1, x.shape[2]), x) for x in rows]),
-            (" of all heads", [_rounded(change, x.reshape(len(x), -1), x) for x in rows]),
-            (" of each pass", [_by_pass(site, change, i, x) for i, x in enumerate(rows)]),
-        ):
-            made = cache_variant(
-                site, "cache_low_precision", f"the cache holds {what(site)} in {to}{each}", guesses
-            )
-            yield Variant(made.name, "precision", made.text, {"to": to}, made.predicted)
-            if not any(word in to for word in ("row", "one", "scaled")):
-                break  # no scale: all three are the same
-
-
-def _reread(site: Site) -> Iterator[Variant]:
-    """Rows that are written in one format and read in another."""
+def stored_otherwise(site: Site) -> Iterator[Variant]:
+    """Rows stored in fewer bits, or written in one format and read in another."""
+    for to, guesses in _coarse(site):
+        yield replace(
+            cache_variant(site, "cache_low_precision", f"the cache holds {what(site)} in {to}", guesses, {"to": to}),
+            kind="precision", noise=None,
+        )  # fmt: skip
     for how, change in REREAD.items():
         guesses = [
             _rounded(change, part.expected.reshape(-1, part.expected.shape[2]), part.expected)
             for part in site.parts
         ]
-        text = f"cached {what(site)} are {how}"
-        yield cache_variant(site, "cache_other_format", text, guesses, {"how": how})
+        yield cache_variant(
+            site, "cache_other_format", f"cached {what(site)} are {how}", guesses, {"how": how}
+        )
+
+
+def _coarse(site: Site) -> Iterator[tuple[str, list[Array | None]]]:
+    """With a scale for each row and head, each row, or each pass; or for each channel."""
+    rows = [part.expected for part in site.parts]
+    for to, change in ROUNDINGS.items():
+        yield to, [_rounded(change, x.reshape(-1, x.shape[2]), x) for x in rows]
+        if any(
+            word in to for word in ("row", "one", "scaled")
+        ):  # else there is no scale: all three are the same
+            yield f"{to} of all heads", [_rounded(change, x.reshape(len(x), -1), x) for x in rows]
+            yield f"{to} of each pass", [_by_pass(site, change, i, x) for i, x in enumerate(rows)]
+    yield "whole numbers, integers whose scale is 1", [np.rint(x) for x in rows]
+    for bits in (8, 4, 2):
+        yield f"int{bits} with a scale per channel", [by_channel(x, bits, len(x)) for x in rows]
+        for first in _FIRST_ROWS:
+            words = f"the first row{'s' * (first > 1)}" if first == 1 else f"the first {first} rows"
+            yield (
+                f"int{bits} with a scale per channel that is made of {words} alone, so that later ones are cut off",
+                [by_channel(x, bits, first) for x in rows],
+            )
+
+
+def by_channel(x: Array, bits: int, first: int) -> Array:
+    """Signed integers of rows [K, heads, D], with the scales that the first of them have."""
+    most = 2 ** (bits - 1) - 1
+    scale = np.maximum(np.abs(x[:first]).max(0, keepdims=True), 1e-30) / most
+    return np.asarray(np.clip(np.rint(x / scale), -most - 1, most) * scale)
 
 
 def _rounded(change: Callable[[Matrix], Matrix | None], flat: Array, like: Array) -> Array | None:
@@ -106,7 +126,7 @@ def _by_pass(site: Site, change: Callable[[Matrix], Matrix | None], i: int, rows
     return np.concatenate(whole) if len(whole) == len(parts) else None
 
 
-def _rotations(site: Site) -> Iterator[Variant]:
+def turned_otherwise(site: Site) -> Iterator[Variant]:
     """Keys that are cached before their rotation, rotated once more, or by so many positions too far; values that are
     rotated as keys are."""
     rows = [part.expected for part in site.parts]

@@ -42,12 +42,16 @@ def foreign_prefix(site: Site) -> Iterator[Variant]:
         return
     seq, count = next(iter(found.items()))
     more = f", and so for {len(found) - 1} more" if len(found) > 1 else ""
-    text = (
-        f"the cache of {what(site)} holds for the first {count} rows of sequence {seq} what no request here has written"
-        f"{more}: a prefix of another request is taken for it, or of another model, adapter or state of the weights"
-    )
+    text = foreign_words(what(site), f"the first {count} rows of sequence {seq}", more)
     cost = sum(x.size for x in numbers.values()) // ELEMENTS_A_PARAMETER
     yield cache_variant(site, "cache_foreign_prefix", text, guesses, {"sequences": found}, cost)
+
+
+def foreign_words(what_is_held: str, rows: str, more: str = "") -> str:
+    return (
+        f"the cache of {what_is_held} holds for {rows} what no request here has written{more}: a prefix of another "
+        "request is taken for it, or of another model, adapter or state of the weights"
+    )
 
 
 def _as_large(seen: Array, right: Array) -> bool:

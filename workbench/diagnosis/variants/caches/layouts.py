@@ -6,7 +6,7 @@ Each layout is an address for every element; what was written is put there, and 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +31,31 @@ _UNWRITTEN = 0.25
 
 @dataclass(frozen=True, slots=True)
 class _MemoryLayout:
-    """Where elements lie in memory: of all heads of a row side by side, or of each head by itself."""
+    """Where elements lie in memory: of all heads of a row side by side, or of each head by itself; `scaled`: behind
+    each row its largest number, as its scale."""
 
     words: str
     address: _Addresses
     together: bool = False
+    scaled: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Misread:
+    """A cache that is written in one layout and read in another."""
+
+    written: _MemoryLayout
+    read: _MemoryLayout
+
+    def of(self, x: Array) -> Array:
+        """What is read of a cache [K, heads, D]; NaN where nothing was written."""
+        rows = x.reshape(len(x), 1, -1) if self.written.together else x
+        put, taken = (one.address(len(x), rows.shape[2]) for one in (self.written, self.read))
+        memory = np.full((int(max(put.max(), taken.max())) + 2, rows.shape[1]), np.nan)
+        memory[put] = rows.swapaxes(1, 2)
+        if self.written.scaled:
+            memory[put.max(1) + 1] = np.abs(rows).max(2)
+        return np.asarray(memory[taken].swapaxes(1, 2).reshape(x.shape))
 
 
 def other_layouts(site: Site) -> Iterator[Variant]:
@@ -44,34 +64,41 @@ def other_layouts(site: Site) -> Iterator[Variant]:
         return
     wrong = [i for i, scope in enumerate(site.deviation.scopes) if scope.any()]
     largest = max(wrong, key=lambda i: site.parts[i].expected.size)
-    for written, read in _pairs(site.parts[largest].expected.shape[2]):
-        if not _explains(site.parts[largest], site.deviation.scopes[largest], written, read):
-            continue
-        guesses: list[Array | None] = [
-            _with_seen(part, written, read) if i in wrong else None for i, part in enumerate(site.parts)
-        ]
-        text = (
-            f"the cache of {what(site)} is written {written.words} and read {read.words}: elements are moved"
-        )
-        figures = {"written": written.words, "read": read.words}
-        yield cache_variant(site, "cache_layout", text, guesses, figures, 1)
+    for layout in layouts(site.parts[largest].expected.shape[2]):
+        if _explains(site.parts[largest], site.deviation.scopes[largest], layout):
+            guesses: list[Array | None] = [
+                _with_seen(part, layout) if i in wrong else None for i, part in enumerate(site.parts)
+            ]
+            yield layout_variant(site, layout, guesses)
 
 
-def _pairs(dim: int) -> Iterator[tuple[_MemoryLayout, _MemoryLayout]]:
+def layout_variant(site: Site, layout: Misread, guesses: Sequence[Array | None]) -> Variant:
+    text = (
+        f"the cache of {what(site)} is written {layout.written.words} and read {layout.read.words}: "
+        "elements are moved"
+    )
+    figures = {"written": layout.written.words, "read": layout.read.words}
+    return cache_variant(site, "cache_layout", text, guesses, figures, 1)
+
+
+def layouts(dim: int) -> Iterator[Misread]:
     """What was written and how it is read, both ways."""
     for together in (False, True):
-        plain = _MemoryLayout("as rows one behind the other", _rows(0), together)
+        rows = "as rows of all heads" if together else "as rows"
+        plain = _MemoryLayout(f"{rows} one behind the other", _rows(0), together)
         for count in _BETWEEN:
-            apart = f"as rows with {count} element{'s' * (count > 1)} between them"
+            apart = f"{rows} with {count} element{'s' * (count > 1)} between them"
             wider = _MemoryLayout(apart, _rows(count), together)
-            yield from ((wider, plain), (plain, wider))
+            yield from (Misread(wider, plain), Misread(plain, wider))
+        scaled = _MemoryLayout(f"{rows} with its scale behind each", _rows(1), together, scaled=True)
+        yield Misread(scaled, plain)
     plain = _MemoryLayout("as rows one behind the other", _rows(0))
     for page in _PAGES:
         for vector in _VECTORS:
             if vector < dim and dim % vector == 0:
                 words = f"in pages of {page} slots by vectors of {vector} dimensions"
                 tiled = _MemoryLayout(words, _in_vectors(page, vector))
-                yield from ((tiled, plain), (plain, tiled))
+                yield from (Misread(tiled, plain), Misread(plain, tiled))
 
 
 def _rows(between: int) -> _Addresses:
@@ -89,23 +116,14 @@ def _in_vectors(page: int, vector: int) -> _Addresses:
     return address
 
 
-def _read(x: Array, written: _MemoryLayout, read: _MemoryLayout) -> Array:
-    """What is read of a cache [K, heads, D]; NaN where nothing was written."""
-    rows = x.reshape(len(x), 1, -1) if written.together else x
-    put, taken = written.address(len(x), rows.shape[2]), read.address(len(x), rows.shape[2])
-    memory = np.full((int(max(put.max(), taken.max())) + 1, rows.shape[1]), np.nan)
-    memory[put] = rows.swapaxes(1, 2)
-    return np.asarray(memory[taken].swapaxes(1, 2).reshape(x.shape))
-
-
-def _with_seen(part: Part, written: _MemoryLayout, read: _MemoryLayout) -> Array:
-    """The same with what was seen where nothing was written: there may be anything."""
-    found = _read(part.expected, written, read)
+def _with_seen(part: Part, layout: Misread) -> Array:
+    """What is read, with what was seen where nothing was written: there may be anything."""
+    found = layout.of(part.expected)
     return np.where(np.isnan(found), part.seen, found)
 
 
-def _explains(part: Part, scope: NDArray[np.bool_], written: _MemoryLayout, read: _MemoryLayout) -> bool:
-    found = _read(part.expected, written, read)
+def _explains(part: Part, scope: NDArray[np.bool_], layout: Misread) -> bool:
+    found = layout.of(part.expected)
     known = scope & ~np.isnan(found)
     left, error = (np.linalg.norm((part.seen - x)[known]) for x in (found, part.expected))
     return bool(known.sum() >= (1 - _UNWRITTEN) * scope.sum() and left <= UNEXPLAINED * error)

@@ -23,8 +23,8 @@ from tests.workbench.diagnosis.variants.attention.test_scores import (
     where,
 )
 from tests.workbench.diagnosis.variants.attention.test_softmax import SOFTMAX
-from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names
-from tests.workbench.diagnosis.variants.caches.test_caches import keep, rows_of
+from tests.workbench.diagnosis.variants.attention_run import At, Run, Spoil, causes, model, names
+from tests.workbench.diagnosis.variants.caches.test_caches import in_vectors, keep, rows_of
 
 _SCORES = {one[0]: one[1:] for one in SCORES}
 _MASKS = {one[0]: one[1:] for one in MASKS}
@@ -55,6 +55,63 @@ SLOW_SOFTMAX = ("over queries", "over heads", "not divided", "base 2", "twice", 
 
 def _marked(quick: tuple[str, ...], slow: tuple[str, ...]) -> list[Any]:
     return [*quick, *(pytest.param(name, marks=pytest.mark.slow) for name in slow)]
+
+
+def keep_keys(change: Spoil) -> Spoil:
+    return lambda x, at: change(rows_of(at, "k_rope"), at)
+
+
+def both(change: Spoil) -> dict[str, Spoil]:
+    """The same done to the cached keys and values that are read, not to those that are kept."""
+    return {"k_cache": keep_keys(change), "v_cache": lambda x, at: change(rows_of(at, "v_proj"), at)}
+
+
+def by_first_rows(x: Tensor, count: int) -> Tensor:
+    """Four bits by channel, with the scales of the first rows."""
+    scale = x[:count].abs().amax(0, True) / 7
+    return (x / scale).round().clamp(-8, 7) * scale
+
+
+def turned_again(x: Tensor, prompt: int) -> Tensor:
+    return torch.cat([rotate(x[:prompt], torch.arange(prompt), 1e4), x[prompt:]])
+
+
+def in_pages(x: Tensor, table: tuple[int, ...]) -> Tensor:
+    """Pages of four written by a table and read in the order of memory."""
+    at = torch.arange(len(x))
+    memory = x.new_zeros(4 * len(table), *x.shape[1:])
+    memory[torch.tensor(table)[at // 4] * 4 + at % 4] = x
+    return memory[: len(x)]
+
+
+def first_of_page(x: Tensor, prompt: int) -> Tensor:
+    """Decoded rows land in the first slot of their page of two."""
+    x = x.clone()
+    for at in range(prompt, len(x)):
+        if at % 2:
+            x[at - 1], x[at] = x[at].clone(), 0
+    return x
+
+
+def damaged(x: Tensor) -> Tensor:
+    return x + 0.5 * torch.randn(x.shape, generator=torch.Generator().manual_seed(3))
+
+
+def pass_of(at: At) -> Any:
+    return next(one for one in at.run.passes if (one.step, one.seq) == (at.step, at.seq))
+
+
+def of_small_blocks(scores: Tensor, size: int, threshold: float) -> Tensor:
+    """Keys in blocks whose largest score is that far below the row's."""
+    more = -scores.shape[2] % size
+    blocks = torch.nn.functional.pad(scores, (0, more), value=-torch.inf).unflatten(2, (-1, size)).amax(3)
+    gone = blocks < scores.amax(2, True) - threshold
+    return gone.repeat_interleave(size, 2)[:, :, : scores.shape[2]]
+
+
+def far(at: At) -> Tensor:
+    queries, keys = where(at)
+    return queries[:, None] - keys[None, :] >= 4
 
 
 def named(spoil: dict[str, Any], wanted: tuple[str, str], **options: Any) -> None:
@@ -101,10 +158,29 @@ def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
         ),
         ({"v_cache": lambda x, at: rows_of(at, "k_rope")}, "cache_keys_for_values", "as values are the keys"),
         ({"v_cache": lambda x, at: rows_of(at, "v_proj").flip(1)}, "kv_heads_reversed", "KV heads in reversed order"),
-        ({"v_cache": lambda x, at: rows_of(at, "v_proj").to(torch.float8_e4m3fn).float()}, "low_precision_input",
-         "cached values are rounded to float8 (e4m3)"),
+        ({"v_cache": lambda x, at: rows_of(at, "v_proj").to(torch.float8_e4m3fn).float()}, "cache_low_precision",
+         "the cache holds values in float8 (e4m3)"),
+        (both(lambda x, at: torch.cat([x[:4].to(torch.float8_e4m3fn).float(), x[4:]]) if at.seq == 0 else x),
+         "cache_low_precision", "keys and values in float8 (e4m3), the rows before 4 alone"),
+        ({"k_cache": keep_keys(lambda x, at: by_first_rows(x, 4))}, "cache_low_precision", "the first 4 rows alone"),
+        ({"k_cache": keep_keys(lambda x, at: in_vectors(x, 4, 8))}, "cache_layout", "by vectors of 8 dimensions"),
+        ({"k_cache": keep_keys(lambda x, at: turned_again(x, 9) if at.step and at.seq == 0 else x)},
+         "cache_rotated_again", "those of the prompt alone"),
+        (both(lambda x, at: in_pages(x, (2, 0, 1)) if at.seq == 0 and not at.step else x), "cache_rows_read",
+         "as by a wrong block table"),
+        (both(lambda x, at: first_of_page(x, 9) if at.step and at.seq == 0 else x), "cache_rows_read",
+         "of zeros, that nothing was written to"),
+        (both(lambda x, at: torch.cat([damaged(x[:1]), x[1:]]) if at.seq == 0 else x), "cache_foreign_prefix",
+         "holds for the first row of sequence 0"),
+        ({"scores": lambda x, at: again(at.run.held["layers.0.attn.q_rope", 0][at.run.passes.index(pass_of(at))],
+                                        rows_of(at, "k_rope", layer=0), at)}, "probs_of_another_layer", "of layer 0"),
+        ({"scores": lambda x, at: x.masked_fill(of_small_blocks(x, 2, 0.7), -torch.inf)}, "softmax_skipped",
+         "blocks of 2 keys whose largest score"),
+        ({"scores": lambda x, at: again(at.taps["q_rope"], rows_of(at, "k_rope"), at, hidden=causal(at) | far(at)) * 4},
+         "scores_scale", "the scale is missing; and a sliding window of 4"),
     ],
-    ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8"],
+    ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8", "float8 page", "channel scales",
+         "vectors", "rotated again", "pages", "slots", "foreign", "other probabilities", "skipped", "scale and window"],
 )  # fmt: skip
 def test_wrong_caches_are_named_from_the_context(spoil: dict[str, Any], name: str, words: str) -> None:
     layers = {kind: lambda x, at, s=one: s(x, at) if at.layer == 1 else x for kind, one in spoil.items()}
