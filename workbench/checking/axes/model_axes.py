@@ -263,6 +263,9 @@ class ModelAxes:
             for ep in others
         ]
 
+    def _graph(self) -> list[_Pair] | str:
+        return "what a graph replays shows no taps: `check` judges the logits of a run without taps, which replays it"
+
     def _fits(self, tp: int, ep: int) -> bool:
         try:
             check_fit(self.opened.config, replace(self.config, tp=tp, ep=ep))
@@ -281,6 +284,7 @@ _PAIRS: Mapping[AxisName, Callable[[ModelAxes], list[_Pair] | str]] = {
     "tp": ModelAxes._tp,
     "ep": ModelAxes._ep,
     "speculation": ModelAxes._speculation,
+    "graph": ModelAxes._graph,
 }
 
 
