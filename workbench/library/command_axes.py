@@ -12,13 +12,14 @@ from pathlib import Path
 
 from lockstep.engine.config import DTYPES
 from lockstep.sessions import Session
+from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.meta import ForeignMeta
 from lockstep.sessions.text import clean
 from lockstep.workbench.attach.launch import AttachError, TapRequest, attach, how_it_ended
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
 from lockstep.workbench.checking.axes.comparison import Variants
-from lockstep.workbench.checking.axes.row_judge import RowJudge
+from lockstep.workbench.checking.axes.row_judge import KnownRows, RowJudge
 from lockstep.workbench.checking.axes.token_comparison import compare_tokens
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.row_sides import RowSide
@@ -43,6 +44,7 @@ class CommandAxes:
     listener: Listener
     own: Mapping[AxisName, Sequence[EngineVariant]] = field(default_factory=dict)
     _count: int = 0
+    _known: KnownRows = field(default_factory=dict)  # of the command as it is
 
     def run(self, axes: Sequence[AxisName]) -> tuple[str, list[AxisResult]]:
         """What ran in words, and each variant. AttachError and ForeignDumpError where the command as it is cannot be
@@ -67,6 +69,7 @@ class CommandAxes:
             Session.open(base, UNLIMITED) as first,
             Session.open(path, UNLIMITED) as second,
             first.walk(second),
+            keeping(first, second),
         ):
             foreign = first.meta.foreign or ForeignMeta()
             unknown = variant.words and not foreign.caches  # the engine does not tell of hits
@@ -84,7 +87,7 @@ class CommandAxes:
         if self.opened is None or dtype not in DTYPES:
             return None
         facts = Facts.of(self.opened.path, dtype)
-        return RowJudge.of(first, facts), RowJudge.of(second, facts)
+        return RowJudge.of(first, facts, self._known), RowJudge.of(second, facts)
 
     def _record(self, variant: EngineVariant | None, told: str) -> Path:
         """The session of one run; None: of the command as it is."""

@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from lockstep.sessions.format import captures
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.rows import Row
 from lockstep.sessions.keeping import keeping
+from lockstep.sessions.limits import Charged
 from lockstep.sessions.meta import ForeignMeta
 from lockstep.workbench.attach.launch import Attached, AttachError, TapRequest
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
+from lockstep.workbench.checking.axes.row_judge import JudgedRows, RowJudge
 from lockstep.workbench.library import command_axes, engine_variants
 from lockstep.workbench.library.command_axes import CommandAxes
 from lockstep.workbench.library.engine_variants import EngineVariant
@@ -136,3 +142,37 @@ def test_the_run_without_a_tap_is_recorded_by_its_ids(
     axes._record(None, "as it is")
     axes._record(graph, "graph")
     assert [(one.capture, one.only) for one in asked] == [("full", ("logits",)), ("ids", ())]
+
+
+def test_the_run_as_it_is_is_judged_once(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation of it, however many variants are held against it."""
+    judged: list[tuple[str, str]] = []
+    judge = RowJudge._judged
+
+    def counted(self: RowJudge, tap: str) -> JudgedRows | None:
+        judged.append((str(self.taps.recording.session.path), tap))
+        return judge(self, tap)
+
+    monkeypatch.setattr(RowJudge, "_judged", counted)
+    along(Runs(case, tmp_path), monkeypatch, "batch", "chunk")
+    assert len(judged) == len(set(judged))
+    assert len({path for path, _ in judged}) == 3
+
+
+def test_the_steps_of_large_runs_are_read_once(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tap asks for every step: where the lists of steps do not fit into what is kept of any session, too."""
+    read = Counter[tuple[Path, int]]()
+    rows = captures._rows
+
+    def counted(archive: Archive, owner: int, step: int, where: str) -> Charged[Row]:
+        read[archive.path, step] += 1
+        return rows(archive, owner, step, where)
+
+    monkeypatch.setattr(captures, "_LIST_BYTES", 0)
+    monkeypatch.setattr(captures, "_rows", counted)
+    along(Runs(case, tmp_path), monkeypatch, "batch")
+    ours = [count for (path, _), count in read.items() if path.parent == tmp_path]
+    assert len(ours) == 6
+    assert max(ours) == 1
