@@ -16,6 +16,7 @@ from lockstep.engine.parallel.shards import Span
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom, OddStack
 from lockstep.workbench.diagnosis.loaded.explain import (
     Mistake,
+    are_altered,
     explain_numbers,
     explain_rows,
     in_another_order,
@@ -194,17 +195,19 @@ class _Comparison:
             return self._vector(rank, x, y, place) or explain_numbers(x[None], y[None])
         if (through := rounded(x, y)) is not None:
             return through
-        table, columns = self._table(x.shape[1], x.dtype), place.columns or Span(0, x.shape[1])
-        wanted = RowRun(Span(0, len(x)), place.parameter, place.taken.start, columns)
-        runs = table.find(x, place.parameter)
-        if (order := in_another_order(runs, wanted)) is not None:
-            return order
         rows, scope = wrong[:_LOOKED_AT], in_rows(wrong, len(x))
         if place.among:
             scope = in_rows(
                 [place.taken.start + row for row in wrong], self.parameters.shapes[place.parameter][0]
             )
         a, b = (x, y) if not scope else (x[rows], y[rows])
+        if are_altered(a, b):
+            return explain_numbers(a, b).of_rows(scope)
+        table, columns = self._table(x.shape[1], x.dtype), place.columns or Span(0, x.shape[1])
+        wanted = RowRun(Span(0, len(x)), place.parameter, place.taken.start, columns)
+        runs = table.find(x, place.parameter)
+        if (order := in_another_order(runs, wanted)) is not None:
+            return order
         found = None
         if bool(a.any()):
             runs = table.find(a, place.parameter) if scope else runs

@@ -19,6 +19,8 @@ _SLACK = 10.0
 _FIT = 1e-5
 #: Above this correlation with the checkpoint's numbers they have something to do with it.
 _RELATED = 0.2
+#: Above this cosine a row of at least so many numbers is the checkpoint's own.
+_ALTERED, _WIDE = 0.9, 16
 #: An adapter has at most this rank; rows and columns of which it is found.
 _LARGEST_RANK, _CORNER = 256, 1024
 _ROUNDED = {
@@ -46,6 +48,14 @@ class Mistake:
     def of_rows(self, scope: str) -> Mistake:
         """The same of some rows alone."""
         return replace(self, text=scope + self.text, key=scope + self.key) if scope else self
+
+
+def are_altered(x: Tensor, y: Tensor) -> bool:
+    """Whether rows in memory still point where the checkpoint's do: they are these, with other numbers, and no other
+    ones need be looked for."""
+    a, b = (_rows_of(one, _FEW).double() for one in (x, y))
+    along = (a * b).sum(1) > _ALTERED * a.norm(dim=1) * b.norm(dim=1)
+    return x.shape[1] >= _WIDE and bool(along.all())
 
 
 def explain_numbers(x: Tensor, y: Tensor) -> Mistake:
