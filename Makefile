@@ -10,6 +10,7 @@
 # make planted-caches  put bugs of caches into a paged engine and vLLM, look for each along its axis, and write
 #                 docs/planted-caches.md; ONLY=name for one row, ENGINE=paged for those that need no vLLM
 # make clean-axes  right engines along all axes: none is to be accused; ENGINE=ours for one of ours paged transformers vllm
+#                 vllm_2 (on two ranks); of vLLM AXIS=chunk for one
 # make gallery    record the bugs of the gallery again (sessions/recorded)
 # make docs       build the site from docs/ into build/site
 # make fuzz       random models, configurations and draws against transformers: docs/fuzz.md; ONLY=dense SEED=7 for one try
@@ -57,7 +58,8 @@ planted-caches: $(VENV)/.installed-dev
 		$(if $(ONLY),--only $(ONLY)) $(if $(ENGINE),--engine $(ENGINE))
 
 clean-axes: $(VENV)/.installed-dev
-	@$(TESTING) LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m tests.planted_caches.clean $(ENGINE)
+	@$(TESTING) LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m tests.planted_caches.clean $(ENGINE) \
+		$(if $(AXIS),--axis $(AXIS))
 
 gallery: $(VENV)/.installed-dev
 	@$(TESTING) $(BIN)/python docs/recordings.py

@@ -1,12 +1,14 @@
 """`make clean-axes`: right engines along all axes, in pairs of runs, and how many of them are accused.
 
-    python -m tests.planted_caches.clean [ours] [paged] [transformers] [vllm]
+    python -m tests.planted_caches.clean [ours] [paged] [transformers] [vllm] [vllm_2] [--axis chunk,prefix]
 
-Writes clean.json, which docs/planted-caches.md tells of.
+`--axis` is of vLLM's alone, on one rank and on two, as its runs take minutes: what is known of other axes stays. Writes
+clean.json, which docs/planted-caches.md tells of.
 """
 
 from __future__ import annotations
 
+import argparse
 import os
 import sys
 import tempfile
@@ -43,20 +45,20 @@ def transformers(model: Path) -> lockstep.Invariance:
     return lockstep.invariant([sys.executable, str(program), str(model)], variants=words, model=model)
 
 
-def vllm(model: Path) -> lockstep.Invariance:
-    """What vLLM can be asked for, of the demo model."""
-    return on_vllm_along("batch,chunk,prefix,tp", MODEL_DIR, ranks=1)
-
-
+#: By name: on how many ranks, and along which axes.
+VLLM = {"vllm": (1, "batch,preempt,chunk,prefix,tp,graph"), "vllm_2": (2, "batch,preempt,chunk,prefix")}
 ENGINES: Mapping[str, Callable[[Path], lockstep.Invariance]] = {
-    one.__name__: one for one in (ours, paged, transformers, vllm)
+    one.__name__: one for one in (ours, paged, transformers)
 }
 
 
-def pairs(engine: str, family: str, folder: Path) -> list[CleanPair]:
-    """Each variant that was tried of one model on one engine."""
-    model = MODEL_DIR if engine == "vllm" else tiny_checkpoint(folder, family)
-    found = ENGINES[engine](model)
+def pairs(engine: str, family: str, folder: Path, axes: str) -> list[CleanPair]:
+    """Each variant that was tried of one model on one engine; of vLLM along `axes`, or all that it can be asked for."""
+    if engine in VLLM:
+        ranks, known = VLLM[engine]
+        found = on_vllm_along(axes or known, MODEL_DIR, ranks)
+    else:
+        found = ENGINES[engine](tiny_checkpoint(folder, family))
     return [
         CleanPair(
             engine,
@@ -73,16 +75,22 @@ def pairs(engine: str, family: str, folder: Path) -> list[CleanPair]:
 
 def main() -> None:
     """Try what was asked for, or all, and write what came of it."""
-    asked = sys.argv[1:] or list(ENGINES)
-    if odd := [one for one in asked if one not in ENGINES]:
-        raise UsageError(f"{odd[0]} is none of {', '.join(ENGINES)}")
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    known = [*ENGINES, *VLLM]
+    parser.add_argument("engines", nargs="*", metavar="ENGINE", help=", ".join(known))
+    parser.add_argument("--axis", default="")
+    asked = parser.parse_args()
+    if odd := [one for one in asked.engines if one not in known]:
+        raise UsageError(f"{odd[0]} is none of {', '.join(known)}")
     os.environ["PLANTED"] = ""
     with tempfile.TemporaryDirectory(prefix="clean-axes-") as name:
-        for engine in asked:
-            for family in ("demo",) if engine == "vllm" else FAMILIES:
+        for engine in asked.engines or known:
+            for family in ("demo",) if engine in VLLM else FAMILIES:
                 folder = Path(name) / engine / family
                 folder.mkdir(parents=True)
-                CleanPairs.noted(engine, family, pairs(engine, family, folder))
+                CleanPairs.noted(pairs(engine, family, folder, asked.axis))
                 print(engine, family, CleanPairs.load().summary, flush=True)
     page.write(Results.load())
 

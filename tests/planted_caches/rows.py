@@ -12,7 +12,7 @@ from typing import Any, Literal
 import msgspec
 
 HERE = Path(__file__).parent
-Axis = Literal["batch", "chunk", "prefix", "preempt", "speculation"]
+Axis = Literal["batch", "chunk", "prefix", "preempt", "speculation", "graph"]
 #: How well a bug is named: by operation, position and, where a block of a cache is wrong, that and whose it is; by
 #: operation and position alone; not.
 Level = Literal["named", "place", "missed"]
@@ -117,9 +117,10 @@ class CleanPairs(msgspec.Struct):
         return msgspec.json.decode(file.read_bytes(), type=cls) if file.is_file() else cls()
 
     @classmethod
-    def noted(cls, engine: str, family: str, found: Sequence[CleanPair]) -> None:
-        """Put these in the place of those of the same engine and model."""
-        kept = [one for one in cls.load().pairs if (one.engine, one.family) != (engine, family)]
+    def noted(cls, found: Sequence[CleanPair]) -> None:
+        """Put these in the place of those of the same engine, model and axis."""
+        anew = {(one.engine, one.family, one.axis) for one in found}
+        kept = [one for one in cls.load().pairs if (one.engine, one.family, one.axis) not in anew]
         made = cls(sorted([*kept, *found], key=lambda one: (one.engine, one.family)))
         text = msgspec.json.format(msgspec.json.encode(made), indent=1)
         (HERE / "clean.json").write_bytes(text + b"\n")

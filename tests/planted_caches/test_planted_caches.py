@@ -32,7 +32,8 @@ def test_the_page_is_of_the_results() -> None:
 
 def test_no_right_engine_is_accused() -> None:
     found = CleanPairs.load().pairs
-    assert {one.engine for one in found} >= {"ours", "paged"}
+    assert {one.engine for one in found} >= {"ours", "paged", "transformers", "vllm"}
+    assert len(found) >= 50
     assert {one.verdict for one in found} <= {"equal", "rounding"}
 
 

@@ -33,7 +33,7 @@ def invariant_command(
         str | None,
         typer.Option(
             "--axis",
-            metavar="batch,order,preempt,chunk,prefix,tp,ep,speculation|all",
+            metavar="batch,order,preempt,chunk,prefix,tp,ep,speculation,graph|all",
             help="The same requests in variants of the run along these axes, every tap bit by bit. Without it: what is "
             "true of every right engine, such as prefill = decode, no token sees a later one.",
             show_default=False,
@@ -85,8 +85,8 @@ def invariant_command(
     With --axis: what is rounding (which operation's bits depend on the batch, the chunk, the ranks, and by how much)
     and what is a bug (the first operation that does not give what its inputs give in one of the runs, its requests,
     positions and cache blocks) are told apart. A command is run as it is, and again with an argument of the engine
-    changed (vLLM: batch, chunk, prefix, tp, ep); its options are the command's own. CUDA graphs are no axis: what is
-    replayed calls no hooks, so that no tap of it is seen; `attach --compare-text` holds their text against eager text.
+    changed (vLLM: batch, preempt, chunk, prefix, tp, ep); its options are the command's own. What a CUDA graph replays
+    calls no hooks: on the axis graph the tokens of the command as it is are held against the logits of an eager run.
 
     Exit code 0: invariant, or rounding alone. 1: a bug, or a relation that is broken. 6: inconclusive.
     """

@@ -10,6 +10,7 @@ import typer
 from lockstep.engine.errors import panics_as_errors
 from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions import Session
+from lockstep.sessions.keeping import keeping
 from lockstep.sessions.text import clean
 from lockstep.workbench.attach.launch import TapRequest, attach, how_it_ended
 from lockstep.workbench.checking.regression import Regression, regression
@@ -99,7 +100,7 @@ def _run(command: list[str], baseline: Path, bitwise: bool, asked: TapRequest, t
             tell(line)
         if ended := how_it_ended(attached.code):
             tell(f"the command {ended}; what it did until then is compared")
-        with Session.open(target, limits) as run, run.walk(good):
+        with Session.open(target, limits) as run, run.walk(good), keeping(run, good):
             return regression(run, good, bitwise=bitwise)
 
 

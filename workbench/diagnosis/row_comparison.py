@@ -149,14 +149,14 @@ def compare_rows(a: RowSide, b: RowSide, tolerance: float = 0.0) -> RowCompariso
         tuple(tap for tap in a.taps if tap not in theirs),
         tuple(tap for tap in b.taps if tap not in mine),
         tuple(different),
-        tuple(_parted(a, b, pairs)),
+        tuple(parted(a, b, pairs)),
     )
 
 
 _KINDS: tuple[Kind, ...] = ("tensor", "hashes", "statistics")
 
 
-def _parted(a: RowSide, b: RowSide, pairs: Sequence[tuple[int, int, list[int]]]) -> Iterator[Place]:
+def parted(a: RowSide, b: RowSide, pairs: Sequence[tuple[int, int, list[int]]]) -> Iterator[Place]:
     """Where sequences go on with other tokens."""
     for seq, other, positions in pairs:
         after = positions[-1] + 1

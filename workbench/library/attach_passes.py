@@ -14,6 +14,7 @@ from lockstep.engine.run.estimates import LeftBehind, PassSize, captured_bytes
 from lockstep.engine.taps.names import model_taps
 from lockstep.sessions import Session
 from lockstep.sessions.copy import copy
+from lockstep.sessions.keeping import keeping
 from lockstep.sessions.text import clean
 from lockstep.workbench.attach.launch import ALWAYS, Attached, AttachError, TapRequest, attach, how_it_ended
 from lockstep.workbench.checking.closer_look import first_look, further_look
@@ -211,7 +212,11 @@ class RepeatedCommand:
 
     def _same(self, earlier: Path) -> SameRun:
         limits = session_limits()
-        with Session.open(earlier, limits) as first, Session.open(self.target, limits) as run:
+        with (
+            Session.open(earlier, limits) as first,
+            Session.open(self.target, limits) as run,
+            keeping(first, run),
+        ):
             return same_run(first, run)
 
     def _size(self) -> int:

@@ -12,54 +12,24 @@ from pathlib import Path
 
 from lockstep.engine.config import DTYPES
 from lockstep.sessions import Session
+from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.meta import ForeignMeta
 from lockstep.sessions.text import clean
 from lockstep.workbench.attach.launch import AttachError, TapRequest, attach, how_it_ended
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
 from lockstep.workbench.checking.axes.comparison import Variants
-from lockstep.workbench.checking.axes.row_judge import RowJudge
+from lockstep.workbench.checking.axes.row_judge import KnownRows, RowJudge
+from lockstep.workbench.checking.axes.token_comparison import compare_tokens
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.row_sides import RowSide
 from lockstep.workbench.foreign.passes import ForeignDumpError
 from lockstep.workbench.foreign.rows import UNFINISHED
+from lockstep.workbench.library.engine_variants import EngineVariant, variants_of, why_none
 from lockstep.workbench.library.imported import import_attached
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import OpenedModel
 from lockstep.workbench.words.plain_text import plural
-
-Arguments = Mapping[str, int | bool]
-
-
-@dataclass(frozen=True, slots=True)
-class EngineVariant:
-    """What an engine is asked for along one axis, and that in words: arguments that it is given whatever its command
-    says, or `words` behind the command."""
-
-    told: str
-    arguments: Arguments = field(default_factory=dict)
-    words: tuple[str, ...] = ()
-
-    @classmethod
-    def by_words(cls, words: Sequence[str]) -> EngineVariant:
-        """The command with these words more."""
-        return cls(f"with {' '.join(words)} = as started", words=tuple(words))
-
-
-#: vLLM's arguments (`vllm.engine.arg_utils.EngineArgs`), by axis.
-_VLLM: Mapping[AxisName, tuple[EngineVariant, ...]] = {
-    "batch": (EngineVariant("one request at a time = as started", {"max_num_seqs": 1}),),
-    "chunk": (  # a threshold for long prompts would hold only while several requests are there
-        EngineVariant(
-            "passes of 4 rows at most = as started",
-            {"enable_chunked_prefill": True, "max_num_batched_tokens": 4, "max_num_seqs": 4},
-        ),
-    ),
-    "prefix": (EngineVariant("without the prefix cache = with it", {"enable_prefix_caching": False}),),
-    "tp": tuple(EngineVariant(f"tp {tp} = as started", {"tensor_parallel_size": tp}) for tp in (1, 2, 4)),
-    "ep": (EngineVariant("experts among the ranks = as started", {"enable_expert_parallel": True}),),
-}
-_ENGINES: Mapping[str, Mapping[AxisName, tuple[EngineVariant, ...]]] = {"vllm": _VLLM}
 
 
 @dataclass(slots=True)
@@ -74,6 +44,7 @@ class CommandAxes:
     listener: Listener
     own: Mapping[AxisName, Sequence[EngineVariant]] = field(default_factory=dict)
     _count: int = 0
+    _known: KnownRows = field(default_factory=dict)  # of the command as it is
 
     def run(self, axes: Sequence[AxisName]) -> tuple[str, list[AxisResult]]:
         """What ran in words, and each variant. AttachError and ForeignDumpError where the command as it is cannot be
@@ -81,17 +52,11 @@ class CommandAxes:
         base = self._record(None, "as it is")
         with Session.open(base, UNLIMITED) as session:  # which we have just written
             engine, ranks, rows = session.meta.source, session.ranks, _rows(session)
-        known = _ENGINES.get(engine.split(" ")[0].lower(), {})
         found = []
         for axis in axes:
-            variants = [
-                one for one in known.get(axis, ()) if one.arguments.get("tensor_parallel_size") != ranks
-            ]
-            if axis == "ep" and ranks == 1:
-                variants = []
-            variants += self.own.get(axis, ())
+            variants = [*variants_of(engine, axis, ranks), *self.own.get(axis, ())]
             if not variants:
-                found.append(AxisResult(axis, axis, "not tried", why=_why_not(engine, axis, ranks)))
+                found.append(AxisResult(axis, axis, "not tried", why=why_none(engine, axis, ranks)))
             found += [self._along(axis, one, base) for one in variants]
         return f"{clean(engine, limit=80)}, tp={ranks}: {rows} rows", found
 
@@ -104,6 +69,7 @@ class CommandAxes:
             Session.open(base, UNLIMITED) as first,
             Session.open(path, UNLIMITED) as second,
             first.walk(second),
+            keeping(first, second),
         ):
             foreign = first.meta.foreign or ForeignMeta()
             unknown = variant.words and not foreign.caches  # the engine does not tell of hits
@@ -111,6 +77,8 @@ class CommandAxes:
                 why = "no request found its beginning in the cache: send some that share a prefix of whole blocks"
                 return AxisResult(axis, variant.told, "not tried", why=why)
             sides = RowSide(first), RowSide(second)
+            if variant.untapped:
+                return _by_tokens(axis, variant, *sides)
             found = Variants(*sides, self._judges(first, second)).compare(axis, variant.told)
             return found if found.verdict == "bug" else _unless_lost(found, first, second)
 
@@ -119,26 +87,39 @@ class CommandAxes:
         if self.opened is None or dtype not in DTYPES:
             return None
         facts = Facts.of(self.opened.path, dtype)
-        return RowJudge.of(first, facts), RowJudge.of(second, facts)
+        return RowJudge.of(first, facts, self._known), RowJudge.of(second, facts)
 
     def _record(self, variant: EngineVariant | None, told: str) -> Path:
         """The session of one run; None: of the command as it is."""
-        arguments, words = ({}, ()) if variant is None else (variant.arguments, variant.words)
+        variant = variant or EngineVariant(told)
+        arguments, words = variant.arguments, variant.words
         self._count += 1
         place = self.folder / str(self._count)
         place.mkdir()
         self.listener.note(f"run {self._count} of the command: {told}")
         request = replace(self.asked, arguments=tuple(arguments.items()))
+        if variant.untapped:
+            request = replace(request, capture="ids", only=())
         attached = attach([*self.command, *words], place / "dump", request, place)
         if attached.stopped:
             raise AttachError(f"the command was ended by {attached.stopped}")
         if arguments and not any(name in text for name in arguments for text in attached.changed):
-            raise AttachError("the command runs so already, or its engine has no such argument")
+            raise AttachError(
+                "the command runs so already, its engine has no such argument, or it never came to that"
+            )
         target = place / "run.session"
-        import_attached(attached, target, self.opened, self.listener)
+        import_attached(attached, target, None if variant.untapped else self.opened, self.listener)
         if ended := how_it_ended(attached.code):
             self.listener.note(f"the command {ended}; what it did until then is compared")
         return target
+
+
+def _by_tokens(axis: AxisName, variant: EngineVariant, base: RowSide, other: RowSide) -> AxisResult:
+    """Of the engine as its command starts it, which shows its tokens alone."""
+    if (other.session.meta.foreign or ForeignMeta()).mode == "eager":
+        return AxisResult(axis, variant.told, "not tried", why="the command runs eagerly as it is")
+    found = compare_tokens(axis, variant.told, base, other)
+    return found if found.verdict == "bug" else _unless_lost(found, base.session, other.session)
 
 
 def _unless_lost(found: AxisResult, first: Session, second: Session) -> AxisResult:
@@ -155,12 +136,3 @@ def _unless_lost(found: AxisResult, first: Session, second: Session) -> AxisResu
 def _rows(session: Session) -> int:
     """How many rows there are."""
     return sum(len(one.ids) for step in session.steps() for one in session.step(step).sequences)
-
-
-def _why_not(engine: str, axis: AxisName, ranks: int) -> str:
-    """Why an engine has no variant along an axis."""
-    if axis == "ep" and ranks == 1:
-        return "there is one rank"
-    if axis in ("order", "preempt", "speculation"):
-        return "which requests come when is the command's own: it cannot be asked of the engine"
-    return f"{clean(engine, limit=80) or 'this engine'} cannot be asked for a variant of it: it is the command's own"

@@ -17,7 +17,8 @@ from lockstep.workbench.judgements.golden_event import plain
 from lockstep.workbench.library import html
 from lockstep.workbench.library.attached import tap_request
 from lockstep.workbench.library.checked_model import ModelToCheck
-from lockstep.workbench.library.command_axes import CommandAxes, EngineVariant
+from lockstep.workbench.library.command_axes import CommandAxes
+from lockstep.workbench.library.engine_variants import EngineVariant
 from lockstep.workbench.library.judging import FaultWords, Ids, Texts, ids_of, texts_of, words_of
 from lockstep.workbench.library.listening import Listener, Warned
 from lockstep.workbench.models.opening import open_to_run
@@ -66,6 +67,10 @@ class Invariance:
         if self.verdict == "rounding":
             axes = dict.fromkeys(one.axis for one in tried if one.verdict == "rounding")
             return f"{reported} without a bug; bits depend, by rounding alone, on {', '.join(axes)}"
+        by_bits = [one for one in tried if one.taps]
+        if len(by_bits) < len(tried):
+            bits = f"the same bits in {plural(len(by_bits), 'variant')}, " if by_bits else ""
+            return f"{bits}the same tokens in {len(tried) - len(by_bits)}, of which no more is seen"
         return f"the same bits in {reported}" if tried else "no variant could be tried"
 
     def to_json(self) -> JsonObject:
@@ -125,14 +130,15 @@ def invariant(
     """Run the same requests in ways that must not matter, one `axis` after the other: "all" (without `variants` those
     are meant), or some of "batch" (alone
     or together), "order", "preempt" (dropped and read anew), "chunk" (of prompts), "prefix" (from kept rows), "tp" and
-    "ep" (numbers of ranks), "speculation" (decoded by drafts). What depends on it by rounding alone and what is wrong
+    "ep" (numbers of ranks), "speculation" (decoded by drafts), "graph" (a command as it is, by its tokens, against
+    itself run eagerly). What depends on it by rounding alone and what is wrong
     in one of two runs are told apart.
 
     A model runs on Lockstep's engine; a single prompt is joined by a longer and a shorter request. A command, a list of
     words, is another engine's own (`engine` as in `attach`): it is run as it is, and again with an argument of the
-    engine changed; vLLM can be asked for "batch", "chunk", "prefix", "tp" and "ep". Of any engine `variants` name by
-    axis words that are put behind the command, as {"prefix": "--no-prefix-cache"}. With `model`, its checkpoint, its
-    operations are judged on their own inputs; without, rows are held against what rounding may come to.
+    engine changed; vLLM can be asked for "batch", "preempt", "chunk", "prefix", "tp", "ep" and "graph". Of any engine
+    `variants` name by axis words that are put behind the command, as {"prefix": "--no-prefix-cache"}. With `model`, its
+    checkpoint, its operations are judged on their own inputs; without, rows are held against what rounding may come to.
 
     EngineError, AttachError, ForeignDumpError, SessionError and UsageError say what could not be done.
     """

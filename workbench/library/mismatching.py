@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 
 from lockstep.sessions import Session
+from lockstep.sessions.keeping import keeping
 from lockstep.sessions.text import clean
 from lockstep.workbench.debugger.answers import JsonObject
 from lockstep.workbench.debugger.commands.row_diff import difference_rows
@@ -145,6 +146,7 @@ def mismatch(
     with ExitStack() as stack:
         first, second = (opened(stack, one) for one in (rollout, trainer))
         reported = (rollout_logprobs or {}, trainer_logprobs or {})
+        stack.enter_context(keeping(first, second))
         report = compare_runs(
             first, second, branches=branches, reported=reported, facts=None if checkpoint is None else facts
         )

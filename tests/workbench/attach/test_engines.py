@@ -106,6 +106,41 @@ def test_vllm_is_asked_for_a_variant_of_the_run(dump: Path, monkeypatch: pytest.
     ]
 
 
+class Scheduler:
+    """Of vLLM, as far as preempting goes: each step each running request decodes a token."""
+
+    def __init__(self, *names: str) -> None:
+        self.running = [SimpleNamespace(request_id=name, num_output_tokens=0) for name in names]
+        self.resets: list[list[str]] = []
+
+    def reset_prefix_cache(self, reset_running_requests: bool = False) -> bool:
+        assert reset_running_requests
+        self.resets.append([one.request_id for one in self.running])
+        return True
+
+    def schedule(self) -> str:
+        for one in self.running:
+            one.num_output_tokens += 1
+        return "scheduled"
+
+
+@pytest.mark.parametrize("asked", [True, False])
+def test_requests_of_vllm_are_preempted_once_each(
+    asked: bool, dump: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if asked:
+        monkeypatch.setenv("LOCKSTEP_TAP_ARGUMENTS", json.dumps({"preempted_after": 2}))
+    kind = type("Scheduler", (Scheduler,), {})
+    lockstep_vllm.vllm_scheduler(SimpleNamespace(Scheduler=kind))
+    scheduler = kind("a", "b")
+    assert [scheduler.schedule() for _ in range(4)] == ["scheduled"] * 4
+    scheduler.running.append(SimpleNamespace(request_id="c", num_output_tokens=0))
+    for _ in range(4):
+        scheduler.schedule()
+    assert scheduler.resets == ([["a", "b"], ["a", "b", "c"]] if asked else [])
+    assert len(remarks(dump)) == asked
+
+
 def test_scheduled_batches_of_vllm_are_passes(dump: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     worker = stand_ins.WorkerV1(stand_ins.ToyModel())
     wrapper = vllm(monkeypatch, worker)

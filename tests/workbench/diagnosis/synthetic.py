@@ -18,7 +18,7 @@ from safetensors.torch import load_file, save_file
 from lockstep.engine.taps.names import tap_specs
 from lockstep.sessions import SequenceStep, Session, SessionWriter, StepRecord, Tap, TensorRecord
 from lockstep.sessions.layouts import cut
-from lockstep.sessions.meta import ConfigMeta, SamplingMeta, SequenceMeta, SessionMeta
+from lockstep.sessions.meta import ConfigMeta, ForeignMeta, SamplingMeta, SequenceMeta, SessionMeta
 from lockstep.workbench.references.golden import forced_onto
 from lockstep.workbench.references.request import GoldenRequest, GoldenSequence
 from lockstep.workbench.references.transformers_recorder import record
@@ -75,6 +75,7 @@ def synthetic(
     spoil: Mapping[str, Spoil] | None = None,
     change: Callable[[SequenceStep], SequenceStep] = lambda sequence: sequence,
     skip: Callable[[str], bool] = lambda tap: False,
+    foreign: ForeignMeta | None = None,
 ) -> Session:
     """A session of `tp` ranks that holds `source`'s tensors in float32, cut by each tap's layout.
 
@@ -89,6 +90,7 @@ def synthetic(
         sequences={seq: SequenceMeta(sampling=SamplingMeta()) for seq in range(2)},
         absent=source.meta.absent,
         source=source.meta.source,
+        foreign=foreign,
     )
     with SessionWriter.create(path, taps=taps, ranks=tp, meta=meta, overwrite=True) as writer:
         for step in source.steps():

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
+from lockstep.sessions.format import captures
+from lockstep.sessions.format.archive import Archive
+from lockstep.sessions.format.rows import Row
 from lockstep.sessions.keeping import keeping
-from lockstep.workbench.attach.launch import AttachError, TapRequest
+from lockstep.sessions.limits import Charged
+from lockstep.sessions.meta import ForeignMeta
+from lockstep.workbench.attach.launch import Attached, AttachError, TapRequest
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
-from lockstep.workbench.library import command_axes
-from lockstep.workbench.library.command_axes import CommandAxes, EngineVariant
+from lockstep.workbench.checking.axes.row_judge import JudgedRows, RowJudge
+from lockstep.workbench.library import command_axes, engine_variants
+from lockstep.workbench.library.command_axes import CommandAxes
+from lockstep.workbench.library.engine_variants import EngineVariant
 from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import open_model
 from tests.workbench.diagnosis.synthetic import Case, Spoil, synthetic, tiny_case
@@ -33,6 +41,7 @@ class Runs:
     folder: Path
     spoilt: Callable[[Mapping[str, object]], dict[str, Spoil]] = lambda arguments: {}
     asked: list[dict[str, object]] = field(default_factory=list)
+    mode: str = ""
 
     def record(self, _: CommandAxes, variant: EngineVariant | None, told: str) -> Path:
         assert told
@@ -41,7 +50,8 @@ class Runs:
             raise AttachError("no rank wrote a pass")
         self.asked.append(dict(arguments))
         path = self.folder / f"{len(self.asked)}.session"
-        synthetic(path, self.case.floor, spoil=self.spoilt(arguments)).close()
+        foreign = ForeignMeta(mode=self.mode) if self.mode else None
+        synthetic(path, self.case.floor, spoil=self.spoilt(arguments), foreign=foreign).close()
         return path
 
 
@@ -53,7 +63,7 @@ def along(
     own: Mapping[AxisName, Sequence[EngineVariant]] | None = None,
 ) -> list[AxisResult]:
     monkeypatch.setattr(CommandAxes, "_record", lambda self, variant, told: runs.record(self, variant, told))
-    monkeypatch.setattr(command_axes, "_ENGINES", {"transformers": command_axes._VLLM})
+    monkeypatch.setattr(engine_variants, "ENGINES", {"transformers": engine_variants.ENGINES["vllm"]})
     opened = open_model(str(runs.case.model_dir)) if judged else None
     subject, found = CommandAxes(["serve"], TapRequest(), runs.folder, opened, Listener(), own or {}).run(
         axes
@@ -104,3 +114,65 @@ def test_words_of_the_user_are_a_variant_on_any_axis(
         "not tried",
         "equal",
     ]  # the words', of an engine that tells no hits
+
+
+@pytest.mark.parametrize(("mode", "verdict"), [("compiled", "equal"), ("eager", "not tried")])
+def test_graphs_are_held_by_their_tokens(
+    mode: str, verdict: str, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The engine is asked for nothing; what runs eagerly as it is has no graph."""
+    runs = Runs(case, tmp_path, mode=mode)
+    (graph,) = along(runs, monkeypatch, "graph")
+    assert (runs.asked, graph.verdict, graph.taps) == ([{}, {}], verdict, 0)
+
+
+def test_the_run_without_a_tap_is_recorded_by_its_ids(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[TapRequest] = []
+
+    def attached(command: Sequence[str], dump: Path, request: TapRequest, scratch: Path) -> Attached:
+        asked.append(request)
+        return Attached(dump, 0, (0,), ())
+
+    monkeypatch.setattr(command_axes, "attach", attached)
+    monkeypatch.setattr(command_axes, "import_attached", lambda *given: None)
+    axes = CommandAxes(["serve"], TapRequest(only=("logits",)), tmp_path, None, Listener())
+    (graph,) = engine_variants.variants_of("vllm 0.32", "graph", 1)
+    axes._record(None, "as it is")
+    axes._record(graph, "graph")
+    assert [(one.capture, one.only) for one in asked] == [("full", ("logits",)), ("ids", ())]
+
+
+def test_the_run_as_it_is_is_judged_once(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each operation of it, however many variants are held against it."""
+    judged: list[tuple[str, str]] = []
+    judge = RowJudge._judged
+
+    def counted(self: RowJudge, tap: str) -> JudgedRows | None:
+        judged.append((str(self.taps.recording.session.path), tap))
+        return judge(self, tap)
+
+    monkeypatch.setattr(RowJudge, "_judged", counted)
+    along(Runs(case, tmp_path), monkeypatch, "batch", "chunk")
+    assert len(judged) == len(set(judged))
+    assert len({path for path, _ in judged}) == 3
+
+
+def test_the_steps_of_large_runs_are_read_once(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Every tap asks for every step: where the lists of steps do not fit into what is kept of any session, too."""
+    read = Counter[tuple[Path, int]]()
+    rows = captures._rows
+
+    def counted(archive: Archive, owner: int, step: int, where: str) -> Charged[Row]:
+        read[archive.path, step] += 1
+        return rows(archive, owner, step, where)
+
+    monkeypatch.setattr(captures, "_LIST_BYTES", 0)
+    monkeypatch.setattr(captures, "_rows", counted)
+    along(Runs(case, tmp_path), monkeypatch, "batch")
+    ours = [count for (path, _), count in read.items() if path.parent == tmp_path]
+    assert len(ours) == 6
+    assert max(ours) == 1

@@ -29,6 +29,7 @@ INSTALLERS = {
     "vllm.engine.arg_utils": ("lockstep_vllm.vllm_arguments", "vllm"),
     "vllm.model_executor.model_loader.utils": ("lockstep_weights.vllm_loader", "vllm"),
     "vllm.v1.worker.worker_base": ("lockstep_vllm.vllm_worker", "vllm"),
+    "vllm.v1.core.sched.scheduler": ("lockstep_vllm.vllm_scheduler", "vllm"),
     "sglang.srt.server_args": ("lockstep_sglang.sglang_arguments", "sglang"),
     "sglang.srt.model_executor.model_runner": ("lockstep_sglang.sglang_runner", "sglang"),
     "nanovllm.engine.model_runner": ("lockstep_nano.nano_runner", "nano"),

@@ -47,6 +47,37 @@ def _set(arguments: Any, name: str, value: Any, why: str = "") -> None:
         lockstep_report.changed(f"vLLM runs with {name}={value}" + (f": {why}" if why else ""))
 
 
+#: Asked for as an argument, and none of vLLM's: a running request that has decoded so many tokens loses its cache.
+PREEMPTED = "preempted_after"
+
+
+def vllm_scheduler(module: Any) -> None:
+    """After `vllm.v1.core.sched.scheduler`: each request is preempted once, if that is the variant of the run."""
+    after = arguments_asked().get(PREEMPTED)
+    if as_started() or after is None:
+        return
+    schedule = module.Scheduler.schedule
+
+    @functools.wraps(schedule)
+    def preempted(self: Any, *args: Any, **kwargs: Any) -> Any:
+        guarded("preempting requests of vLLM", _preempt)(self, after)
+        return schedule(self, *args, **kwargs)
+
+    module.Scheduler.schedule = preempted
+
+
+def _preempt(scheduler: Any, after: int) -> None:
+    """Take the cache from all that run, as vLLM does where its cache is reset, once one has decoded enough."""
+    known: set[str] = vars(scheduler).setdefault("lockstep_preempted", set())
+    due = {one.request_id for one in scheduler.running if one.num_output_tokens >= after} - known
+    if due:
+        known |= due
+        scheduler.reset_prefix_cache(reset_running_requests=True)
+        lockstep_report.changed(
+            f"vLLM runs with {PREEMPTED}={after}: requests lose their cache and are read anew"
+        )
+
+
 def vllm_worker(module: Any) -> None:
     """After `vllm.v1.worker.worker_base`: the wrapper by which every executor drives its worker."""
     if weights_alone():

@@ -12,7 +12,7 @@ from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.words.numbers import number
 from lockstep.workbench.words.plain_text import plural
 
-AxisName = Literal["batch", "order", "preempt", "chunk", "prefix", "tp", "ep", "speculation"]
+AxisName = Literal["batch", "order", "preempt", "chunk", "prefix", "tp", "ep", "speculation", "graph"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)
 #: `equal`: the same bits. `rounding`: other bits, and no operation is wrong. `bug`: one is, in one run more than in the
 #: other. `inconclusive`: what was recorded does not tell. `not tried`: there is no such variant of this run.
@@ -88,13 +88,15 @@ _SIDES = {
 class AxisToken:
     """A token that a request reads at a place and that its own logits did not choose, where those of the other run
     chose the one that is read there: in the run on `side`, `token` in place of `chosen` (None: no logits were computed
-    there, and `again` tells that it is the token before it once more)."""
+    there, and `again` tells that it is the token before it once more). `behind`: the side's logits were not recorded,
+    and those of the other run put the token so far behind `chosen`, which is more than rounding."""
 
     first: Place
     token: int
     chosen: int | None
     again: bool
     side: Literal["variant", "base"]
+    behind: float | None = None
 
     def in_words(self) -> str:
         """One sentence."""
@@ -105,16 +107,20 @@ class AxisToken:
                 f"request {request} reads token {self.token} at position {position} {where}, which is the one before "
                 f"it once more: no logits were computed at position {position - 1}, whose row is there already"
             )
-        return (
-            f"request {request} reads token {self.token} at position {position} {where}, where its own logits at "
-            f"position {position - 1} chose {self.chosen}"
-        )
+        reads = f"request {request} reads token {self.token} at position {position} {where}"
+        if self.behind is not None:
+            return (
+                f"{reads}, which the logits of the other run at position {position - 1} put "
+                f"{number(self.behind)} behind {self.chosen}: more than rounding"
+            )
+        return f"{reads}, where its own logits at position {position - 1} chose {self.chosen}"
 
 
 @dataclass(frozen=True, slots=True)
 class AxisResult:
     """One variant held against the run that it must equal: `variant` says which two. `bugs` and `rounding` are in the
     order of execution; `tokens` that no logits chose are a bug as well; `why` is of a verdict that they do not explain.
+    Of a variant of which no tap can be seen the tokens alone were compared (`taps` is 0).
     `notes` tell of wrong accesses to a cache without an effect on what was compared."""
 
     axis: AxisName
@@ -138,7 +144,11 @@ class AxisResult:
             return self.tokens[0].in_words()
         compared = f"{plural(self.taps, 'tap')} of {plural(self.rows, 'row')}"
         if self.verdict == "equal":
-            return f"the same bits in {compared}"
+            return (
+                f"the same bits in {compared}"
+                if self.taps
+                else f"the same tokens in {plural(self.rows, 'row')}"
+            )
         if self.verdict == "rounding" and self.rounding:
             more = f"; {plural(len(self.rounding) - 1, 'more operation')}" if len(self.rounding) > 1 else ""
             return f"{self.rounding[0].in_words()}{more}"

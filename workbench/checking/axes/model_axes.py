@@ -15,6 +15,7 @@ from lockstep.engine.config import EngineConfig, check_fit
 from lockstep.engine.errors import ConfigError, RankError, RequestError
 from lockstep.engine.faults.catalogue import faults_of
 from lockstep.sessions import Session
+from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.meta import SessionMeta
 from lockstep.workbench.checking.axes.axis import AxisName, AxisResult
@@ -125,7 +126,11 @@ class ModelAxes:
 
     def _compared(self, axis: AxisName, told: str, base: Path, variant: Path) -> AxisResult:
         facts, known = self._facts, self._known
-        with Session.open(base, UNLIMITED) as first, Session.open(variant, UNLIMITED) as second:
+        with (
+            Session.open(base, UNLIMITED) as first,
+            Session.open(variant, UNLIMITED) as second,
+            keeping(first, second),
+        ):
             judges = (
                 RowJudge.of(first, facts, known.setdefault(base, {})),
                 RowJudge.of(second, facts, known.setdefault(variant, {})),
@@ -263,6 +268,9 @@ class ModelAxes:
             for ep in others
         ]
 
+    def _graph(self) -> list[_Pair] | str:
+        return "what a graph replays shows no taps: `check` judges the logits of a run without taps, which replays it"
+
     def _fits(self, tp: int, ep: int) -> bool:
         try:
             check_fit(self.opened.config, replace(self.config, tp=tp, ep=ep))
@@ -281,6 +289,7 @@ _PAIRS: Mapping[AxisName, Callable[[ModelAxes], list[_Pair] | str]] = {
     "tp": ModelAxes._tp,
     "ep": ModelAxes._ep,
     "speculation": ModelAxes._speculation,
+    "graph": ModelAxes._graph,
 }
 
 

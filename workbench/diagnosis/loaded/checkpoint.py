@@ -19,18 +19,22 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.errors import ConfigError
 from lockstep.workbench.diagnosis.loaded.places import key_of
 
+#: A stack's name, and by parameter the matrix that it is.
+OddStack = tuple[str, Mapping[str, int | None]]
+
 
 @dataclass(frozen=True, slots=True)
 class LoadedFrom:
     """`source` has the parameters one by one. `stacks`: what is stacked in an order of its own (gate and up in turn, by
-    heads, transposed), by what its name has in common with others': its name in `stored`, and whose numbers it has.
+    heads, transposed), by what its name has in common with others': its name in `stored`, and whose numbers it has, of
+    which of its matrices (None: of all).
     `tied`: the head is the embedding. `model` is None of a family that our engine does not run."""
 
     source: Source
     tied: bool
     model: ModelConfig | None = None
     stored: SafetensorsSource | None = None
-    stacks: Mapping[str, tuple[str, tuple[str, ...]]] = field(default_factory=dict)
+    stacks: Mapping[str, OddStack] = field(default_factory=dict)
 
     @classmethod
     def open(cls, path: Path) -> Self:
@@ -44,13 +48,13 @@ class LoadedFrom:
             return cls(SafetensorsSource(path), bool(read_json(config).get("tie_word_embeddings", True)))
         if not isinstance(source, UnstackedSource):
             return cls(source, model.tie_embeddings, model)
-        there, stacks = source.names(), dict[str, tuple[str, tuple[str, ...]]]()
+        there, stacks = source.names(), dict[str, OddStack]()
         stored = open_stored(path, model)
         as_stored = stored.names()
         for name, place in stored_in(model).items():
             if name in there and place.tensor in as_stored and _is_odd(place):
-                _, others = stacks.get(key_of(place.tensor), ("", ()))
-                stacks[key_of(place.tensor)] = place.tensor, (*others, name)
+                _, others = stacks.get(key_of(place.tensor), ("", {}))
+                stacks[key_of(place.tensor)] = place.tensor, {**others, name: place.matrix}
         return cls(source, model.tie_embeddings, model, stored if stacks else None, stacks)
 
     def is_unread(self, name: str) -> bool:

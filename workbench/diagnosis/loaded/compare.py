@@ -13,9 +13,10 @@ from torch import Tensor
 from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.parallel.shards import Span
-from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
+from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom, OddStack
 from lockstep.workbench.diagnosis.loaded.explain import (
     Mistake,
+    are_altered,
     explain_numbers,
     explain_rows,
     in_another_order,
@@ -25,6 +26,7 @@ from lockstep.workbench.diagnosis.loaded.explain import (
 from lockstep.workbench.diagnosis.loaded.places import HeldPart, Parameters, Shape, key_of, part_of, unheld
 from lockstep.workbench.diagnosis.loaded.rank_weights import RankWeights
 from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowRun, RowTable
+from lockstep.workbench.diagnosis.loaded.stack_parts import StackPart
 
 _LAYER = re.compile(r"(?<=layers\.)\d+", re.ASCII)
 _EXPERT = re.compile(r"(?<=experts\.)\d+", re.ASCII)
@@ -95,7 +97,7 @@ class _Comparison:
                 self.other_parts.add(part)
                 continue
             if (stack := self.checkpoint.stacks.get(key_of(name))) is not None:
-                self._compare_stack(rank, stored, *stack)
+                self._compare_stack(rank, stored, stack)
                 continue
             places = self.parameters.places(name, info.shape, rank.rank, rank.size)
             if places is None:
@@ -110,23 +112,36 @@ class _Comparison:
                 done.add((place.parameter, stored))
         self.left_out |= {f"{name} ({why})" for name, why in rank.skipped.items() if name not in rank.buffers}
 
-    def _compare_stack(
-        self, rank: RankWeights, stored: str, tensor: str, parameters: tuple[str, ...]
-    ) -> None:
-        """A stack in an order of its own, whole."""
-        for parameter in parameters:
-            self.held[parameter].append(Span(0, self.parameters.shapes[parameter][0]))
-        source = self.checkpoint.stored
-        if source is None or source.info(tensor).shape != rank.source.info(stored).shape:
-            self.left_out.add(f"{_LAYER.sub('*', tensor)} (a part of a stack in an order of its own)")
+    def _compare_stack(self, rank: RankWeights, stored: str, stack: OddStack) -> None:
+        """A stack in an order of its own: all of it, some of its matrices, or a part of each."""
+        tensor, parameters = stack
+        source, shape = self.checkpoint.stored, rank.source.info(stored).shape
+        part = (
+            None if source is None else StackPart.of(source.info(tensor).shape, shape, rank.rank, rank.size)
+        )
+        for parameter, matrix in parameters.items():
+            if part is None or matrix is None or part.has_matrix(matrix):
+                self.held[parameter].append(Span(0, self.parameters.shapes[parameter][0]))
+        if source is None or part is None:
+            self._leave_out(tensor)
             return
         x = rank.source.read(stored)
-        y = _as_held(source.read(tensor), rank.dtype(stored), x.dtype)
+        whole = _as_held(source.read(tensor), rank.dtype(stored), x.dtype)
         self.numbers += x.numel()
         self.dtypes[source.info(tensor).dtype, rank.dtype(stored)] += 1
-        if not torch.equal(x, y):
-            rows = x.reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
-            self._note(rank, tensor, rounded(x, y) or explain_numbers(*rows))
+        if any(torch.equal(x, y) for y in part.ways(whole)):
+            return
+        if part.cuts_matrices:  # in another way, perhaps
+            self._leave_out(tensor)
+            return
+        y = next(part.ways(whole))
+        owner = next((one for one in range(rank.size) if torch.equal(x, part.of_rank(whole, one))), None)
+        rows = x.reshape(-1, x.shape[-1]), y.reshape(-1, x.shape[-1])
+        other = None if owner is None else Mistake.in_words("elsewhere", f"rank {owner}'s part instead")
+        self._note(rank, tensor, other or rounded(x, y) or explain_numbers(*rows))
+
+    def _leave_out(self, tensor: str) -> None:
+        self.left_out.add(f"{_LAYER.sub('*', tensor)} (a part of a stack in an order of its own)")
 
     def _of_none(self, rank: RankWeights, name: str, stored: str) -> None:
         """What the checkpoint has nothing for: scales of quantised weights must not be zero."""
@@ -180,17 +195,19 @@ class _Comparison:
             return self._vector(rank, x, y, place) or explain_numbers(x[None], y[None])
         if (through := rounded(x, y)) is not None:
             return through
-        table, columns = self._table(x.shape[1], x.dtype), place.columns or Span(0, x.shape[1])
-        wanted = RowRun(Span(0, len(x)), place.parameter, place.taken.start, columns)
-        runs = table.find(x, place.parameter)
-        if (order := in_another_order(runs, wanted)) is not None:
-            return order
         rows, scope = wrong[:_LOOKED_AT], in_rows(wrong, len(x))
         if place.among:
             scope = in_rows(
                 [place.taken.start + row for row in wrong], self.parameters.shapes[place.parameter][0]
             )
         a, b = (x, y) if not scope else (x[rows], y[rows])
+        if are_altered(a, b):
+            return explain_numbers(a, b).of_rows(scope)
+        table, columns = self._table(x.shape[1], x.dtype), place.columns or Span(0, x.shape[1])
+        wanted = RowRun(Span(0, len(x)), place.parameter, place.taken.start, columns)
+        runs = table.find(x, place.parameter)
+        if (order := in_another_order(runs, wanted)) is not None:
+            return order
         found = None
         if bool(a.any()):
             runs = table.find(a, place.parameter) if scope else runs

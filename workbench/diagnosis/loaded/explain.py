@@ -11,14 +11,18 @@ from torch import Tensor
 from lockstep.engine.parallel.shards import Span
 from lockstep.workbench.diagnosis.loaded.rows import RowRun, as_spans
 
-#: Numbers that are looked at where all would take long.
-_SAMPLE = 1 << 20
+#: Numbers that are looked at where all would take long, and before all are.
+_SAMPLE, _FEW = 1 << 20, 1 << 14
+#: By how much more a fit of few of them may be off.
+_SLACK = 10.0
 #: Share of its size by which a fit may be off, beyond the rounding of the dtype.
 _FIT = 1e-5
 #: Above this correlation with the checkpoint's numbers they have something to do with it.
 _RELATED = 0.2
-#: An adapter has at most this rank.
-_LARGEST_RANK = 256
+#: Above this cosine a row of at least so many numbers is the checkpoint's own.
+_ALTERED, _WIDE = 0.9, 16
+#: An adapter has at most this rank; rows and columns of which it is found.
+_LARGEST_RANK, _CORNER = 256, 1024
 _ROUNDED = {
     "bfloat16": torch.bfloat16,
     "float16": torch.float16,
@@ -46,6 +50,14 @@ class Mistake:
         return replace(self, text=scope + self.text, key=scope + self.key) if scope else self
 
 
+def are_altered(x: Tensor, y: Tensor) -> bool:
+    """Whether rows in memory still point where the checkpoint's do: they are these, with other numbers, and no other
+    ones need be looked for."""
+    a, b = (_rows_of(one, _FEW).double() for one in (x, y))
+    along = (a * b).sum(1) > _ALTERED * a.norm(dim=1) * b.norm(dim=1)
+    return x.shape[1] >= _WIDE and bool(along.all())
+
+
 def explain_numbers(x: Tensor, y: Tensor) -> Mistake:
     """x [n, m] in memory, y [n, m] the checkpoint's for it: both of the dtype in memory."""
     finite = x.isfinite()
@@ -69,7 +81,9 @@ def explain_numbers(x: Tensor, y: Tensor) -> Mistake:
 def rounded(x: Tensor, y: Tensor) -> Mistake | None:
     """What went through a narrower dtype."""
     for name, dtype in _ROUNDED.items():
-        if dtype.itemsize < x.element_size() and torch.equal(y.to(dtype).to(x.dtype), x):
+        if dtype.itemsize >= x.element_size():
+            continue
+        if all(torch.equal(b.to(dtype).to(x.dtype), a) for a, b in ((x[:1], y[:1]), (x, y))):
             return Mistake("rounded", f"the checkpoint's, rounded to {name}", name)
     return None
 
@@ -103,8 +117,16 @@ def _order(x: Tensor, y: Tensor) -> list[int] | None:
 
 def _fitted(x: Tensor, y: Tensor) -> Mistake | None:
     """A factor of all or of each row, or something added."""
-    a, b = x.double(), y.double()
     noise = torch.finfo(x.dtype).eps + _FIT if x.dtype.is_floating_point else _FIT
+    few = _rows_of(x, _FEW), _rows_of(y, _FEW)
+    if bool(few[1].any()) and _fit(*few, _SLACK * noise) is None:
+        return None
+    return _fit(x, y, noise)
+
+
+def _fit(x: Tensor, y: Tensor, noise: float) -> Mistake | None:
+    """The same, off by no more than `noise` of it."""
+    a, b = x.double(), y.double()
     if (square := float((b * b).sum())) == 0:
         return None
     scale = float((a * b).sum()) / square
@@ -128,15 +150,15 @@ def _fitted(x: Tensor, y: Tensor) -> Mistake | None:
 
 def _by_likeness(x: Tensor, y: Tensor) -> Mistake:
     """Related numbers differ by a matrix of low rank, or by a little; others have nothing to do with the checkpoint."""
-    a, b = x.double(), y.double()
-    both = torch.stack([a.flatten()[:_SAMPLE], b.flatten()[:_SAMPLE]])
+    a, b = (_rows_of(one, _SAMPLE).double() for one in (x, y))
+    both = torch.stack([a.flatten(), b.flatten()])
     correlation = float(torch.corrcoef(both)[0, 1]) if both.shape[1] > 1 else 0.0
     if not correlation > _RELATED:
         text = f"not the checkpoint's (mean {float(a.mean()):.2g}, deviation {float(a.std()):.2g}): "
         text += "left as initialised, or another checkpoint's"
         return Mistake("unrelated", text)
     share = float((a - b).norm() / b.norm())
-    if (rank := _rank(a - b)) is not None:
+    if (rank := _rank(x[:_CORNER, :_CORNER].double() - y[:_CORNER, :_CORNER].double())) is not None:
         return Mistake(
             "low rank",
             f"the checkpoint's plus a matrix of rank {rank} ({share:.2g} of it): an adapter is merged",
@@ -147,12 +169,20 @@ def _by_likeness(x: Tensor, y: Tensor) -> Mistake:
     return Mistake("near", text)
 
 
-def _rank(difference: Tensor) -> int | None:
-    """The rank of a matrix, if that is low: of a corner as large as it takes."""
-    corner = difference[:1024, :1024]
-    values = torch.linalg.svdvals(corner)
-    rank = int((values > 1e-4 * values[0]).sum())
-    return rank if 0 < rank <= min(_LARGEST_RANK, min(corner.shape) // 4) else None
+def _rows_of(x: Tensor, numbers: int) -> Tensor:
+    """Rows of a matrix, all over it, that have about so many numbers."""
+    return x[:: max(1, x.numel() // numbers)]
+
+
+def _rank(corner: Tensor) -> int | None:
+    """The rank of a corner of a matrix, if that is low; it is not where that of a smaller one is too large."""
+    most = min(_LARGEST_RANK, min(corner.shape) // 4)
+    for side in (most + most // 4 + 1, _CORNER):
+        values = torch.linalg.svdvals(corner[:side, :side])
+        rank = int((values > 1e-4 * values[0]).sum())
+        if rank > most:
+            return None
+    return rank or None
 
 
 def in_order(order: list[int]) -> str:

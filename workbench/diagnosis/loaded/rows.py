@@ -16,6 +16,8 @@ from lockstep.workbench.diagnosis.loaded.places import Shape
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Rows that are read at a time.
 BLOCK = 1 << 13
+#: Rows that are looked up before all are: of numbers that are nowhere, these are enough.
+_FIRST = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,12 +71,13 @@ class RowTable:
             yield row_keys(block[:, columns.start : columns.stop].to(self.dtype))
 
     def find(self, x: Tensor, nearest: str) -> list[RowRun]:
-        """Where the rows of x [n, width] are in the checkpoint, as runs of rows that follow each other there. Of
-        several that are equal, those of the parameter `nearest`."""
-        if not len(self._keys):
+        """Where the rows of x [n, width] are in the checkpoint, as runs of rows that follow each other there; none
+        where one of them is nowhere. Of several that are equal, those of the parameter `nearest`."""
+        if not len(self._keys) or self._places_of(row_keys(x[:_FIRST])) is None:
             return []
         keys = row_keys(x)
-        first = torch.searchsorted(self._keys, keys)
+        if (first := self._places_of(keys)) is None:
+            return []
         runs: list[RowRun] = []
         for i, (key, at) in enumerate(zip(keys.tolist(), first.tolist(), strict=True)):
             found = self._equal(key, at)
@@ -85,10 +88,16 @@ class RowTable:
                 and (*last.origin, last.first + last.rows.size) in found
             ):
                 runs[-1] = replace(last, rows=Span(last.rows.start, i + 1))
-            elif found:
+            else:
                 name, columns, row = min(found, key=lambda one: one[0] != nearest)
                 runs.append(RowRun(Span(i, i + 1), name, row, columns))
         return runs
+
+    def _places_of(self, keys: Tensor) -> Tensor | None:
+        """The first place of each key in the table; None where one has none."""
+        first = torch.searchsorted(self._keys, keys)
+        there = self._keys[first.clamp_max(len(self._keys) - 1)] == keys
+        return first if bool(there.all()) else None
 
     def _equal(self, key: int, at: int) -> list[tuple[str, Span, int]]:
         """All rows with this key, which at most some have: rows of zeros may be many."""

@@ -136,10 +136,25 @@ def resumed_with_old_blocks() -> None:
     _replaced(GPUModelRunner, "_update_states", make)
 
 
+def stale_positions_in_a_graph() -> None:
+    """Where the model is not run eagerly, single tokens are computed at the positions of the step before."""
+    from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+    def make(forward: Any) -> Any:
+        def stale(self: Any, input_ids: Any = None, positions: Any = None, *args: Any, **kwargs: Any) -> Any:
+            if not self.model_config.enforce_eager and positions.numel() == 1:
+                positions = positions - 1
+            return forward(self, input_ids, positions, *args, **kwargs)
+
+        return stale
+
+    _replaced(GPUModelRunner, "_model_forward", make)
+
+
 BUGS: dict[str, Callable[[], None]] = {
     one.__name__: one
     for one in (
         prefix_hash_collides, evicted_block_stays_known, last_row_of_a_block_one_too_far, parent_left_out,
-        hit_is_not_counted, positions_after_a_hit_from_zero, resumed_with_old_blocks,
+        hit_is_not_counted, positions_after_a_hit_from_zero, resumed_with_old_blocks, stale_positions_in_a_graph,
     )
 }  # fmt: skip

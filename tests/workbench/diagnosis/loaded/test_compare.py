@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from lockstep.workbench.diagnosis.loaded import compare
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
 from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, compare_weights
 from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
@@ -217,6 +218,17 @@ def test_what_is_not_the_checkpoints_is_named(
         (parts for parts in fused.values() if any(part in parameter for part in parts)), (parameter,)
     )
     assert all(any(part in name for part in touched) for name, _ in named), "and nothing else"
+
+
+@pytest.mark.parametrize("planted", ["stale after a sync", "scaled by sqrt(d)"])
+def test_rows_that_are_still_themselves_are_looked_for_nowhere(
+    planted: str, checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After a sync that failed all matrices are such: a table of all rows would take far longer than they do."""
+    torch.manual_seed(0)
+    monkeypatch.delattr(compare, "RowTable")
+    bug, kind = next((one[1], one[3]) for one in _PLANTED if one[0] == planted)
+    assert {one.mistake.kind for one in compared(checkpoint, tmp_path, bug).wrong} == {kind}
 
 
 def said(found: LoadedWeights) -> str:
