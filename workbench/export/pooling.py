@@ -5,7 +5,6 @@ Shrinking takes the element of largest magnitude of each bin, with its sign; NaN
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -15,10 +14,10 @@ from numpy.typing import NDArray
 #: What a pixel holds besides a number.
 FINITE, INF, NAN, ABSENT = 0, 1, 2, 3
 #: An element that is drawn larger than a pixel is at most so many times as long as it is wide, or as wide as long.
-_STRETCH = 4.0
-#: Elements of equal size are drawn while they leave no more than this share of the room empty.
+_STRETCH = 4
+#: Rows end where lines end while that makes them no lower than this share of what they could be.
 _EVEN = 0.85
-#: So few elements are of equal size whatever room that leaves.
+#: So few rows end where lines end whatever room that leaves.
 _FEW = 4
 
 
@@ -40,7 +39,7 @@ def _edges(size: int, pixels: int) -> NDArray[np.intp]:
 
 
 def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool = False) -> Pixels:
-    """Shrink or grow `matrix[r, c]` to fill `width` × `height` pixels, as far as its elements are not stretched.
+    """Shrink or grow `matrix[r, c]` to `width` × `height` pixels, its elements of one size and not stretched.
     Several of one shape, `matrix[n, r, c]`, are pooled at once, alike.
 
     `masked`: -inf means that there is nothing (a key that a mask hides); a pixel over nothing else is ABSENT.
@@ -67,19 +66,14 @@ def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool =
 
 
 def _grown(rows: int, columns: int, width: int, height: int) -> tuple[int, int]:
-    """The pixels down and across that a matrix takes."""
-    across, down = max(1.0, width / max(columns, 1)), max(1.0, height / max(rows, 1))
-    across, down = min(across, _STRETCH * down), min(down, _STRETCH * across)
-    return _whole(rows, down, height, 2), _whole(columns, across, width, 1)
-
-
-def _whole(size: int, times: float, room: int, cell: int) -> int:
-    """The pixels of `size` elements of `times` pixels each: a whole number of cells of `cell` pixels where that fills
-    the room well, or where there are so few that every uneven one would be seen; else a whole number of pixels."""
-    for even in (math.floor(times / cell) * cell, math.floor(times)):
-        if even and (even >= _EVEN * times or (size <= _FEW and even >= cell)):
-            return min(room, size * even)
-    return min(room, round(size * times))
+    """The pixels down and across that a matrix takes. All elements are of one size, or some would seem to weigh more:
+    what is left of the room stays empty."""
+    down, across = max(1, height // max(rows, 1)), max(1, width // max(columns, 1))
+    down, across = min(down, _STRETCH * across), min(across, _STRETCH * down)
+    even = down // 2 * 2  # a line of cells is two pixels tall
+    if even >= _EVEN * down or (rows <= _FEW and even):
+        down = even
+    return min(height, rows * down), min(width, columns * across)
 
 
 def _strongest(
