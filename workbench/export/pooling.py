@@ -5,6 +5,7 @@ Shrinking takes the element of largest magnitude of each bin, with its sign; NaN
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,10 +15,13 @@ from numpy.typing import NDArray
 #: What a pixel holds besides a number.
 FINITE, INF, NAN, ABSENT = 0, 1, 2, 3
 #: An element that is drawn larger than a pixel is at most so many times as long as it is wide, or as wide as long.
-_STRETCH = 4
-#: Rows end where lines end while that makes them no lower than this share of what they could be.
+_STRETCH = 4.0
+#: Pixels in a line of cells, one above the other.
+_LINE = 2
+#: Rows end where lines end, and columns are of one width, while that makes them no smaller than this share of what
+#: they could be.
 _EVEN = 0.85
-#: So few rows end where lines end whatever room that leaves.
+#: Of so few rows, or columns, that holds whatever room it leaves.
 _FEW = 4
 
 
@@ -39,7 +43,7 @@ def _edges(size: int, pixels: int) -> NDArray[np.intp]:
 
 
 def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool = False) -> Pixels:
-    """Shrink or grow `matrix[r, c]` to `width` × `height` pixels, its elements of one size and not stretched.
+    """Shrink or grow `matrix[r, c]` to `width` × `height` pixels, as far as its elements are not stretched.
     Several of one shape, `matrix[n, r, c]`, are pooled at once, alike.
 
     `masked`: -inf means that there is nothing (a key that a mask hides); a pixel over nothing else is ABSENT.
@@ -66,14 +70,16 @@ def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool =
 
 
 def _grown(rows: int, columns: int, width: int, height: int) -> tuple[int, int]:
-    """The pixels down and across that a matrix takes. All elements are of one size, or some would seem to weigh more:
-    what is left of the room stays empty."""
-    down, across = max(1, height // max(rows, 1)), max(1, width // max(columns, 1))
-    down, across = min(down, _STRETCH * across), min(across, _STRETCH * down)
-    even = down // 2 * 2  # a line of cells is two pixels tall
-    if even >= _EVEN * down or (rows <= _FEW and even):
-        down = even
-    return min(height, rows * down), min(width, columns * across)
+    """The pixels down and across that a matrix takes. Rows are of one height, or some would seem to weigh more: what is
+    left of the room stays empty. So are columns, which are narrow, where that costs little or they are few."""
+    down, across = float(max(1, height // max(rows, 1))), max(1.0, width / max(columns, 1))
+    across, down = min(across, _STRETCH * down), math.floor(min(down, _STRETCH * across))
+    tall, wide = down // _LINE * _LINE, math.floor(across)
+    if tall >= _EVEN * down or (rows <= _FEW and tall):
+        down = tall
+    if wide >= _EVEN * across or columns <= _FEW:
+        across = wide
+    return min(height, rows * down), min(width, round(columns * across))
 
 
 def _strongest(
