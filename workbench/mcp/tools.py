@@ -11,11 +11,13 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 
 from lockstep.sessions.state import foreign_log
+from lockstep.sessions.text import clean
 from lockstep.workbench.checking.recorded_run import checkpoint_of
 from lockstep.workbench.debugger.answers import Result, Stop
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.core.judgements import last_judgement
-from lockstep.workbench.debugger.core.registry import parse_line
+from lockstep.workbench.debugger.core.registry import commands, find
+from lockstep.workbench.debugger.errors import CommandError
 from lockstep.workbench.debugger.host.options import Launch
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
 from lockstep.workbench.exit_codes import UsageError
@@ -189,12 +191,19 @@ class AgentTools:
 def _allowed(
     line: str, groups: Collection[str], also: Collection[str] = (), without: Collection[str] = ()
 ) -> None:
-    """UsageError for a command that is not this tool's."""
-    spec, _ = parse_line(line)
-    if spec.name in without or (spec.group not in groups and spec.name not in also):
-        raise UsageError(
-            f"{spec.name!r} is not this tool's: it takes commands of {', '.join((*groups, *also))}"
-        )
+    """UsageError for a command that there is not, or that is not this tool's: it names those that are."""
+    taken = {
+        name: spec
+        for name, spec in commands().items()
+        if name not in without and (spec.group in groups or name in also)
+    }
+    word = line.split(maxsplit=1)[0] if line.strip() else ""
+    try:
+        is_taken = find(word).name in taken
+    except CommandError:
+        is_taken = False
+    if not is_taken:
+        raise UsageError(f"{clean(word, limit=40)!r} is not this tool's: it takes {', '.join(taken)}")
 
 
 def _answered(debugger: Debugger, text: str, result: Result) -> str:

@@ -73,6 +73,18 @@ async def test_faults_are_named_on_a_screen_of_24_lines(bench: Bench) -> None:
         assert "faults  load_bias=false" in "\n".join(text_of(pilot)[:3])
 
 
+async def test_what_is_wrong_is_named_on_a_screen_of_24_lines_without_a_fault(bench: Bench) -> None:
+    async with bench(size=(80, 24)) as pilot:
+        for step, seen in ((5, False), (6, True)):
+            await press(pilot, "colon")
+            pilot.app.post_message(events.Paste(f"goto {step}"))
+            await press(pilot, "enter")
+            await settle(pilot)
+            assert (
+                any("NaN in step 6, from layers.0.attn.scores" in line for line in text_of(pilot)[:3]) == seen
+            )
+
+
 def test_few_elements_of_a_heatmap_are_whole_cells() -> None:
     for few in (1, 2, 3):
         across = np.bincount(pool(np.zeros((40, few), np.float32), 91, 61).columns, minlength=few)
