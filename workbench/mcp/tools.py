@@ -54,7 +54,7 @@ class AgentTools:
     ) -> str:
         """Open a recording (FILE.session or gallery/NAME) for replay, or start a model (`demo`, a Hugging Face
         directory, a .gguf file) on `tp` ranks before its first step, with `prompt` or, without a tokenizer, with token
-        `ids`. `faults` switches known bugs on ("mask=none").
+        `ids`. `faults` lists known bugs to switch on (["mask=none"]).
         Returns the run's name, which other tools take as `run` (default: the one opened last)."""
         warnings: list[str] = []
         if target.startswith("gallery/") or target.endswith(".session"):
