@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
 import signal
@@ -109,9 +110,7 @@ def attach(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path 
         else:
             ended = run_in_group(command, environment, scratch)
     except OSError as error:
-        raise AttachError(
-            f"cannot start {clean(command[0], limit=200)}: {error.strerror or error}"
-        ) from error
+        raise AttachError(_not_started(command[0], error)) from error
     stopped = next((signal.Signals(one).name for one in ended.passed_on if one != signal.SIGINT), "")
     remarks = (*read_remarks(dump), *(Remark("failed", text) for text in wrong))
     ranks = ranks_with_weights(dump) if weights else ranks_with_passes(dump)
@@ -119,6 +118,13 @@ def attach(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path 
     if not attached.ranks:
         raise AttachError(_nothing(attached, asked, added))
     return attached
+
+
+def _not_started(program: str, error: OSError) -> str:
+    """Why a program cannot be started, and what to look at."""
+    lacking = error.errno == errno.ENOENT and os.sep not in program
+    why = "there is no such command on the PATH: is the engine's environment active?" if lacking else ""
+    return f"cannot start {clean(program, limit=200)}: {why or error.strerror or error}"
 
 
 def how_it_ended(code: int) -> str:

@@ -44,7 +44,7 @@ class SameRun:
         if not self.taps:
             return runs
         if not self.differing:
-            return f"{runs}, and the same bits in {plural(self.taps, 'tap')}"
+            return f"{runs}, and the same bits in all {plural(self.taps, 'tap')} that both runs kept"
         return f"{runs}, but other bits in {self.differing} of {plural(self.taps, 'tap')}: it does not repeat exactly"
 
 

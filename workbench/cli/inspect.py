@@ -83,7 +83,7 @@ def inspect(
         print(clean(_headline(model, names), newlines=True))
         if isinstance(source, GgufSource) and tensor == "*":
             print("\n".join(head_lines(source.headers)))
-        _print_all(found, names, tp)
+        _print_all(found, names, tp, statistics=statistics)
 
 
 def _need_some(shown: Sized, pattern: str) -> None:
@@ -166,13 +166,12 @@ def _headline(model: OpenedModel, names: set[str]) -> str:
     return "\n".join(lines)
 
 
-def _print_all(found: Iterable[TensorSurvey], names: set[str], tp: int) -> None:
+def _print_all(found: Iterable[TensorSurvey], names: set[str], tp: int, *, statistics: bool) -> None:
     """Print each tensor as soon as it was read."""
     width = shutil.get_terminal_size().columns if sys.stdout.isatty() else 10_000
     longest = max(map(len, names), default=0)
-    header = f"{'tensor':{longest}}  {'dtype':6}  {'shape':>12}" + "".join(
-        f"  {key:>8}" for key in _STATISTICS
-    )
+    header = f"{'tensor':{longest}}  {'dtype':6}  {'shape':>12}"
+    header += "".join(f"  {key:>8}" for key in _STATISTICS if statistics) + "  size"
     print(header[:width].rstrip())
     notes: dict[str, int] = {}
     for one in found:

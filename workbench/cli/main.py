@@ -26,7 +26,7 @@ from lockstep.workbench.exit_codes import Exit
 #: The environment variable by which a shell asks for completions.
 COMPLETION = "_LOCKSTEP_COMPLETE"
 #: How errors of a command line begin that ask for what a command takes.
-_TAKES = ("Missing ", "Got unexpected ")
+_TAKES = ("Missing ", "Got unexpected ", "No such option")
 
 
 def run(arguments: list[str]) -> int:

@@ -125,7 +125,8 @@ def report(
         _show_differing(told, again)
         tell(f"recorded in {session}; compare again with: {again}")
         print(told.coverage.in_words())
-        how = "bit for bit" if not told.tolerance else f"beyond rounding ({told.tolerance:.2g} relative)"
+        within = "within" if told.verdict == "match" else "beyond"
+        how = f"{within} rounding ({told.tolerance:.2g} relative)" if told.tolerance else "bit for bit"
         print(f"{told.verdict}, {how}: {told.why or in_words(told.comparison)}")
     lost = write_report(junit_file, lambda out: out.write(junit_of(told)))
     lost += write_report(sarif_file, lambda out: out.write(sarif_of(told, session.name)))

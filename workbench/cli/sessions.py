@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Mapping
 from dataclasses import asdict
 from datetime import datetime
 from pathlib import Path
@@ -147,17 +148,12 @@ def _row(path: Path, found: os.stat_result) -> list[Any]:
         why = str(error).removeprefix(f"{path} ").replace(f" {path}", "")  # what it is, in few words
         return [path.stem, "unreadable", clean(why, limit=60), *[None] * 4, _size(path, found), when]
     steps = sum(branch["steps"] - branch["fork_step"] for branch in reported["branches"])
-    rules = (
-        " ".join(f"{name}={value}" for name, value in reported["faults"].items())
-        or reported["engine"]
-        or "none"
-    )
     return [
         path.stem,
         reported["state"],
         reported["model"],
         reported["tp"],
-        clean(rules),
+        _rules(reported["faults"], reported["engine"]),
         len(reported["branches"]),
         steps,
         _size(path, found),
@@ -194,12 +190,17 @@ def _describe(session: Session) -> dict[str, Any]:
     }  # fmt: skip
 
 
+def _rules(faults: Mapping[str, str], engine: str) -> str:
+    """The faults that are switched on; of another engine's run nothing is known of them but where it is from."""
+    switched_on = clean(" ".join(f"{name}={value}" for name, value in faults.items()), limit=200)
+    return switched_on or (f"recorded from {engine}" if engine else "none")
+
+
 def _text(told: dict[str, Any]) -> str:
-    faults = " ".join(f"{name}={value}" for name, value in told["faults"].items()) or "none"
-    origin = f"recorded from {told['engine']}" if told["engine"] else f"faults {faults}"
+    origin = _rules({}, told["engine"]) if told["engine"] else f"faults {_rules(told['faults'], '')}"
     rows = [
         [b["id"], clean(b["name"], limit=60), b["parent"], b["fork_step"], b["steps"],
-         clean(" ".join(f"{k}={v}" for k, v in b["faults"].items()), limit=200) or told["engine"] or "none"]
+         _rules(b["faults"], told["engine"])]
         for b in told["branches"]
     ]  # fmt: skip
     table = TableResult("", ["branch", "name", "parent", "fork", "steps", "faults"], rows)

@@ -143,7 +143,7 @@ def _evidence(group: FindingGroup, one: Hypothesis, seen: Survey) -> list[str]:
         reported.append(f"{one.parameters} fitted, {one.elements} numbers reproduced")
     reported.append(_count(group, seen))
     if one.everywhere:
-        reported.append("it gives what was seen where the operation is right as well")
+        reported.append("it gives the recorded numbers everywhere, where the operation is right as well")
     if finding.example:
         reported.append(finding.example)
     return reported

@@ -16,9 +16,12 @@ from numpy.typing import NDArray
 FINITE, INF, NAN, ABSENT = 0, 1, 2, 3
 #: An element that is drawn larger than a pixel is at most so many times as long as it is wide, or as wide as long.
 _STRETCH = 4.0
-#: Elements of equal size are drawn while they leave no more than this share of the room empty.
+#: Pixels in a line of cells, one above the other.
+_LINE = 2
+#: Rows end where lines end, and columns are of one width, while that makes them no smaller than this share of what
+#: they could be.
 _EVEN = 0.85
-#: So few elements are of equal size whatever room that leaves.
+#: Of so few rows, or columns, that holds whatever room it leaves.
 _FEW = 4
 
 
@@ -40,7 +43,7 @@ def _edges(size: int, pixels: int) -> NDArray[np.intp]:
 
 
 def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool = False) -> Pixels:
-    """Shrink or grow `matrix[r, c]` to fill `width` × `height` pixels, as far as its elements are not stretched.
+    """Shrink or grow `matrix[r, c]` to `width` × `height` pixels, as far as its elements are not stretched.
     Several of one shape, `matrix[n, r, c]`, are pooled at once, alike.
 
     `masked`: -inf means that there is nothing (a key that a mask hides); a pixel over nothing else is ABSENT.
@@ -67,19 +70,16 @@ def pool(matrix: NDArray[np.float32], width: int, height: int, *, masked: bool =
 
 
 def _grown(rows: int, columns: int, width: int, height: int) -> tuple[int, int]:
-    """The pixels down and across that a matrix takes."""
-    across, down = max(1.0, width / max(columns, 1)), max(1.0, height / max(rows, 1))
-    across, down = min(across, _STRETCH * down), min(down, _STRETCH * across)
-    return _whole(rows, down, height, 2), _whole(columns, across, width, 1)
-
-
-def _whole(size: int, times: float, room: int, cell: int) -> int:
-    """The pixels of `size` elements of `times` pixels each: a whole number of cells of `cell` pixels where that fills
-    the room well, or where there are so few that every uneven one would be seen; else a whole number of pixels."""
-    for even in (math.floor(times / cell) * cell, math.floor(times)):
-        if even and (even >= _EVEN * times or (size <= _FEW and even >= cell)):
-            return min(room, size * even)
-    return min(room, round(size * times))
+    """The pixels down and across that a matrix takes. Rows are of one height, or some would seem to weigh more: what is
+    left of the room stays empty. So are columns, which are narrow, where that costs little or they are few."""
+    down, across = float(max(1, height // max(rows, 1))), max(1.0, width / max(columns, 1))
+    across, down = min(across, _STRETCH * down), math.floor(min(down, _STRETCH * across))
+    tall, wide = down // _LINE * _LINE, math.floor(across)
+    if tall >= _EVEN * down or (rows <= _FEW and tall):
+        down = tall
+    if wide >= _EVEN * across or columns <= _FEW:
+        across = wide
+    return min(height, rows * down), min(width, round(columns * across))
 
 
 def _strongest(

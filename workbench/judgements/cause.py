@@ -82,7 +82,7 @@ def cause_lines(cause: Cause) -> Iterator[tuple[str, str]]:
     if cause.follows:
         yield "follows", "; ".join(cause.follows)
     if cause.ruled_out:
-        yield "ruled out", "; ".join(cause.ruled_out)
+        yield "ruled out", "; ".join(cause.ruled_out).replace("_", " ")  # names of hypotheses, as words
     remedy = remedy_of(cause.name, cause.kind)
     if remedy.fix:
         yield "fix", remedy.fix

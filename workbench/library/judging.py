@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import get_args
 
 from lockstep.engine.scratch import ScratchFolder
+from lockstep.engine.text import printable
 from lockstep.sessions.copy import copy
 from lockstep.workbench.checking import routing_replay
 from lockstep.workbench.checking.confirmation import confirm
@@ -257,7 +258,10 @@ def _refuse_recording(target: str | Path, model: object, golden: object) -> None
     """UsageError where a model is asked for what only a recording has."""
     refuse_dump(str(target))
     if model is not None or golden is not None:
-        raise UsageError("model and golden are for a recording: give RUN.session, or a model alone")
+        given = printable(str(target), 200)
+        raise UsageError(
+            f"model and golden are for a recording: give RUN.session in place of {given}, or a model alone"
+        )
 
 
 def texts_of(prompt: Texts | None) -> list[str] | None:

@@ -11,11 +11,13 @@ from collections.abc import Collection, Sequence
 from rich.console import Console
 
 from lockstep.sessions.state import foreign_log
+from lockstep.sessions.text import clean
 from lockstep.workbench.checking.recorded_run import checkpoint_of
 from lockstep.workbench.debugger.answers import Result, Stop
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.core.judgements import last_judgement
-from lockstep.workbench.debugger.core.registry import parse_line
+from lockstep.workbench.debugger.core.registry import commands, find
+from lockstep.workbench.debugger.errors import CommandError
 from lockstep.workbench.debugger.host.options import Launch
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
 from lockstep.workbench.exit_codes import UsageError
@@ -52,7 +54,7 @@ class AgentTools:
     ) -> str:
         """Open a recording (FILE.session or gallery/NAME) for replay, or start a model (`demo`, a Hugging Face
         directory, a .gguf file) on `tp` ranks before its first step, with `prompt` or, without a tokenizer, with token
-        `ids`. `faults` switches known bugs on ("mask=none").
+        `ids`. `faults` lists known bugs to switch on (["mask=none"]).
         Returns the run's name, which other tools take as `run` (default: the one opened last)."""
         warnings: list[str] = []
         if target.startswith("gallery/") or target.endswith(".session"):
@@ -189,12 +191,19 @@ class AgentTools:
 def _allowed(
     line: str, groups: Collection[str], also: Collection[str] = (), without: Collection[str] = ()
 ) -> None:
-    """UsageError for a command that is not this tool's."""
-    spec, _ = parse_line(line)
-    if spec.name in without or (spec.group not in groups and spec.name not in also):
-        raise UsageError(
-            f"{spec.name!r} is not this tool's: it takes commands of {', '.join((*groups, *also))}"
-        )
+    """UsageError for a command that there is not, or that is not this tool's: it names those that are."""
+    taken = {
+        name: spec
+        for name, spec in commands().items()
+        if name not in without and (spec.group in groups or name in also)
+    }
+    word = line.split(maxsplit=1)[0] if line.strip() else ""
+    try:
+        is_taken = find(word).name in taken
+    except CommandError:
+        is_taken = False
+    if not is_taken:
+        raise UsageError(f"{clean(word, limit=40)!r} is not this tool's: it takes {', '.join(taken)}")
 
 
 def _answered(debugger: Debugger, text: str, result: Result) -> str:

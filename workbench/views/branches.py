@@ -30,7 +30,7 @@ class BranchLine:
 
     def told(self, correct: str) -> str:
         """Its rules in words: "NAME=VALUE, …", else the engine that is not ours, else `correct`."""
-        return ", ".join(self.rule_texts) or self.engine or correct
+        return ", ".join(self.rule_texts) or (f"recorded from {self.engine}" if self.engine else correct)
 
 
 def branch_lines(session: Session) -> tuple[BranchLine, ...]:

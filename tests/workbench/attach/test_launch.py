@@ -50,6 +50,7 @@ def test_a_run_of_transformers_is_recorded(
         (report("found", "nanovllm.engine"), "it imported nanovllm.engine, but called no model"),
         (report("failed", "tapping: KeyError: 3\\\\nTraceback"), "exit code 9; tapping: KeyError: 3"),
         (["/no/such/command"], "cannot start /no/such/command: No such file or directory"),
+        (["no-such-engine"], "cannot start no-such-engine: there is no such command on the PATH: is the engine's"),
     ],
 )  # fmt: skip
 def test_where_nothing_was_recorded_it_is_said_why(command: list[str], told: str, tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_what_does_not_go_with_a_recording_is_said(
 
 def test_a_model_takes_no_golden_session(tmp_path: Path, capsys: Any) -> None:
     assert run(["check", "demo", "--golden", str(tmp_path / "g.session")]) == 2
-    assert "model and golden are for a recording" in " ".join(capsys.readouterr().err.split())
+    assert "for a recording: give RUN.session in place of demo" in " ".join(capsys.readouterr().err.split())
 
 
 def test_two_recordings_are_compared_once_their_rows_are_proved_the_same(

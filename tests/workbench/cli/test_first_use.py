@@ -60,6 +60,7 @@ def test_where_nothing_is_saved_the_gallery_is_named(
     [
         (["check"], "Missing argument 'MODEL|SESSION'."),
         (["faults", "load_bias"], "Got unexpected extra argument(s) (load_bias)."),
+        (["export", "a.session", "-o", "a.html"], "No such option: -o."),
     ],
 )
 def test_a_command_line_that_is_not_whole_names_its_help(

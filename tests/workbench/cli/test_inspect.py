@@ -91,6 +91,8 @@ def test_a_checkpoint_that_does_not_fit_is_shown_as_it_is(model: Path, capsys: A
     assert told(capsys, str(path), "--no-statistics")["missing"] == ["model.norm.weight"]
     assert run(["inspect", str(path), "--no-statistics"]) == 0
     shown = capsys.readouterr().out
+    assert "absmax" not in shown, "no column of what was not read"
+    assert [line.split()[-1] for line in shown.splitlines() if line.startswith("tensor ")] == ["size"]
     assert "! missing: model.norm.weight" in shown
     assert "! unexpected: model.layers.0.evil" in shown
     assert "\x1b" not in shown

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -38,3 +39,13 @@ def test_a_short_table_is_whole(capsys: Any) -> None:
     lines = printed(diverged(3, own=0), capsys)
     assert sum("layers." in line for line in lines[:-1]) == 3
     assert not any(" more: " in line for line in lines)
+
+
+def test_a_match_is_within_rounding_and_a_difference_beyond_it(capsys: Any) -> None:
+    rows = (TapRows("embed", "tensor", 6, 0, None, 0, None),)
+    same = Regression(
+        "match", Coverage(rows=6, aligned=6), RowComparison(6, 1, rows, (), (), ()), tolerance=3e-5
+    )
+    assert printed(same, capsys)[-1].startswith("match, within rounding (3e-05 relative): ")
+    other = replace(diverged(3, own=0), tolerance=3e-5)
+    assert printed(other, capsys)[-1].startswith("diverged, beyond rounding (3e-05 relative): ")

@@ -56,9 +56,12 @@ def test_no_list_calls_its_rules_correct(
         shown = capsys.readouterr().out
         assert "mine␛ 0.1" in shown
         assert "correct" not in shown
+        assert words[0] == "replay" or "recorded from mine␛ 0.1" in shown, (
+            "no engine under the title of faults"
+        )
     with Session.open(session) as opened:
         (line,) = branch_lines(opened)
-    assert line.told("all correct") == "mine␛ 0.1, eager"
+    assert line.told("all correct") == "recorded from mine␛ 0.1, eager"
 
 
 def test_a_step_of_a_run_that_carries_no_verdict_is_no_match(session: Path) -> None:

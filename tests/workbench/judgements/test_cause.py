@@ -13,14 +13,14 @@ def test_everything_known_of_a_cause_is_said() -> None:
         "bias_repeated", "o_proj.bias is added 2 times",
         {"times": 2, "norm": 0.12345678, "meanings": []}, 1e-6, kind="bias",
         fault="row_bias=every_rank", tap="layers.0.attn.o_proj", place="layers 0–3, both ranks", confidence=0.987,
-        evidence=("seen in 4 of 4 layers",), ruled_out=("another factor leaves 12 %",),
+        evidence=("seen in 4 of 4 layers",), ruled_out=("another_factor (leaves 12 %)",),
     )  # fmt: skip
     reported = dict(cause_lines(cause))
     assert reported["cause"] == "layers 0–3, both ranks: o_proj.bias is added 2 times"
     assert reported["fitted"] == "times 2, norm 0.123457"
     assert reported["confidence"] == "0.99"
     assert reported["evidence"] == "seen in 4 of 4 layers"
-    assert reported["ruled out"] == "another factor leaves 12 %"
+    assert reported["ruled out"] == "another factor (leaves 12 %)"
     assert "after the all-reduce" in reported["fix"]
     assert "Wenyueh/MinivLLM#80" in reported["seen in"]
     assert "row_bias=every_rank" in reported["catalogue"]

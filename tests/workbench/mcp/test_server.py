@@ -153,6 +153,10 @@ async def test_nothing_outside_the_roots_is_opened_or_written(tmp_path: Path) ->
         for what in ("export html x", "source x", "diff main x.session", "quit", "record x"):
             with pytest.raises(Refused, match="is not this tool's"):
                 await one.call("show", what=what)
+        with pytest.raises(Refused, match=r"'candidates' is not this tool's: it takes .*\btopk\b"):
+            await one.call("show", what="candidates")
+        with pytest.raises(Refused, match=r"'topk' is not this tool's: it takes .*\breverse-next\b"):
+            await one.call("step", command="topk")
         with pytest.raises(Refused, match="is not this tool's"):
             await one.call("step", command="next", breakpoints=["commands 1"])
     assert list(tmp_path.iterdir()) == [root]

@@ -81,7 +81,11 @@ async def test_the_maps_fill_the_pane(bench: Bench, size: tuple[int, int], keys:
         if heatmap in shown:
             pixels, margin = heatmap._pixels, heatmap._margin
             assert len(pixels.columns) >= 0.8 * (heatmap.size.width - margin.left)
-            assert len(pixels.rows) >= 0.8 * 2 * (heatmap.size.height - 2)
+            each = len(pixels.rows) // (pixels.rows[-1] + 1)  # pixels of a row, two to a line
+            assert len(pixels.rows) == each * (pixels.rows[-1] + 1)
+            assert 2 * (heatmap.size.height - 2) < (each // 2 * 2 + 2) * (pixels.rows[-1] + 1), (
+                "no taller ones fit"
+            )
         tiles = pane.query_one(Multiples)
         if tiles in shown:
             across, width, height = tiles._layout()

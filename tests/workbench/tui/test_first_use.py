@@ -59,9 +59,30 @@ async def test_the_alarm_of_a_later_step_does_not_claim_to_be_the_first(bench: B
         assert any("NaN   first at step 0" in line for line in text_of(pilot))
 
 
+async def test_of_a_row_that_is_not_finite_no_strongest_key_is_shown(bench: Bench) -> None:
+    async with bench(size=(130, 40), path=MASK) as pilot:
+        await press(pilot, "2")
+        shown = "\n".join(text_of(pilot))
+        assert "entropy NaN" in shown
+        assert "99 % in" not in shown
+        assert "strongest" not in shown
+
+
 async def test_faults_are_named_on_a_screen_of_24_lines(bench: Bench) -> None:
     async with bench(size=(80, 24), path=BIASES) as pilot:
         assert "faults  load_bias=false" in "\n".join(text_of(pilot)[:3])
+
+
+async def test_what_is_wrong_is_named_on_a_screen_of_24_lines_without_a_fault(bench: Bench) -> None:
+    async with bench(size=(80, 24)) as pilot:
+        for step, seen in ((5, False), (6, True)):
+            await press(pilot, "colon")
+            pilot.app.post_message(events.Paste(f"goto {step}"))
+            await press(pilot, "enter")
+            await settle(pilot)
+            assert (
+                any("NaN in step 6, from layers.0.attn.scores" in line for line in text_of(pilot)[:3]) == seen
+            )
 
 
 def test_few_elements_of_a_heatmap_are_whole_cells() -> None:

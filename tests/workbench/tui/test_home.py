@@ -45,6 +45,19 @@ async def test_the_gallery_is_there_before_anything_was_opened(size: tuple[int, 
         assert "cache_reuse=false" in "\n".join(text_of(pilot)[:3])
 
 
+async def test_a_description_uses_the_room_there_is_and_is_read_whole_where_it_is_cut() -> None:
+    whole = "Fluent at first sight, but no sentence ends and nothing answers the question."
+    for size, cut in (((130, 40), False), ((80, 24), True)):
+        app = LockstepApp(lambda chosen: HomeScreen(examine=False))
+        async with app.run_test(size=size) as pilot:
+            await settle(pilot)
+            await press(pilot, *["down"] * 5)
+            shown = [line for line in text_of(pilot) if "Fluent at first sight" in line]
+            assert "▸ load_bias-false" in shown[0]
+            assert (whole not in shown[0]) == cut
+            assert [line.strip() for line in shown[1:]] == ([whole] if cut else [])
+
+
 async def test_a_narrow_home_screen_has_room_for_ages_and_both_ends_of_names(
     session: Path, tmp_path: Path
 ) -> None:

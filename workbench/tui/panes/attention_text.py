@@ -113,15 +113,19 @@ def _value(value: float, unchosen: bool = False) -> GridCell:
 
 def _row_facts(found: RowFigures, position: int, label: Label) -> list[TextLine]:
     off = "wrong" if is_off(found) else "text"
-    strongest = "-" if found.strongest is None else f"k {found.strongest} “{label(found.strongest)}”"
-    attended = f"{'-' if found.keys is None else found.attended} of {position + 1}"
-    return [
+    facts: list[TextLine] = [
         [("row sum ", "quiet"), (fixed(found.total, 4), off)],
         [("entropy ", "quiet"), (fixed(found.entropy, 2), "text" if np.isfinite(found.entropy) else "wrong")],
-        [("99 % in ", "quiet"), ("-" if found.keys is None else f"{found.keys} keys", "text")],
-        [("strongest ", "quiet"), (strongest, "text")],
-        [("attends ", "quiet"), (attended, "text"), (" positions", "quiet")],
     ]
+    if found.keys is not None:  # of a row with NaN there is no more to report
+        facts.append([("99 % in ", "quiet"), (f"{found.keys} keys", "text")])
+    if found.strongest is not None:
+        facts.append([("strongest ", "quiet"), (f"k {found.strongest} “{label(found.strongest)}”", "text")])
+    if found.keys is not None:
+        facts.append(
+            [("attends ", "quiet"), (f"{found.attended} of {position + 1}", "text"), (" positions", "quiet")]
+        )
+    return facts
 
 
 def is_off(found: RowFigures) -> bool:

@@ -65,7 +65,7 @@ class Frame:
         status, rules = status_facts(overview, where, self.present, state)
         self.status.show(*status)
         self.rules.show(*rules)
-        self.rules.set_class(bool(overview.branch(where.branch).rules), "-faults")
+        self.rules.set_class(any(one.role in ("wrong", "alarm") for side in rules for one in side), "-wrong")
         self.tabs.marked = frozenset({SENTINELS}) if self.present and self.present.alarm else frozenset()
         self._show_message()
         if self.present is not None and self.present.damage:

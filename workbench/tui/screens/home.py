@@ -166,6 +166,8 @@ class HomeScreen(Guarded, Screen[None]):
             grid.cursor = row
         self._before = grid.cursor
         grid.refresh()
+        whole = [[(self._rows[grid.cursor].told, "quiet")]] if grid.is_cut(grid.cursor, _TOLD) else []
+        self.query_one("#check", TextBlock).show(whole)
 
     _before: int = 0
 
@@ -242,6 +244,7 @@ def _completions(text: str) -> list[str]:
 _COLUMNS = (
     GridColumn("", 1),
     GridColumn("", 24, flex=2, ends=True),
-    GridColumn("", 32, flex=5),
+    GridColumn("", 32, flex=5, spill=True),
     GridColumn("", 14, right=True),
 )
+_TOLD = 2  # the column of what a row is

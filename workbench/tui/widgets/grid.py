@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import ClassVar
 
+from rich.cells import cell_len
 from rich.segment import Segment
 from rich.style import Style
 from textual import events
@@ -41,6 +42,7 @@ class GridColumn:
     tail: bool = False  # where it does not fit, its end is shown: the newest of a row of bars, or of tokens
     mark: str = ""  # what stands for the part of it that is cut
     ends: bool = False  # where it does not fit, its middle is cut
+    spill: bool = False  # where it does not fit, it runs on over the empty cells after it
 
 
 @dataclass
@@ -240,7 +242,7 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
 
     def _strip(self, cells: Sequence[GridCell], ground: Style) -> Strip:
         segments: list[Segment] = []
-        for (text, role), column, room in zip(cells, self.columns, self._widths, strict=False):
+        for (text, role), column, room in zip(cells, self.columns, self._rooms(cells), strict=False):
             if room:
                 if column.tail and len(text) > room:
                     text = column.mark + text[len(column.mark) - room :]
@@ -250,6 +252,22 @@ class Grid(ScrollView, PaintedWidget, can_focus=True):
                     Segment(fit(text, room, right=column.right) + " ", self.on_ground(role, ground))
                 )
         return Strip(segments).adjust_cell_length(self._room, ground)
+
+    def _rooms(self, cells: Sequence[GridCell]) -> list[int]:
+        """What each cell of a row gets: its column's width, and that of the empty ones that it runs on over."""
+        rooms = [*self._widths]
+        for place, column in enumerate(self.columns[: len(cells)]):
+            after = place + 1
+            while column.spill and after < len(cells) and not cells[after][0]:
+                rooms[place] += rooms[after] + (rooms[after] > 0)
+                rooms[after] = 0
+                after += 1
+        return rooms
+
+    def is_cut(self, row: int, column: int) -> bool:
+        """Whether a cell has more text than room."""
+        cells = self._row(row)
+        return cell_len(cells[column][0]) > self._rooms(cells)[column]
 
     def look_up(self) -> None:
         """What each column gets: some leave where it is narrow, the flexible share what is left over."""
