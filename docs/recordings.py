@@ -133,7 +133,7 @@ def commands(bug: RecordedBug) -> list[str]:
 
 
 def record(bug: RecordedBug, path: Path) -> None:
-    """Record one bug; RuntimeError when it does not come out as it is told."""
+    """Record one bug; RuntimeError when it does not come out as it is reported."""
     launch = Launch(
         DEMO, tp=bug.tp, rules=[f"{bug.rule}={bug.value}"], session=path, room=STEPS + 4, timeout=120.0
     )
@@ -185,8 +185,8 @@ def readme(bugs: Sequence[RecordedBug], directory: Path) -> str:
     lines += ["", "## Notes", ""]
     for bug in bugs:
         with Session.open(directory / file_name(bug)) as session:
-            told = [event.text for event in session.events(kind="note")]
-        lines += [f"### {bug.rule}={bug.value}", "", *(f"{text}  " for text in told), ""]
+            reported = [event.text for event in session.events(kind="note")]
+        lines += [f"### {bug.rule}={bug.value}", "", *(f"{text}  " for text in reported), ""]
     return "\n".join(lines)
 
 

@@ -1,4 +1,4 @@
-"""Draws how often causes are right against the confidence that they were told with.
+"""Draws how often causes are right against the confidence that they were reported with.
 
     python -m benchmarks.diagnosis --only open,controls,… --rows ROWS.jsonl
     python docs/reliability_of_causes.py ROWS.jsonl…
@@ -27,7 +27,7 @@ class Bin:
     """Answers of about the same confidence: how many, what they said on average, how many were right."""
 
     count: int
-    said: float
+    stated: float
     right: float
 
 
@@ -36,10 +36,10 @@ def bins(rows: Sequence[Row]) -> list[Bin]:
     scored = [(row.confidence, row.outcome == "named") for row in rows if row.confidence is not None]
     found = []
     for low, high in pairwise(EDGES):
-        inside = [(said, right) for said, right in scored if low <= said < high or said == high == 1]
+        inside = [(stated, right) for stated, right in scored if low <= stated < high or stated == high == 1]
         if inside:
-            said, right = (sum(values) / len(inside) for values in zip(*inside, strict=True))
-            found.append(Bin(len(inside), said, right))
+            stated, right = (sum(values) / len(inside) for values in zip(*inside, strict=True))
+            found.append(Bin(len(inside), stated, right))
     return found
 
 
@@ -53,8 +53,8 @@ def svg(found: Sequence[Bin]) -> str:
 
     (left, bottom), (right, top) = at(0, 0), at(1, 1)
     marks = "".join(
-        f'<circle cx="{at(one.said, 0)[0]:.1f}" cy="{at(0, one.right)[1]:.1f}" r="{3 + one.count**0.5:.1f}" '
-        f'fill="#2b6cb0" fill-opacity="0.7"><title>{one.count} answers: said {one.said:.2f}, right {one.right:.2f}'
+        f'<circle cx="{at(one.stated, 0)[0]:.1f}" cy="{at(0, one.right)[1]:.1f}" r="{3 + one.count**0.5:.1f}" '
+        f'fill="#2b6cb0" fill-opacity="0.7"><title>{one.count} answers: said {one.stated:.2f}, right {one.right:.2f}'
         "</title></circle>"
         for one in found
     )
@@ -85,7 +85,7 @@ def main() -> None:
     found = bins(rows)
     PLOT.write_text(svg(found), encoding="utf-8")
     for one in found:
-        print(f"{one.count:4} answers: said {one.said:.2f}, right {one.right:.2f}")
+        print(f"{one.count:4} answers: said {one.stated:.2f}, right {one.right:.2f}")
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ _NOBODY_ELSE_WRITES = stat.S_IWGRP | stat.S_IWOTH
 
 
 def state_directory() -> Path:
-    """What tells of earlier runs and may be lost: `$LOCKSTEP_STATE_DIR`, or the user's state directory (XDG)."""
+    """What reports on earlier runs and may be lost: `$LOCKSTEP_STATE_DIR`, or the user's state directory (XDG)."""
     if root := os.environ.get("LOCKSTEP_STATE_DIR"):
         return Path(root)
     # Imported here: a damaged installation is to be reported as well.

@@ -12,7 +12,7 @@ from lockstep.sessions.writer import SessionWriter
 
 def convert(path: Path, to: Path) -> None:
     """Write to `to`, where nothing is yet, all that the session at `path` holds. `SessionError` where it is damaged
-    as far as can be told; what was damaged before unnoticed is sealed as it is."""
+    as far as can be determined; what was damaged before unnoticed is sealed as it is."""
     with Session.open(path) as session:
         meta, ranks = session.meta, session.ranks
         with SessionWriter.create(to, taps=session.taps, ranks=ranks, meta=meta) as writer:

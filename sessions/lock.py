@@ -40,10 +40,10 @@ class WriterLock:
         for _ in range(_TRIES):
             descriptor = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o644)
             try:
-                owner = _told(descriptor, file)
+                owner = _owner_in(descriptor, file)
                 fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
                 if _names(file, descriptor):  # else its last holder removed it meanwhile: take the next one
-                    _tell(descriptor)
+                    _write_owner(descriptor)
                     return cls(file, descriptor)
             except BlockingIOError:
                 pass
@@ -80,7 +80,7 @@ def holder(path: Path) -> str:
     except OSError:
         return ""
     try:
-        owner = _told(descriptor, lock_of(path))
+        owner = _owner_in(descriptor, lock_of(path))
         fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
         return owner
@@ -101,7 +101,7 @@ def _busy(path: Path, owner: str) -> SessionBusy:
     return SessionBusy(f"{path} is being recorded by {owner}. Let that end first, or record to another file.")
 
 
-def _told(descriptor: int, file: Path) -> str:
+def _owner_in(descriptor: int, file: Path) -> str:
     """Who wrote the lock file. `SessionWriteError` where it is none of ours: nothing is done to such a file."""
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         raise SessionWriteError(
@@ -119,7 +119,7 @@ def _told(descriptor: int, file: Path) -> str:
     return clean(f"process {process}{elsewhere}", limit=120)
 
 
-def _tell(descriptor: int) -> None:
+def _write_owner(descriptor: int) -> None:
     with contextlib.suppress(
         OSError
     ):  # on a full disk the lock holds, and only its holder's name is not to be had

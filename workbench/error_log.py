@@ -45,9 +45,9 @@ def guarded(program: Callable[[], int], name: str = "lockstep") -> int:
         return _give_up(name, code, stated)
 
 
-def _give_up(name: str, code: Exit, said: str) -> Exit:
+def _give_up(name: str, code: Exit, text: str) -> Exit:
     with contextlib.suppress(OSError, ValueError):  # a terminal that is gone
-        print(f"{name}: error: {printable(said, 1000)}", file=sys.stderr, flush=True)
+        print(f"{name}: error: {printable(text, 1000)}", file=sys.stderr, flush=True)
     return code
 
 
@@ -70,7 +70,7 @@ def explain_unexpected(error: BaseException) -> tuple[Exit, str]:
 
 def log_file() -> Path:
     """Where they are kept."""
-    # Imported here: it needs a library, and a damaged installation is to be told of as well.
+    # Imported here: it needs a library, and a damaged installation is to be reported as well.
     from lockstep.engine.folders import state_directory
 
     return state_directory() / "errors.log"

@@ -82,7 +82,7 @@ def read_header(path: Path) -> Header:
 
 
 def header_of(path: Path, size: int, file: BinaryIO) -> Header:
-    """The header of a file that is open already; `path` is its name in what is said."""
+    """The header of a file that is open already; `path` is its name in what is reported."""
     raw = _raw_header(path, size, file.read(8 + len(LFS_POINTER)), file)
     return Header(size, raw, _entries(path, _parse(path, raw[8:]), len(raw), size))
 

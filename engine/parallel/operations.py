@@ -7,7 +7,7 @@ from enum import IntEnum
 
 
 class OpKind(IntEnum):
-    """What a rank does; `Note.place` is a tap where nothing else is said."""
+    """What a rank does; `Note.place` is a tap where nothing else is reported."""
 
     START = 0  # nothing was noted yet
     TAP = 1

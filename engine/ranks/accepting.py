@@ -172,7 +172,7 @@ class _Reception:
             self._selector.unregister(sock)
 
     def _turn_away(self, applicant: Applicant) -> None:
-        """Close a stranger's connection; the first is told of, the others are counted."""
+        """Close a stranger's connection; the first is reported, the others are counted."""
         self.strangers += 1
         if self.strangers == 1:
             self.on_warning(

@@ -271,13 +271,13 @@ class Client:
             for one in self._ranks
         ]
 
-    def _ended(self, told: str, kind: type[RankError] = RankError) -> RankError:
+    def _ended(self, message: str, kind: type[RankError] = RankError) -> RankError:
         """End every rank; returns the error that tells why, where each stood and what it did last."""
         where = "; ".join(self.standing())
         ranks = range(self.config.tp)
         operations = [history_texts(self.board.history(rank), self._taps) for rank in ranks]
         self.close(patience=0)
-        return kind(f"{told} ({where})", operations)
+        return kind(f"{message} ({where})", operations)
 
     def _failed(self, answers: dict[int, Answer]) -> NoReturn:
         """At least one rank answered with an error: the user's mistake is raised as such when all ranks
@@ -297,18 +297,18 @@ class Client:
             self.close(patience=0)
             raise kind(f"{error.message} (on rank {names} alone: the engine was ended)")
         out_of_step = divergence_text(self._traces(answers), self._taps)
-        told = f"rank {names} raised {error.kind}: {error.message}; {out_of_step}".removesuffix("; ")
-        lost = self._ended(told)
+        message = f"rank {names} raised {error.kind}: {error.message}; {out_of_step}".removesuffix("; ")
+        lost = self._ended(message)
         lost.add_note(f"rank {first}:\n{error.traceback}")
         raise lost
 
     def _lost(self, gone: Mapping[int, str]) -> NoReturn:
-        told = "; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items())
+        message = "; ".join(f"rank {rank} is lost: {why}" for rank, why in gone.items())
         # One that is stopped while it sends is late, as it is at any other time.
         held = all(self._ranks[rank].vitals().held for rank in gone)
-        raise self._ended(told, RankTimeout if held else RankError)
+        raise self._ended(message, RankTimeout if held else RankError)
 
     def _hung(self, answers: Mapping[int, Answer], seconds: float) -> NoReturn:
         silent = ", ".join(str(rank.rank) for rank in self._ranks if rank.rank not in answers)
-        told = f"{self.blame(answers)}. No answer from rank {silent} within {seconds:g} s"
-        raise self._ended(told, RankTimeout)
+        message = f"{self.blame(answers)}. No answer from rank {silent} within {seconds:g} s"
+        raise self._ended(message, RankTimeout)

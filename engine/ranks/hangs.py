@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from lockstep.engine.parallel.operations import COLLECTIVES, UNSTARTED, Note, OpKind
 from lockstep.engine.ranks.vitals import Vitals
 
-#: How many of its last operations are told of each rank.
+#: How many of its last operations are reported for each rank.
 _TOLD = 8
 
 

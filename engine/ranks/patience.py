@@ -16,7 +16,7 @@ _LOOK_AFTER = 1.0
 class Patience:
     """`seconds` without progress (None: for ever) and a rank is hung; but as long as the rank that the others wait for
     computes or reads from a disk it is only slow, up to `MOST_SLOW` times as long. One whose process is stopped is not
-    slow: `stopped` seconds are enough, where that is less. `look` tells of all ranks."""
+    slow: `stopped` seconds are enough, where that is less. `look` reports on all ranks."""
 
     def __init__(
         self, seconds: float | None, look: Callable[[], Sequence[RankTrace]], stopped: float | None = None

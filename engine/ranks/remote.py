@@ -46,27 +46,27 @@ class RemoteRank:
         self.relay.start()
 
     def _carry(self, board: ProgressBoard) -> None:
-        told = False
+        known = False
         try:
             while True:
                 readable, _, _ = select.select([self.line], [], [], RELAY_SECONDS)
                 if readable:
                     self._last, self._heard = self.line.receive(), time.monotonic()
                     board.put_ring(self.rank, self._last.ring)
-                if board.pause_wanted != told:
-                    told = not told
-                    self.line.send(PauseWish(told))
+                if board.pause_wanted != known:
+                    known = not known
+                    self.line.send(PauseWish(known))
         except (ValueError, OSError) as error:  # the rank is gone, or `end` has closed the connection
             self._broken = str(error)
             self.kill()  # a rank that cannot be watched is lost: the commands' side tells
 
     def vitals(self) -> Vitals:
         """How its process is, by its own account."""
-        told, silent = self._last, time.monotonic() - self._heard
+        known, silent = self._last, time.monotonic() - self._heard
         return Vitals(
-            told.pid if told else 0,
+            known.pid if known else 0,
             "",
-            told.processor if told else 0.0,
+            known.processor if known else 0.0,
             silent if silent > SILENT_AFTER else 0.0,
         )
 
@@ -100,7 +100,7 @@ class RemoteRank:
         self.line.close()
 
     def epitaph(self) -> str:
-        """What can be said of how it ended."""
+        """What can be stated of how it ended."""
         self.relay.join(1.0)  # the board's connection breaks for the same reason, perhaps a moment later
         why = f" ({self._broken})" if self._broken else ""
         return f"its connection from {self.where} broke{why}; torchrun's output there shows more"

@@ -41,8 +41,8 @@ def serve(resolve: Resolve) -> NoReturn:
     run(here, resolve)
 
 
-def _refused(said: str) -> NoReturn:
-    print(f"lockstep rank: {said}", file=sys.stderr, flush=True)
+def _refused(reason: str) -> NoReturn:
+    print(f"lockstep rank: {reason}", file=sys.stderr, flush=True)
     sys.exit(RankExit.USAGE)
 
 

@@ -124,7 +124,7 @@ def _states(model: ModelConfig, config: EngineConfig, one: int) -> int:
 
 
 def report_bytes(model: ModelConfig) -> int:
-    """Bytes that a rank's report may have: the largest tensor of the model, in the widest dtype, and what is told
+    """Bytes that a rank's report may have: the largest tensor of the model, in the widest dtype, and what is reported
     beside it."""
     context = model.context
     width = max(model.hidden_size, model.intermediate_size, model.num_heads * model.head_dim)

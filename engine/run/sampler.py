@@ -78,7 +78,7 @@ def summary(logits: Tensor, top: int = TOP) -> Tensor:
 
 
 def _choice(row: Tensor, found: NDArray[np.float64], draw: Draw) -> TokenChoice:
-    """From a row of logits [vocab] and what was said of it."""
+    """From a row of logits [vocab] and what was reported of it."""
     log_z, entropy, token = found[:3].tolist()
     top = (len(found) - 3) // 2
     ids, best = found[3 : 3 + top], found[3 + top :]

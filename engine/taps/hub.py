@@ -159,7 +159,7 @@ class TapHub:
             [i for i, one in enumerate(specs) if one.layout.kind == "partial" or remembers(one.name)],
         )
         self._captured: list[Captured] = []
-        self._told = 0  # how many of those were handed out at pauses of this pass
+        self._handed_out = 0  # how many of those were handed out at pauses of this pass
         most = None if model.indexer is None else model.indexer.top_k
         #: Of scores how many keys a query sees at most. An indexer chooses as many as a window has.
         self._windows = {
@@ -190,7 +190,7 @@ class TapHub:
     def begin(self, batch: Batch) -> None:
         """A forward pass starts."""
         self.batch = batch
-        self._captured, self._told = [], 0
+        self._captured, self._handed_out = [], 0
         if self.pauser:
             self.pauser.begin(batch)
 
@@ -228,7 +228,7 @@ class TapHub:
 
     def end(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
         """The pass is over: statistics [taps, 8], checksums [taps], the captured tensors that no pause has told of."""
-        captured, self._captured = self._captured[self._told :], []
+        captured, self._captured = self._captured[self._handed_out :], []
         if not self.policy.statistics:
             return None, None, captured
         stats, checksums = self.ledger.close()
@@ -264,10 +264,10 @@ class TapHub:
 
     def so_far(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
         """While paused: statistics and checksums of what has passed, the tap paused at included, and the tensors
-        captured since the last pause. A patch may still overwrite the tensor paused at, so it is told of again."""
+        captured since the last pause. A patch may still overwrite the tensor paused at, so it is reported again."""
         index, x, sequence, masked = self._standing
-        new = self._captured[self._told :]
-        self._told += sum(one.tap != index for one in new)
+        new = self._captured[self._handed_out :]
+        self._handed_out += sum(one.tap != index for one in new)
         if index in self.policy.tensors:
             new += self._cut(index, x, sequence)
         if not self.policy.statistics:

@@ -19,7 +19,7 @@ Row = tuple[Any, ...]
 
 _encode: Final = msgspec.msgpack.Encoder().encode
 
-#: Damaged rows of one query that are told one by one; further ones are as good as missing.
+#: Damaged rows of one query that are reported one by one; further ones are as good as missing.
 MOST_DAMAGED = 1000
 
 #: How a message names a row.

@@ -143,14 +143,14 @@ def test_a_dump_is_imported(base: Environment) -> None:
     ["generate demo", "check demo", "diagnose demo", "demo", "inspect demo", "run demo", "invariant demo",
      f"check {ONE}", f"diagnose {ONE} --model demo", f"replay {ONE} --verify demo", "attach --model demo -- true"],
 )  # fmt: skip
-def test_what_needs_an_engine_says_how_to_install_it(base: Environment, line: str) -> None:
+def test_what_needs_an_engine_reports_how_to_install_it(base: Environment, line: str) -> None:
     done = base.run("lockstep", *line.split())
     assert done.returncode == 3, done.stderr
     assert done.stderr.splitlines()[-1].endswith(": pip install 'lockstep-llm[engine]'"), done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
-def test_other_extras_are_told_as_well(base: Environment) -> None:
+def test_other_extras_are_reported_as_well(base: Environment) -> None:
     done = base.run("lockstep", "web")
     assert (done.returncode, done.stderr.splitlines()[-1][-32:]) == (
         3,

@@ -137,7 +137,7 @@ def test_the_home_screen_fits_any_size_and_ends_with_its_terminal(terminals: Cal
     here.nothing_is_left()
 
 
-def test_a_crash_is_told_and_restores_the_terminal(terminals: Callable[..., Terminal]) -> None:
+def test_a_crash_is_reported_and_restores_the_terminal(terminals: Callable[..., Terminal]) -> None:
     here = terminals()
     before = here.line_discipline()
     (here.directory / "crash.py").write_text(

@@ -124,7 +124,7 @@ async def test_a_browser_shows_the_screens_under_both_names(tmp_path: Path) -> N
         assert not [stated for stated in page.complaints if "Content Security Policy" in stated]
 
 
-async def test_a_port_that_is_taken_is_said(tmp_path: Path) -> None:
+async def test_a_port_that_is_taken_is_reported(tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()

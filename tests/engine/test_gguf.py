@@ -72,7 +72,7 @@ def test_logits_are_those_of_transformers(
 
 @pytest.mark.skipif(not STORIES.is_file(), reason="the shared data is not there")
 @pytest.mark.parametrize("tp", [1, 2, pytest.param(4, marks=pytest.mark.slow)])
-def test_stories260k_tells_the_known_story(tp: int, engine_of: Callable[[int], Engine]) -> None:
+def test_stories260k_reports_the_known_story(tp: int, engine_of: Callable[[int], Engine]) -> None:
     engine = engine_of(tp)
     engine.load(STORIES)
     engine.capture("logits")

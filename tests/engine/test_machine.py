@@ -1,4 +1,4 @@
-"""What memory is left, by the machine and by control groups, and how a kill for want of it is told."""
+"""What memory is left, by the machine and by control groups, and how a kill for want of it is reported."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_a_kill_by_the_kernel_is_told_from_one_by_somebody() -> None:
         assert "--chunk" in reported
 
 
-def test_a_full_gpu_is_told_with_what_takes_less() -> None:
+def test_a_full_gpu_is_reported_with_what_takes_less() -> None:
     """In torch's own words of 2.11, as far as they are of use."""
     message = (
         "CUDA out of memory. Tried to allocate 1.02 GiB. GPU 0 has a total capacity of 79.18 GiB of which 698.56 MiB "

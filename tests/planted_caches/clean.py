@@ -3,7 +3,7 @@
     python -m tests.planted_caches.clean [ours] [paged] [transformers] [vllm] [vllm_2] [--axis chunk,prefix]
 
 `--axis` is of vLLM's alone, on one rank and on two, as its runs take minutes: what is known of other axes stays. Writes
-clean.json, which docs/planted-caches.md tells of.
+clean.json, which docs/planted-caches.md reports on.
 """
 
 from __future__ import annotations

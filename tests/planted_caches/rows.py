@@ -20,8 +20,8 @@ Level = Literal["named", "place", "missed"]
 
 class Plant(msgspec.Struct, frozen=True, kw_only=True):
     """A bug: the function `name` puts it into `engine`, and `what` it does. It is to show along `axis` at the operation
-    `tap` first, of the row `first` (request, position), and `says` is what has to be told of the block and whose it is,
-    or, where no block is wrong, of what went wrong ("": the operation is all)."""
+    `tap` first, of the row `first` (request, position), and `says` is what has to be reported of the block and whose it
+    is, or, where no block is wrong, of what went wrong ("": the operation is all)."""
 
     name: str
     engine: Literal["paged", "vllm"]
@@ -39,7 +39,7 @@ class Plant(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.engine}-{self.ranks}-{self.name}"
 
 
-class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
+class Reported(msgspec.Struct, kw_only=True, omit_defaults=True):
     """What `invariant` reported along the row's axis: the first wrong operation, or what it says in place of one."""
 
     verdict: str
@@ -49,7 +49,7 @@ class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
     seconds: float = 0.0
 
     @classmethod
-    def of(cls, axis: dict[str, Any], seconds: float) -> Told:
+    def of(cls, axis: dict[str, Any], seconds: float) -> Reported:
         """Of an axis in `--json`."""
         bugs, tokens = axis["bugs"], axis.get("tokens", [])
         first = (bugs or tokens or [{}])[0]
@@ -62,8 +62,8 @@ class Told(msgspec.Struct, kw_only=True, omit_defaults=True):
 class Results(msgspec.Struct):
     """By key of the row: the last run, and the first of all, whatever came after it."""
 
-    rows: dict[str, Told] = {}
-    first_look: dict[str, Told] = {}
+    rows: dict[str, Reported] = {}
+    first_look: dict[str, Reported] = {}
 
     @classmethod
     def load(cls) -> Results:
@@ -83,15 +83,15 @@ class Results(msgspec.Struct):
 @cache
 def plants() -> dict[str, Plant]:
     """All rows by key, in the order of plants.toml."""
-    told = tomllib.loads((HERE / "plants.toml").read_text())["plant"]
-    return {one.key: one for one in msgspec.convert(told, list[Plant])}
+    reported = tomllib.loads((HERE / "plants.toml").read_text())["plant"]
+    return {one.key: one for one in msgspec.convert(reported, list[Plant])}
 
 
-def level(plant: Plant, told: Told) -> Level:
+def level(plant: Plant, reported: Reported) -> Level:
     """How well what was reported names the bug."""
-    if told.verdict != "bug" or told.tap != plant.tap or told.first != plant.first:
+    if reported.verdict != "bug" or reported.tap != plant.tap or reported.first != plant.first:
         return "missed"
-    return "named" if plant.says in told.text else "place"
+    return "named" if plant.says in reported.text else "place"
 
 
 class CleanPair(msgspec.Struct, frozen=True):
@@ -128,6 +128,7 @@ class CleanPairs(msgspec.Struct):
     @property
     def summary(self) -> str:
         """How many, and how many of them are accused."""
-        told = Counter(one.verdict for one in self.pairs)
-        bits = f"{told['equal']} with the same bits, {told['rounding']} that differ by rounding"
-        return f"{len(self.pairs)} pairs of runs, {told['bug']} accused, {told['inconclusive']} inconclusive ({bits})"
+        reported = Counter(one.verdict for one in self.pairs)
+        bits = f"{reported['equal']} with the same bits, {reported['rounding']} that differ by rounding"
+        accused = f"{reported['bug']} accused, {reported['inconclusive']} inconclusive"
+        return f"{len(self.pairs)} pairs of runs, {accused} ({bits})"

@@ -22,7 +22,7 @@ from tests import vllm_cpu
 from tests.checkpoints import tiny_checkpoint
 from tests.planted_caches import page
 from tests.planted_caches.in_process import PROGRAM, engine_in_process
-from tests.planted_caches.rows import HERE, Plant, Results, Told, level, plants
+from tests.planted_caches.rows import HERE, Plant, Reported, Results, level, plants
 
 ROOT = HERE.parents[1]
 PLUGIN = ROOT / "tests" / "workbench" / "attach" / "vllm_plugin"
@@ -43,7 +43,7 @@ def model_of(plant: Plant, folder: Path) -> Path:
     return tiny_checkpoint(folder, plant.model)
 
 
-def looked_for(plant: Plant, model: Path) -> Told:
+def looked_for(plant: Plant, model: Path) -> Reported:
     """One command, and what it reported."""
     start = time.monotonic()
     with mock.patch.dict(os.environ, {"PLANTED": plant.name}):
@@ -51,7 +51,7 @@ def looked_for(plant: Plant, model: Path) -> Told:
             found = on_vllm_along(plant.axis, model, plant.ranks)
         else:
             found = on_paged_along([plant.axis], model)
-    return Told.of(found.to_json()["axes"][0], time.monotonic() - start)
+    return Reported.of(found.to_json()["axes"][0], time.monotonic() - start)
 
 
 def on_paged_along(axes: Sequence[str], model: Path) -> lockstep.Invariance:
@@ -86,11 +86,14 @@ def main() -> None:
                 continue
             folder = Path(name) / plant.key
             folder.mkdir()
-            told, results = looked_for(plant, model_of(plant, folder)), Results.load()
-            results.rows[plant.key] = told
-            results.first_look.setdefault(plant.key, told)
+            reported, results = looked_for(plant, model_of(plant, folder)), Results.load()
+            results.rows[plant.key] = reported
+            results.first_look.setdefault(plant.key, reported)
             results.keep()
-            print(f"{plant.key}: {level(plant, told)}, {told.seconds:.0f} s\n    {told.text}", flush=True)
+            print(
+                f"{plant.key}: {level(plant, reported)}, {reported.seconds:.0f} s\n    {reported.text}",
+                flush=True,
+            )
     page.write(Results.load())
 
 

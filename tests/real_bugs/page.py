@@ -89,7 +89,7 @@ _NAMED = ("mechanism", "effect", "place", "wrong", "missed")
 
 
 def write(results: Results) -> None:
-    """Write the page: rows that have not been run are told as such."""
+    """Write the page: rows that have not been run are reported as such."""
     told, at_first = readings(), readings("first_look.toml")
     ran = [one for one in bugs().values() if one.name in results.rows]
     parts = [HEAD, _figures(ran, results, told, at_first)]

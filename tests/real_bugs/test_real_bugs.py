@@ -99,7 +99,7 @@ def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
         torch.compiler.set_stance("default")
 
 
-#: Bug -> what it replaces, and what is told of it.
+#: Bug -> what it replaces, and what is reported of it.
 HERE_AND_NOW: dict[str, tuple[object, str, str]] = {
     "window_one_wider": (masking_utils, "sliding_window_overlay", "the window of 8 is one token too wide"),
     "dynamic_rope_never_reset": (

@@ -25,10 +25,10 @@ Refusal = SessionError
 
 @dataclass(slots=True)
 class Shown:
-    """All that is shown of a file: by place what is read there, or the refusal; and what is told of the whole."""
+    """All that is shown of a file: by place what is read there, or the refusal; and what is reported of the whole."""
 
     places: dict[str, object] = field(default_factory=dict)
-    told: list[str] = field(default_factory=list)
+    reported: list[str] = field(default_factory=list)
 
 
 def recording(path: Path, steps: int = CHUNK_STEPS + 3, *, finished: bool = True) -> Path:
@@ -98,7 +98,7 @@ def shown(path: Path) -> Shown:
     try:
         with Session.open(path) as session:
             _read(session, result)
-            result.told += session.losses
+            result.reported += session.losses
     except SessionError as error:
         result.places["session"] = error
     return result
@@ -142,7 +142,7 @@ def _plain(value: object) -> object:
 def silent(whole: Shown, damaged: Shown) -> list[str]:
     """The places that show something else than the undamaged file without a word about it.
 
-    What is refused is told. A place that is not there any more must have been told of as a whole."""
+    What is refused is reported. A place that is not there any more must have been reported as a whole."""
     if isinstance(damaged.places.get("session"), SessionError):
         return []
     wrong = [
@@ -151,13 +151,13 @@ def silent(whole: Shown, damaged: Shown) -> list[str]:
         if not isinstance(value, SessionError) and value != whole.places.get(place)
     ]
     wrong += [place for place in whole.places if place not in damaged.places]
-    return [] if damaged.told else wrong
+    return [] if damaged.reported else wrong
 
 
 def changed(whole: Shown, damaged: Shown) -> bool:
     """Whether anything is not shown as it was."""
     return (
-        bool(damaged.told)
+        bool(damaged.reported)
         or any(
             isinstance(value, SessionError) or value != whole.places.get(place)
             for place, value in damaged.places.items()

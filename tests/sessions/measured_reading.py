@@ -75,7 +75,7 @@ def main(directory: str, memory: str, seconds: str, *kinds: str) -> None:
         began = time.process_time()
         stated = read_everything(path, limits)
         took = round(time.process_time() - began, 2)
-        reported = {"kind": kind, "peak_mib": peak_mib(), "seconds": took, "said": stated[:40]}
+        reported = {"kind": kind, "peak_mib": peak_mib(), "seconds": took, "printed": stated[:40]}
         print(json.dumps(reported), flush=True)
         path.unlink()
 

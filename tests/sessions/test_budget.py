@@ -91,7 +91,9 @@ def test_whole_taps_go_last_and_the_largest_first() -> None:
 @given(
     budget=st.integers(0, 3000), seeds=st.lists(st.integers(0, 9), max_size=3, unique=True), data=st.data()
 )
-def test_the_budget_holds_and_every_loss_is_said(budget: int, seeds: list[int], data: st.DataObject) -> None:
+def test_the_budget_holds_and_every_loss_is_reported(
+    budget: int, seeds: list[int], data: st.DataObject
+) -> None:
     dtype = data.draw(st.sampled_from(["float32", "float16"]))
     tensors = [
         TensorRecord(t.tap, t.rank, seed, t.array, t.dtype)

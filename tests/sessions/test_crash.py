@@ -196,7 +196,7 @@ def test_a_directory_that_cannot_be_written(tmp_path: Path) -> None:
         tmp_path.chmod(0o700)
 
 
-def test_a_closed_writer_says_so(tmp_path: Path) -> None:
+def test_a_closed_writer_reports_it(tmp_path: Path) -> None:
     writer = create(tmp_path / "a.session")
     writer.close()
     writer.close()

@@ -268,7 +268,7 @@ def test_branches_and_steps_can_be_chosen(tmp_path: Path) -> None:
             diff(session, session, seqs=[4])
 
 
-def test_nothing_in_common_is_said(tmp_path: Path) -> None:
+def test_nothing_in_common_is_reported(tmp_path: Path) -> None:
     a = golden(tmp_path / "a.session")
     SessionWriter.create(tmp_path / "b.session", taps=a.taps, ranks=1, meta=SessionMeta()).close()
     with pytest.raises(SessionError, match="nothing to compare"):

@@ -33,7 +33,7 @@ def check(directory: Path, steps: int, count: int, *, log: bool) -> None:
     whole = recording(directory / "whole.session", steps, finished=not log)
     name: Callable[[Path], Path] = files.wal_of if log else Path
     before = shown(whole)
-    assert (verify(whole), before.told) == ([], [])
+    assert (verify(whole), before.reported) == ([], [])
     harmless = 0
     for byte, bit in flips(name(whole), count, seed=count):
         path = directory / "a.session"
@@ -89,7 +89,7 @@ def read_arrays(session: Session) -> list[int]:
         ("DELETE FROM blobs WHERE id = 3", "captured", "tensors of step 2 of branch 0: the content 3"),
     ],
 )  # fmt: skip
-def test_damage_is_told_with_its_place_and_the_rest_is_readable(
+def test_damage_is_reported_with_its_place_and_the_rest_is_readable(
     tmp_path: Path, statement: str, read: str, words: str
 ) -> None:
     path = tamper(write(tmp_path / "a.session", 4), statement, sealed=False)
@@ -114,7 +114,7 @@ def test_damage_is_told_with_its_place_and_the_rest_is_readable(
         ("DELETE FROM totals WHERE name = 'steps'", "number of rows of 'steps': it is missing"),
     ],
 )
-def test_what_is_missing_of_the_whole_is_told(tmp_path: Path, statement: str, words: str) -> None:
+def test_what_is_missing_of_the_whole_is_reported(tmp_path: Path, statement: str, words: str) -> None:
     with create(tmp_path / "a.session", source="me") as writer:
         for step in range(3):
             writer.step(0, record(step))
@@ -188,7 +188,7 @@ def test_old_files_are_read_and_not_protected(tmp_path: Path) -> None:
 def places(path: Path) -> dict[str, object]:
     """What a sound session shows."""
     found = shown(path)
-    assert not found.told
+    assert not found.reported
     return found.places
 
 

@@ -147,7 +147,7 @@ def test_equal_replicas_are_one_array(tmp_path: Path) -> None:
         assert session.rebuilt("embed", step=0).array is one
 
 
-def test_a_damaged_tensor_is_told_of(tmp_path: Path) -> None:
+def test_a_damaged_tensor_is_reported_of(tmp_path: Path) -> None:
     path = tamper(write(tmp_path / "a.session", 1), "UPDATE blobs SET data = x'00'")
     with Session.open(path) as session, keeping(session):
         for _ in range(2):

@@ -56,7 +56,7 @@ def test_all_of_it_survives(tmp_path: Path) -> None:
         assert session.branches()[0].rules == {"mask": "additive"}
 
 
-def test_a_share_tells_its_statistics() -> None:
+def test_a_share_reports_its_statistics() -> None:
     (share,) = WHOLE.weights[0]
     assert (share.statistic("rms"), share.statistic("absmax"), share.equal, share.empty) == (
         3.0,

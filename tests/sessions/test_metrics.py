@@ -78,7 +78,7 @@ def test_one_element_finite_on_one_side_only_is_infinitely_far(engine: float, go
     assert not found.equal
 
 
-def test_shapes_that_differ_are_said_and_not_broadcast() -> None:
+def test_shapes_that_differ_are_reported_and_not_broadcast() -> None:
     found = metrics(np.ones((2, 1)), np.ones((2, 3)))
     assert found.shapes == ((2, 1), (2, 3))
     assert not found.equal

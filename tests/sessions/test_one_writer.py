@@ -57,14 +57,14 @@ def writer_process(path: Path, how: str = "new") -> Iterator[subprocess.Popen[st
             process.stdin.close()
 
 
-def said(process: subprocess.Popen[str]) -> str:
+def printed(process: subprocess.Popen[str]) -> str:
     return process.stdout.readline().strip()
 
 
 def do_step(process: subprocess.Popen[str]) -> str:
     process.stdin.write("\n")
     process.stdin.flush()
-    return said(process)
+    return printed(process)
 
 
 def names(directory: Path) -> list[str]:
@@ -74,10 +74,10 @@ def names(directory: Path) -> list[str]:
 def test_a_second_process_cannot_replace_what_a_first_records(tmp_path: Path) -> None:
     path = tmp_path / "a.session"
     with writer_process(path) as first:
-        assert said(first) == "open"
+        assert printed(first) == "open"
         assert [do_step(first) for _ in range(35)] == [str(step) for step in range(35)]
         with writer_process(path, "over") as second:
-            reported = said(second)
+            reported = printed(second)
         assert reported.startswith("SessionBusy: ")
         assert f"is being recorded by process {first.pid}." in reported
         assert do_step(first) == "35"
@@ -91,7 +91,7 @@ def test_a_second_process_cannot_replace_what_a_first_records(tmp_path: Path) ->
 def test_a_killed_writer_blocks_nobody(tmp_path: Path) -> None:
     path = tmp_path / "a.session"
     with writer_process(path) as first:
-        said(first)
+        printed(first)
         do_step(first)
         first.send_signal(signal.SIGKILL)
         first.wait()
@@ -210,7 +210,7 @@ def test_removing_is_refused_while_somebody_records(tmp_path: Path) -> None:
 def test_removing_takes_what_a_killed_writer_left(tmp_path: Path) -> None:
     path = tmp_path / "a.session"
     with writer_process(path) as first:
-        said(first)
+        printed(first)
         do_step(first)
         first.kill()
         first.wait()
@@ -266,7 +266,7 @@ def test_a_second_writer_through_a_linked_folder_is_refused(tmp_path: Path) -> N
         with pytest.raises(SessionBusy):
             SessionWriter.reopen(linked / "a.session")
         with writer_process(linked / "a.session", "over") as second:
-            assert said(second).startswith("SessionBusy: ")
+            assert printed(second).startswith("SessionBusy: ")
         first.step(0, record(1))
     assert verify(folder / "a.session") == []
 

@@ -134,7 +134,7 @@ def links_writers(seed: int, directory: Path) -> None:
     (directory / "linked").symlink_to(folder)
     link.symlink_to(path)
     with test_one_writer.writer_process(path) as first:
-        assert test_one_writer.said(first) == "open"
+        assert test_one_writer.printed(first) == "open"
         os.link(path, other)
         for step in range(steps):
             assert test_one_writer.do_step(first) == str(step)

@@ -84,7 +84,7 @@ def host_process(*words: str) -> Iterator[HostProcess]:
 
 
 def check_tokens(path: Path, told: int) -> None:
-    """Every step that was told of is recorded, with the tokens of an undisturbed run."""
+    """Every step that was reported is recorded, with the tokens of an undisturbed run."""
     assert verify(path) == []
     with Session.open(path) as session:
         assert len(session.steps()) > told, f"{len(session.steps())} steps; step {told} was told of"
@@ -216,7 +216,7 @@ def stop_rank(seed: int, directory: Path) -> None:
 
 
 def run_live(steps: int, path: Path) -> None:
-    """So many steps under a host, every one of which is there for a reader as soon as it was told of."""
+    """So many steps under a host, every one of which is there for a reader as soon as it was reported."""
     with host_process(*live(model(), path)) as host:
         connection = host.ready()
         connection.send(RequestFrame(1, LineRequest(f"next {steps}")))

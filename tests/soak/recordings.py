@@ -172,11 +172,11 @@ def two_writers(seed: int, directory: Path) -> None:
     chance, path = random.Random(seed), directory / "a.session"
     done = chance.randrange(40)
     with test_one_writer.writer_process(path) as first:
-        assert test_one_writer.said(first) == "open"
+        assert test_one_writer.printed(first) == "open"
         for step in range(done):
             assert test_one_writer.do_step(first) == str(step)
         with test_one_writer.writer_process(path, chance.choice(("over", "new"))) as second:
-            told = test_one_writer.said(second)
+            told = test_one_writer.printed(second)
         assert told.startswith("Session"), told
         assert "open" not in told.split(), told
         assert test_one_writer.do_step(first) == str(done)

@@ -36,8 +36,8 @@ is begun any more: "17 of 30" are 17 that were made of 30 that were planned.
 
 @dataclass(frozen=True, slots=True)
 class Catalogue:
-    """A module with TRIALS (and, where its tries share something that takes long, `prepare()`), the page that tells of
-    them, how it opens, and for how long tries are begun."""
+    """A module with TRIALS (and, where its tries share something that takes long, `prepare()`), the page that reports
+    on them, how it opens, and for how long tries are begun."""
 
     module: str
     page: Path

@@ -27,7 +27,7 @@ def test_nothing_is_lost_in_150_steps() -> None:
     assert attempt(trial, 0) == ""
 
 
-def test_what_is_lost_hangs_or_stays_behind_is_told() -> None:
+def test_what_is_lost_hangs_or_stays_behind_is_reported() -> None:
     def fails(seed: int, directory: Path) -> None:
         raise ValueError(f"no {directory}/x")
 
@@ -38,15 +38,15 @@ def test_what_is_lost_hangs_or_stays_behind_is_told() -> None:
     def litters(seed: int, directory: Path) -> None:
         (directory / "tmp" / "file").touch()
 
-    def said(act: object) -> str:
+    def printed(act: object) -> str:
         return attempt(Trial("x", "", "", act, 1, seconds=0.2), 0)  # type: ignore[arg-type]
 
-    assert said(fails).endswith("ValueError no …/x")
-    assert said(hangs).endswith("TooSlow took more than 0.2 s")
-    assert said(litters) == "left in the temporary folder: file"
+    assert printed(fails).endswith("ValueError no …/x")
+    assert printed(hangs).endswith("TooSlow took more than 0.2 s")
+    assert printed(litters) == "left in the temporary folder: file"
 
 
-def test_the_table_tells_losses_and_tries_that_were_not_made() -> None:
+def test_the_table_reports_losses_and_tries_that_were_not_made() -> None:
     tally = Tally(TRIALS[0], tries=7, seconds=12.3, lost={3: "a step"})
     page = table([tally])
     assert f"| 7 of {TRIALS[0].tries} | 6 | 1 | 12 |" in page

@@ -16,7 +16,7 @@ from tests.workbench.added_packages import installed
 
 RECORDED = Path(__file__).resolve().parents[2] / "sessions" / "recorded" / "mask-additive.session"
 
-#: What a reader, a door and an exporter may be, and what is said of it.
+#: What a reader, a door and an exporter may be, and what is reported of it.
 NONSENSE = {
     "import nothing_of_that_name\n": "cannot be imported: ModuleNotFoundError: No module named 'nothing_of_that_name'",
     "x = 1 / 0\n": "cannot be imported: ZeroDivisionError",
@@ -43,7 +43,7 @@ def readers(folder: Path, text: str, name: str = "acme", package: str = "lockste
 
 
 @pytest.mark.parametrize("text", NONSENSE | GIVES, ids=str.strip)
-def test_a_reader_that_is_none_is_told_with_its_package(
+def test_a_reader_that_is_none_is_reported_with_its_package(
     text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with readers(tmp_path, text):
@@ -56,7 +56,7 @@ def test_a_reader_that_is_none_is_told_with_its_package(
 
 
 @pytest.mark.parametrize("body", RUNS)
-def test_a_run_that_is_none_is_told_with_its_package(
+def test_a_run_that_is_none_is_reported_with_its_package(
     body: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     text = (

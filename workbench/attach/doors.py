@@ -54,7 +54,7 @@ def _opened(by: Extension) -> EngineDoor:
     return door
 
 
-def told_inside(doors: Mapping[str, EngineDoor]) -> str:
+def settings_inside(doors: Mapping[str, EngineDoor]) -> str:
     """The doors as the variable LOCKSTEP_TAP_DOORS has them: module, engine, function and file, a line each."""
     return "\n".join(
         f"{module}\t{name}\t{function}\t{door.file.absolute()}"

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from lockstep.sessions.text import clean
-from lockstep.workbench.attach.doors import EngineDoor, doors, told_inside
+from lockstep.workbench.attach.doors import EngineDoor, doors, settings_inside
 from lockstep.workbench.attach.group import run_in_group
 from lockstep.workbench.attach.reports import (
     Remark,
@@ -102,7 +102,7 @@ def attach(command: Sequence[str], dump: Path, asked: TapRequest, scratch: Path 
     """
     weights = asked.capture == "weights"
     added, wrong = doors(asked.engine, ENGINES)
-    environment = {**_environment(os.environ, dump, asked), "LOCKSTEP_TAP_DOORS": told_inside(added)}
+    environment = {**_environment(os.environ, dump, asked), "LOCKSTEP_TAP_DOORS": settings_inside(added)}
     try:
         if weights:
             done = partial(weights_are_there, dump)

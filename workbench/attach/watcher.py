@@ -217,19 +217,19 @@ def main() -> None:
     for descriptor in (lifeline, report):
         os.set_inheritable(descriptor, False)
 
-    def say(what: str, value: int) -> None:
+    def send(what: str, value: int) -> None:
         with suppress(OSError):
             os.write(report, f"{what} {value}\n".encode())
 
     try:
         watcher = Watcher(starter, group, patience, grace, command)
     except OSError as error:
-        say("failed", error.errno or 0)
+        send("failed", error.errno or 0)
         return
-    say("started", watcher.child)
+    send("started", watcher.child)
     if watcher.until_ended(lifeline):
         watcher.end_rest(watcher.patience)
-        say("ended", watcher.code or 0)
+        send("ended", watcher.code or 0)
         return
     watcher.send_all(signal.SIGTERM)
     with _held(folder, modules):

@@ -111,7 +111,7 @@ Told = Callable[[str], None]
 
 
 def measure(
-    contenders: Sequence[Contender], plan: Plan, baseline: str, told: Told = lambda what: None
+    contenders: Sequence[Contender], plan: Plan, baseline: str, report: Told = lambda what: None
 ) -> list[BenchRow]:
     """Every row of the plan, and the load times. A contender that cannot run a workload has no figure there."""
     rows = [
@@ -120,12 +120,12 @@ def measure(
         ))
     ]  # fmt: skip
     for batch in plan.batches:
-        told(f"decode, {batch} at a time")
+        report(f"decode, {batch} at a time")
         rows.append(
             _row("decode", batch, contenders, Workload(batch, PROMPT, plan.warm_up + plan.steps), plan)
         )
     for length in plan.lengths:
-        told(f"prefill of {length}")
+        report(f"prefill of {length}")
         rows.append(_row("prefill", length, contenders, Workload(1, length, 0), plan))
     return [_with_ratios(row, baseline) for row in rows]
 

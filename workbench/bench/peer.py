@@ -108,22 +108,22 @@ def main() -> int:
     spec = msgspec.json.decode(sys.argv[1], type=PeerSpec)
     with socket.socket(fileno=spec.socket) as host, host.makefile("rb") as asked:
 
-        def tell(answer: PeerAnswer) -> None:
+        def send(answer: PeerAnswer) -> None:
             host.sendall(msgspec.json.encode(answer) + b"\n")
 
         try:
             run, seconds = LIBRARIES[spec.library](spec)
         except Exception as error:  # a library raises what it likes over a checkpoint: told, and the end
-            tell(PeerFailure(f"{type(error).__name__}: {printable(error, 300)}"))
+            send(PeerFailure(f"{type(error).__name__}: {printable(error, 300)}"))
             return 0
-        tell(PeerReady(seconds, held_on(spec.device).now))
+        send(PeerReady(seconds, held_on(spec.device).now))
         for line in asked:
             try:
                 before = held_on(spec.device).now
                 timing = run(WORKLOADS.decode(line))
-                tell(PeerTiming(replace(timing, bytes=held_on(spec.device).peak - before)))
+                send(PeerTiming(replace(timing, bytes=held_on(spec.device).peak - before)))
             except Exception as error:  # of this workload alone
-                tell(PeerFailure(f"{type(error).__name__}: {printable(error, 300)}"))
+                send(PeerFailure(f"{type(error).__name__}: {printable(error, 300)}"))
     return 0
 
 

@@ -23,7 +23,7 @@ class CloserLook:
     layers: range = range(0)
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """The tensors in words."""
         if self.tensors == ("*",):
             return "all taps"

@@ -21,7 +21,7 @@ def with_runs(event: GoldenEvent, found: Sequence[Invariant]) -> GoldenEvent:
     agree = [one.name for one in tried if one.result == "holds"]
     notes = [f"runs that agree: {'; '.join(agree)}"] if agree else []
     notes += [
-        f"runs that do not agree: {one.name} ({one.told}): {one.means}"
+        f"runs that do not agree: {one.name} ({one.summary}): {one.means}"
         for one in tried
         if one.result == "broken"
     ]

@@ -50,7 +50,7 @@ NEEDS_MODEL = "give its checkpoint: lockstep diagnose {name} --model MODEL"
 #: Of what was not recorded so much is listed.
 _SHOWN = 4
 
-#: What is told while a reference is recorded: how many passes of how many.
+#: What is reported while a reference is recorded: how many passes of how many.
 Counted = Callable[[int, int], None]
 
 
@@ -67,25 +67,25 @@ def diagnose_recording(
     reproducing: bool | None = False,
     progress: Counted = lambda done, of: None,
     warn: Callable[[str], None] = lambda text: None,
-    say: Callable[[str], None] = lambda text: None,
+    report: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
     """Judge and explain a branch of a recording of `checkpoint`; `golden` and `floor` as in `Reference`.
 
     Without a golden session a reference by transformers is recorded on its tokens, unless `record` is False: then
-    operations are judged on their own inputs alone. `seconds` and `reproducing` as in `diagnose`; `say` hears what is
-    done now. DiagnosisError where
+    operations are judged on their own inputs alone. `seconds` and `reproducing` as in `diagnose`; `report` hears what
+    is done now. DiagnosisError where
     the recording holds too little to judge; CheckpointError and ConfigError from the checkpoint.
     """
     facts = Facts.of(checkpoint, session.meta.config.dtype or "float32")
     if golden is None and record:
-        say("looking for a reference on the recorded tokens")
+        report("looking for a reference on the recorded tokens")
         golden, floor = _reference(session, branch, checkpoint, facts.dtype, device, progress, warn)
     with ExitStack() as stack:
         truth = None if golden is None else stack.enter_context(Session.open(golden, UNLIMITED))
         noise = None if floor is None else stack.enter_context(Session.open(floor, UNLIMITED))
         stack.enter_context(keeping(session, truth, noise))
         rests = coverage(session, truth, branch=branch)
-        say("judging each operation on its own inputs, and naming causes")
+        report("judging each operation on its own inputs, and naming causes")
         found = diagnose(
             session, facts, golden=truth, floor=noise, branch=branch, seconds=seconds, reproducing=reproducing
         )
@@ -98,7 +98,7 @@ def diagnose_recording(
         causes, moved = list(found.causes), None
         judgement = _alone(session, branch, found)
         if truth is not None and found.judged:
-            say("comparing with the reference")
+            report("comparing with the reference")
             try:
                 judgement = reconciled(judge(Recordings.of(session, truth, noise, branch), facts), found)
                 judgement = excused(judgement, found, contradiction(truth, noise))

@@ -47,8 +47,8 @@ def regression(run: Session, baseline: Session, *, bitwise: bool = False) -> Reg
     return replace(reported, verdict="inconclusive", why=why) if why else reported
 
 
-def _doubt(told: Regression, baseline: RowSide) -> str:
-    found, rests = told.comparison, told.coverage
+def _doubt(regression: Regression, baseline: RowSide) -> str:
+    found, rests = regression.comparison, regression.coverage
     if not found.rows:
         return "no sequence reads the tokens of the baseline: give both runs the same prompts, and decode greedily"
     if rests.misplaced:

@@ -11,9 +11,9 @@ from rich.console import Console
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.attach_options import EngineName, Only, Passes
 from lockstep.workbench.cli.check import code_of
-from lockstep.workbench.cli.import_dump import tell_rest
+from lockstep.workbench.cli.import_dump import report_rest
 from lockstep.workbench.cli.progress import Status
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export.diagnosis_text import render_diagnosis
 from lockstep.workbench.export.json import dumps
@@ -70,7 +70,8 @@ def attach_to(
     """Run an engine's own command, tap every rank of it, and make a session of what it computed.
 
     vLLM, SGLang, nano-vllm and transformers are found in whatever process they run, without a change to them; what is
-    set in the engine for that (eager mode; of SGLang no prefix cache) is told. An engine that dies leaves what it did.
+    set in the engine for that (eager mode; of SGLang no prefix cache) is reported. An engine that dies leaves what it
+    did.
 
     Exit code: the command's own where it is not 0; 6 in place of its 1. 3: no rank wrote anything. With --model as of
     `diagnose`: 1 where something is wrong, 6 where the recording cannot tell, as where the runs of CMD generate
@@ -101,12 +102,12 @@ def _report(runs: AttachedRuns, as_json: bool) -> None:
         print(dumps(runs.to_json()))
         return
     if result is None:
-        tell(imported.coverage.in_words())
-        tell("one run, not judged: there is no --model to hold it against")
-    tell_rest(imported)
+        report_line(imported.coverage.in_words())
+        report_line("one run, not judged: there is no --model to hold it against")
+    report_rest(imported)
     if runs.text:
-        tell(runs.text)
+        report_line(runs.text)
     elif changed:
-        tell("whether the command generates the same without the tap was not tried (--compare-text)")
+        report_line("whether the command generates the same without the tap was not tried (--compare-text)")
     if result is not None:
         render_diagnosis(result.event, Console(highlight=False, soft_wrap=True, stderr=True))

@@ -31,7 +31,7 @@ from lockstep.workbench.bench.measure import QUICK, BenchRow, Plan, fitted, meas
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.bench_plot import of_rows
 from lockstep.workbench.export.json import dumps
@@ -91,9 +91,9 @@ def bench(
     with ExitStack() as stack, Status() as status:
         contenders, missing = _contenders(opened, asked, config, plan, cores, stack, status)
         baseline = next((one.name for one in contenders if one.name in asked), _OURS)
-        rows = measure(contenders, plan, baseline, status.say)
+        rows = measure(contenders, plan, baseline, status.report)
     for why in missing:
-        tell(f"error: {why}")
+        report_line(f"error: {why}")
     if as_json:
         print(dumps({
             "model": opened.name, "tp": tp, "device": device, "dtype": config.dtype, "threads": cores,
@@ -105,7 +105,7 @@ def bench(
     drawn = standalone(line_charts(of_rows(rows), f"{opened.name} on this machine"))
     lost = write_report(plot, lambda out: out.write(drawn))
     for words in lost:
-        tell(f"error: {words}")
+        report_line(f"error: {words}")
     raise typer.Exit(Exit.CANNOT_LOAD if missing else Exit.NOT_SAVED if lost else Exit.OK)
 
 
@@ -123,7 +123,7 @@ def _contenders(
     stack: ExitStack, status: Status,
 ) -> tuple[list[Contender], list[str]]:  # fmt: skip
     """Those that can be had, loaded, and a line for each library that cannot."""
-    status.say(f"loading {opened.name}")
+    status.report(f"loading {opened.name}")
     engine, seconds = loaded_engine(opened.path, config)
     stack.callback(engine.close)
     held = memory_of(engine).now
@@ -133,7 +133,7 @@ def _contenders(
     ]  # fmt: skip
     missing = []
     for name in asked:
-        status.say(f"loading {name}")
+        status.report(f"loading {name}")
         try:
             if name == "llama.cpp":
                 need_readable(opened.path, "llama.cpp")

@@ -15,7 +15,7 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export import csv, junit
 from lockstep.workbench.export.cases import cases
@@ -126,7 +126,7 @@ def check(
 ) -> None:
     """Hold the engine against transformers or llama.cpp: prefill and decode, teacher-forced, tap by tap.
 
-    A recording is held against transformers on the tokens that it read; what the verdict rests on is said first.
+    A recording is held against transformers on the tokens that it read; what the verdict rests on is reported first.
 
     Exit code 0: it matches. 1: it diverged, and the first wrong operation is named. 3: it matches, but what was to be
     saved could not be. 6: inconclusive, the reference overflows at this dtype, or a recording does not carry a verdict.
@@ -134,7 +134,7 @@ def check(
     recording = session_of(target)
     with ScratchFolder.make("check") as scratch:
         with Status() as status:
-            status.say(STARTING)
+            status.report(STARTING)
             from lockstep.workbench.library import judging  # seconds, on a slow machine
 
             found = judging.check(
@@ -178,9 +178,9 @@ def _ended(found: Verdict, place: Path | None, save: Path | None, lost: list[str
     if found.lost:
         lost = [f"{found.place} lacks {found.lost}", *lost]
     for words in lost:
-        tell(f"error: {words}")
+        report_line(f"error: {words}")
     if place is not None and not as_json:
-        tell(f"recorded in {place}")
+        report_line(f"recorded in {place}")
     # A divergence is told before a loss: whoever reads the code must not take a wrong model for a full disk.
     asked_for = lost if save is not None or not found.lost else lost[1:]
     return code_of(found.event) or (Exit.NOT_SAVED if asked_for else Exit.OK)

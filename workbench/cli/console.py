@@ -11,7 +11,7 @@ from types import FrameType
 
 from lockstep.sessions import clean
 from lockstep.workbench.cli import ending
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.debugger.answers import Expectation, Failure, Group, Result, Stop
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.errors import CommandError, Interrupted, RunEnded
@@ -49,7 +49,7 @@ class Console:
             finally:
                 self.debugger.settings.in_script = False
             if self.failure is not None:
-                tell(f"error: {where}: {self.failure.message}")
+                report_line(f"error: {where}: {self.failure.message}")
                 return Exit(self.failure.exit_code)
             if self.timed_out or self.interrupted:
                 return self.ended(where)
@@ -85,7 +85,7 @@ class Console:
         )
         if self.as_json:
             print(dumps(Failure("OutOfTime", message, int(Exit.TIMEOUT)).to_json()), flush=True)
-        tell(f"error: {message}")
+        report_line(f"error: {message}")
 
     def show(self, line: str, result: Result) -> None:
         """One answer on stdout."""

@@ -17,7 +17,7 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.checking.pipeline import CheckResult
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.progress import Status
-from lockstep.workbench.cli.story import Chapter, Teller, tell
+from lockstep.workbench.cli.story import Chapter, Narrator, run_story
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export.check_text import explain, table, verdict
 from lockstep.workbench.export.json import dumps
@@ -51,14 +51,14 @@ def demo(
     directory.mkdir(parents=True, exist_ok=True)
     with Status() as status:
         aloud = Aloud(status, Console(highlight=False, soft_wrap=True))
-        runs = tell(Quiet(status) if as_json else aloud, directory, tp=tp, fast=fast)
+        runs = run_story(Quiet(status) if as_json else aloud, directory, tp=tp, fast=fast)
     if as_json:
         print(dumps({"tp": tp, "runs": [run.to_json() for run in runs]}))
     if [run.result.matches for run in runs] != [True, False, True]:
         raise typer.Exit(Exit.DIVERGED)
 
 
-class Quiet(Teller):
+class Quiet(Narrator):
     """Tells nothing but what is being done."""
 
     def __init__(self, status: Status) -> None:

@@ -99,7 +99,7 @@ def diagnose(
     Exit code 0: nothing is wrong. 1: something is, and the causes are named. 6: inconclusive.
     """
     with Status() as status:
-        status.say(STARTING)
+        status.report(STARTING)
         from lockstep.workbench.library import judging  # seconds, on a slow machine
 
         found = judging.diagnose(

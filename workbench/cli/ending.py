@@ -74,7 +74,7 @@ def _begin(number: int) -> None:
 
 def _leave() -> None:
     _in_a_while(_LAST_GRACE, lambda: os._exit(128 + _received))
-    os._exit(say(_received))
+    os._exit(report_signal(_received))
 
 
 def _in_a_while(seconds: float, act: Callable[[], None]) -> None:
@@ -88,7 +88,7 @@ def received() -> int:
     return _received
 
 
-def say(number: int) -> int:
+def report_signal(number: int) -> int:
     """Fold what this process still records; one line on stderr says what has ended it, and what is kept. Returns the
     exit code."""
     recorded = sys.modules.get("lockstep.workbench.inferior.session")  # not imported: nothing was recorded

@@ -15,7 +15,7 @@ from lockstep.engine.scratch import ScratchFolder, deliver
 from lockstep.engine.text import bytes_text
 from lockstep.sessions import Session
 from lockstep.sessions.text import clean
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.added import exporters, write_added
 from lockstep.workbench.export.kinds import KINDS
@@ -92,7 +92,7 @@ def export(
 ) -> None:
     """Write a session as files for others: a bug report, a spreadsheet, a CI.
 
-    FILE `-` is stdout. What was left out to keep a page small is said, in it and on stderr.
+    FILE `-` is stdout. What was left out to keep a page small is reported, in it and on stderr.
     """
     session = find_session(session)
     files = (html, svg, png, csv_file, json_file, junit_file)
@@ -123,7 +123,7 @@ def export(
                 raise UsageError(f"--to {by.name}: {problem}") from None
         cut = written.story.cut if html or json_file else opened.losses
     for words in cut:
-        tell(f"left out: {words}")
+        report_line(f"left out: {words}")
 
 
 def _check_targets(targets: dict[str, Path | None], session: Path) -> None:
@@ -211,7 +211,7 @@ def _put_in_place(path: Path, write: Callable[[Path], None]) -> None:
         raise OSError(
             f"cannot write {path}: {error.strerror or error}. What was there is unchanged."
         ) from error
-    tell(f"wrote {path} ({bytes_text(path.stat().st_size)})")
+    report_line(f"wrote {path} ({bytes_text(path.stat().st_size)})")
 
 
 def _into(fresh: Path, content: Content) -> None:

@@ -17,7 +17,7 @@ from lockstep.workbench.cli import options
 from lockstep.workbench.cli.comparison import comparison_text
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.streaming import display
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.inferior.destination import may_write
@@ -147,7 +147,7 @@ def generate(
 
 
 def _close(recorder: StepRecorder, lost: list[RecordingLost]) -> None:
-    """Close the session. What it lacks is told when all else was."""
+    """Close the session. What it lacks is reported when all else was."""
     try:
         recorder.close()
     except RecordingLost as error:
@@ -190,7 +190,7 @@ def _report_speed(sequences: Sequence[Generated], speed: Speed) -> None:
     stated = f"{read} prompt tokens in {speed.prefill_seconds:.2f} s, {written} new tokens"
     if speed.decode_steps:
         stated += f" at {speed.tokens_per_second:.1f} tokens/s, {speed.bandwidth / 1e9:.2f} GB/s of weights"
-    tell(stated)
+    report_line(stated)
 
 
 def _report_where(inferior: Inferior) -> None:
@@ -205,8 +205,8 @@ def _report_where(inferior: Inferior) -> None:
         "paged FlashAttention where no tap looks" if unpaged is None else f"attention by SDPA: {unpaged}"
     )
     how = "as CUDA graphs" if unrepeatable is None else f"kernel by kernel: {unrepeatable}"
-    tell(f"{stated}; decode steps {how}")
+    report_line(f"{stated}; decode steps {how}")
 
 
 def _warn(message: str) -> None:
-    tell(f"warning: {message}")
+    report_line(f"warning: {message}")

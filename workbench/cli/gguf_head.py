@@ -30,7 +30,7 @@ def head_lines(headers: dict[Path, GgufHeader]) -> Iterator[str]:
         yield f"  {clean(key, limit=60):{longest}}  {_text(value)}"
 
 
-def metadata_told(headers: dict[Path, GgufHeader]) -> dict[str, object]:
+def metadata_fields(headers: dict[Path, GgufHeader]) -> dict[str, object]:
     """The first file's metadata as JSON; of an array its element type, its length and its first elements."""
     return {
         key: value

@@ -27,7 +27,7 @@ from lockstep.workbench.exit_codes import Exit
 
 def main() -> int:
     """The program; returns an exit code."""
-    # Imported here, within the outermost net: a damaged installation is told of as well.
+    # Imported here, within the outermost net: a damaged installation is reported as well.
     from lockstep.engine.scratch import ScratchFolder
     from lockstep.sessions.text import clean
     from lockstep.workbench.cli.ending import SIGNALS

@@ -10,7 +10,7 @@ import typer
 from lockstep.engine.extras import install, is_installed
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.progress import Status
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.foreign.added import ELSEWHERE, format_names, open_dump
@@ -74,7 +74,7 @@ def import_dump(
         print(dumps(imported.to_json()))
         return
     print(imported.coverage.in_words())
-    tell_rest(imported)
+    report_rest(imported)
 
 
 def _asked(words: list[str]) -> tuple[str, Path]:
@@ -95,12 +95,12 @@ def _asked(words: list[str]) -> tuple[str, Path]:
     if len(found) != 1:
         seen = f"has files of {' and '.join(found)}" if found else "its format is not recognised"
         raise UsageError(f"{folder}: {seen}; name it: {name_it}")
-    tell(f"format {found[0]}, by the names of the files in {folder}")
+    report_line(f"format {found[0]}, by the names of the files in {folder}")
     return found[0], Path(folder)
 
 
-def tell_rest(imported: ImportedRun) -> None:
+def report_rest(imported: ImportedRun) -> None:
     """On stderr, what else there is to know of it than the coverage."""
     for line in imported.lines():
-        tell(line)
-    tell(f"recorded in {imported.session}")
+        report_line(line)
+    report_line(f"recorded in {imported.session}")

@@ -23,7 +23,7 @@ from lockstep.engine.parallel import shards
 from lockstep.engine.text import bytes_text
 from lockstep.sessions.text import clean
 from lockstep.workbench.cli import options
-from lockstep.workbench.cli.gguf_head import head_lines, metadata_told
+from lockstep.workbench.cli.gguf_head import head_lines, metadata_fields
 from lockstep.workbench.cli.inspect_pair import inspect_pair
 from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.json import dumps
@@ -76,8 +76,8 @@ def inspect(
         _need_some([name for name in names if fnmatchcase(name, tensor)], tensor)
         found = survey(source, model.config, tp=tp, ep=ep, pattern=tensor, statistics=statistics)
         if as_json:
-            tensors = [_told(one, model.config) for one in found]
-            head = {"metadata": metadata_told(source.headers)} if isinstance(source, GgufSource) else {}
+            tensors = [_tensor_facts(one, model.config) for one in found]
+            head = {"metadata": metadata_fields(source.headers)} if isinstance(source, GgufSource) else {}
             print(dumps(asdict(_summary(model, names)) | head | {"tp": tp, "tensors": tensors}))
             return
         print(clean(_headline(model, names), newlines=True))
@@ -123,7 +123,7 @@ def _summary(model: OpenedModel, names: set[str]) -> CheckpointSummary:
     )
 
 
-def _told(one: TensorSurvey, model: ModelConfig) -> dict[str, object]:
+def _tensor_facts(one: TensorSurvey, model: ModelConfig) -> dict[str, object]:
     return {
         "name": one.name,
         "dtype": one.info.dtype,

@@ -114,12 +114,12 @@ def invariant_command(
     raise typer.Exit(code_of(found))
 
 
-def variants_of(told: Sequence[str] | None) -> dict[str, str]:
+def variants_of(given: Sequence[str] | None) -> dict[str, str]:
     """ "prefix=--no-prefix-cache" by its axis. UsageError for what names none."""
-    odd = [one for one in told or () if "=" not in one]
+    odd = [one for one in given or () if "=" not in one]
     if odd:
         raise UsageError(f"--variant is AXIS=WORDS, not {odd[0]!r}")
-    return dict(one.split("=", 1) for one in told or ())
+    return dict(one.split("=", 1) for one in given or ())
 
 
 def code_of(found: Invariance) -> Exit:

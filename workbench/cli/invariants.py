@@ -12,10 +12,10 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.checking.invariants.invariant import Invariant
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export import junit
-from lockstep.workbench.export.check_text import say
+from lockstep.workbench.export.check_text import print_field
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.library.checked_model import ModelToCheck
 from lockstep.workbench.words.plain_text import plural
@@ -36,7 +36,7 @@ def check_invariants(asked: ModelToCheck, junit_file: Path | None, as_json: bool
         _render(asked, found)
     lost = write_report(junit_file, lambda out: out.write(_junit(asked, found)))
     for words in lost:
-        tell(f"error: {words}")
+        report_line(f"error: {words}")
     return Exit.DIVERGED if broken else Exit.NOT_SAVED if lost else Exit.OK
 
 
@@ -46,24 +46,24 @@ def _render(asked: ModelToCheck, found: Sequence[Invariant]) -> None:
     width = max(len(one.name) for one in found)
     for one in found:
         mark, style = _MARKS[one.result]
-        console.print(f"{mark} {one.name:<{width}}  {clean(one.told)}", style=style, markup=False)
+        console.print(f"{mark} {one.name:<{width}}  {clean(one.summary)}", style=style, markup=False)
     broken = [one for one in found if one.result == "broken"]
     if broken:
         console.print()
     for one in broken:
-        say(console, "look at", f"{one.name}: {one.means}")
+        print_field(console, "look at", f"{one.name}: {one.means}")
     tried = [one for one in found if one.result != "not tried"]
     reported = (
         f"{len(broken)} of {plural(len(tried), 'invariant')} broken"
         if broken
         else f"{plural(len(tried), 'invariant')} hold"
     )
-    say(console, "verdict", reported, "bold red" if broken else "bold green")
+    print_field(console, "verdict", reported, "bold red" if broken else "bold green")
 
 
 def _junit(asked: ModelToCheck, found: Sequence[Invariant]) -> str:
     cases = [
-        junit.JUnitCase("invariants", "invariants", one.name, _RESULTS[one.result], one.told, one.means)
+        junit.JUnitCase("invariants", "invariants", one.name, _RESULTS[one.result], one.summary, one.means)
         for one in found
     ]
     return junit.junit(f"lockstep invariant {asked.opened.name} --tp {asked.config.tp}", cases)

@@ -20,7 +20,7 @@ from lockstep.engine.text import printable
 from lockstep.workbench import error_log
 from lockstep.workbench.cli import ending
 from lockstep.workbench.cli.screens import straight
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import Exit
 
 #: The environment variable by which a shell asks for completions.
@@ -70,7 +70,7 @@ def _caught(act: Callable[[], int], debug: bool) -> int:
             raise AssertionError("an exit code of 1 that is no verdict")
         return code
     except KeyboardInterrupt:
-        return ending.say(signal.SIGINT)
+        return ending.report_signal(signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for the flush at exit
         return Exit.PIPE_CLOSED
@@ -81,12 +81,12 @@ def _caught(act: Callable[[], int], debug: bool) -> int:
             return Exit.PIPE_CLOSED
         if not ended.code:  # Typer's after --install-completion
             return Exit.OK
-        return _told(ended, debug)
+        return _report(ended, debug)
     except BaseException as error:  # libraries in Rust panic past Exception
-        return _told(error, debug)
+        return _report(error, debug)
 
 
-def _told(error: BaseException, debug: bool) -> Exit:
+def _report(error: BaseException, debug: bool) -> Exit:
     # Imported here: numpy and SQLite come along, which help and usage errors need not wait for.
     from lockstep.sessions import clean
     from lockstep.workbench.debugger.failures import explain, last_operations
@@ -95,7 +95,7 @@ def _told(error: BaseException, debug: bool) -> Exit:
     if debug:
         shown = "".join(traceback.format_exception(error))
         print(clean(shown, newlines=True), end="", file=sys.stderr)
-    tell("\n".join([f"error: {message}", *last_operations(error)]))
+    report_line("\n".join([f"error: {message}", *last_operations(error)]))
     return code
 
 
@@ -121,14 +121,14 @@ def main() -> int:
         if isinstance(stream, TextIOWrapper):
             stream.reconfigure(errors="replace")  # question marks, not a crash, where it is not UTF-8
     if "stdout" in closed:
-        tell("error: stdout is closed: redirect it to /dev/null where its output is not wanted")
+        report_line("error: stdout is closed: redirect it to /dev/null where its output is not wanted")
         return Exit.USAGE
     ending.on_signals()
     threading.excepthook = _thread_failed
     arguments, code = sys.argv[1:], 0
     with contextlib.suppress(ending.Ended):
         code = _caught(lambda: _started(arguments), error_log.debugging())
-    return ending.say(number) if (number := ending.received()) else code
+    return ending.report_signal(number) if (number := ending.received()) else code
 
 
 def _started(arguments: list[str]) -> int:
@@ -139,7 +139,7 @@ def _started(arguments: list[str]) -> int:
 def _thread_failed(failed: threading.ExceptHookArgs) -> None:
     """An exception that ended a thread: one line, as everywhere; the program goes on without it."""
     if failed.exc_value is not None and not isinstance(failed.exc_value, SystemExit):
-        _told(failed.exc_value, error_log.debugging())
+        _report(failed.exc_value, error_log.debugging())
 
 
 def _closed_streams() -> list[str]:

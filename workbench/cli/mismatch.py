@@ -9,7 +9,7 @@ import typer
 
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.reports import write_report
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.export.lines import Panel, line_charts
@@ -77,7 +77,7 @@ def mismatch_command(
     print(dumps(found.to_json()) if as_json else found)
     lost = write_report(plot, lambda out: out.write(_drawn(found)))
     for words in lost:
-        tell(f"error: {words}")
+        report_line(f"error: {words}")
     code = Exit.OK if found else Exit.DIVERGED if found.answer is not None else Exit.INCONCLUSIVE
     raise typer.Exit(code if code or not lost else Exit.NOT_SAVED)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 import threading
 
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.library.listening import Listener
 
 
@@ -26,14 +26,14 @@ class Status(Listener):
         """Take the line away, before something is printed."""
         self._write("")
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Show `text` until the next."""
         self._write(f"lockstep: {text}…")
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
         self.clear()
-        tell(text)
+        report_line(text)
 
     def warn(self, text: str) -> None:
         """Print a warning that stays."""
@@ -41,7 +41,7 @@ class Status(Listener):
 
     def count(self, what: str, done: int, of: int) -> None:
         """Show how far a recording has come; `of` 0: it is not counted."""
-        self.say(f"{what}: {done} of {of}" if of else what)
+        self.report(f"{what}: {done} of {of}" if of else what)
 
     def _write(self, text: str) -> None:
         if self._shown:

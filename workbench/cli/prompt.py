@@ -15,7 +15,7 @@ from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
 from lockstep.engine.folders import private_folder
 from lockstep.sessions.text import clean
 from lockstep.workbench.cli.console import Console
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.debugger.core import registry
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.errors import CommandError, RunEnded
@@ -35,7 +35,7 @@ def history() -> History:
         private_folder(file.parent)
         os.close(os.open(file, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600))
     except OSError as error:
-        tell(f"note: the lines that you enter are not kept: {file}: {error.strerror}")
+        report_line(f"note: the lines that you enter are not kept: {file}: {error.strerror}")
         return InMemoryHistory()
     return FileHistory(str(file))
 

@@ -18,7 +18,7 @@ from lockstep.workbench.cli import options
 from lockstep.workbench.cli.attach_options import EngineName, Only, Passes
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.reports import write_report
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.debugger.commands.row_diff import difference_rows, in_words
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.export.json import dumps
@@ -81,7 +81,7 @@ def regress(
     except Exception as error:
         if not bisect:
             raise
-        tell(f"skipped: {clean(str(error), limit=500)}")
+        report_line(f"skipped: {clean(str(error), limit=500)}")
         raise typer.Exit(SKIP) from error
     code = _CODES[reported.verdict]
     if bisect:  # a commit is good or bad whatever was written of it
@@ -97,39 +97,39 @@ def _run(command: list[str], baseline: Path, bitwise: bool, asked: TapRequest, t
             with Status() as status:
                 imported = import_attached(attached, target, None, status)
         for line in imported.lines():
-            tell(line)
+            report_line(line)
         if ended := how_it_ended(attached.code):
-            tell(f"the command {ended}; what it did until then is compared")
+            report_line(f"the command {ended}; what it did until then is compared")
         with Session.open(target, limits) as run, run.walk(good), keeping(run, good):
             return regression(run, good, bitwise=bitwise)
 
 
-def _show_differing(told: Regression, again: str) -> None:
+def _show_differing(result: Regression, again: str) -> None:
     """The operations that differ, cut to what leaves the verdict below them on a screen; `again` shows all."""
-    differing = told.comparison.differing
+    differing = result.comparison.differing
     if not differing:
         return
-    print(difference_rows(told.comparison, most=_ROWS).to_text())
+    print(difference_rows(result.comparison, most=_ROWS).to_text())
     if (more := len(differing) - _ROWS) > 0:
         print(f"and {more} more: `{again}` shows all of them")
 
 
 def report(
-    told: Regression, session: Path, baseline: Path, junit_file: Path | None, sarif_file: Path | None, as_json: bool
+    result: Regression, session: Path, baseline: Path, junit_file: Path | None, sarif_file: Path | None, as_json: bool
 ) -> list[str]:  # fmt: skip
     """What came of it, on stdout and in the files that were asked for; which of these could not be written."""
     if as_json:
-        print(dumps({"session": str(session), "baseline": str(baseline), **plain(told)}))
+        print(dumps({"session": str(session), "baseline": str(baseline), **plain(result)}))
     else:
         again = f"lockstep diff {baseline} {session} --bitwise"
-        _show_differing(told, again)
-        tell(f"recorded in {session}; compare again with: {again}")
-        print(told.coverage.in_words())
-        within = "within" if told.verdict == "match" else "beyond"
-        how = f"{within} rounding ({told.tolerance:.2g} relative)" if told.tolerance else "bit for bit"
-        print(f"{told.verdict}, {how}: {told.why or in_words(told.comparison)}")
-    lost = write_report(junit_file, lambda out: out.write(junit_of(told)))
-    lost += write_report(sarif_file, lambda out: out.write(sarif_of(told, session.name)))
+        _show_differing(result, again)
+        report_line(f"recorded in {session}; compare again with: {again}")
+        print(result.coverage.in_words())
+        within = "within" if result.verdict == "match" else "beyond"
+        how = f"{within} rounding ({result.tolerance:.2g} relative)" if result.tolerance else "bit for bit"
+        print(f"{result.verdict}, {how}: {result.why or in_words(result.comparison)}")
+    lost = write_report(junit_file, lambda out: out.write(junit_of(result)))
+    lost += write_report(sarif_file, lambda out: out.write(sarif_of(result, session.name)))
     for words in lost:
-        tell(f"error: {words}")
+        report_line(f"error: {words}")
     return lost

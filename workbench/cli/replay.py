@@ -12,7 +12,7 @@ from lockstep.sessions import Session
 from lockstep.sessions.state import foreign_log
 from lockstep.workbench.cli.conversation import commands_of, converse, piped_commands
 from lockstep.workbench.cli.run import Batch, Commands, JsonLines, LimitSeconds, Script
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.debugger.host import replay as replaying
 from lockstep.workbench.debugger.host.replay import open_replay
 from lockstep.workbench.exit_codes import Exit, UsageError
@@ -55,9 +55,9 @@ def replay(
         lines = piped_commands()
     with open_replay(session) as debugger:
         for loss in debugger.session.losses:
-            tell(f"warning: {session} is {loss}")
+            report_line(f"warning: {session} is {loss}")
         if (foreign := foreign_log(debugger.session)) and not debugger.session.losses:
-            tell(f"note: {foreign}")
+            report_line(f"note: {foreign}")
         code = converse(debugger, lines, batch=batch, as_json=as_json, limit=limit_seconds)
     raise typer.Exit(code)
 
@@ -66,7 +66,7 @@ def _verify(path: Path, model: str, as_json: bool) -> Exit:
     opened = open_to_run(model)
     with Session.open(path, session_limits()) as session:
         result = replaying.verify(
-            session, opened.path, opened.config, on_warning=lambda text: tell(f"warning: {text}")
+            session, opened.path, opened.config, on_warning=lambda text: report_line(f"warning: {text}")
         )
     print(dumps(result.to_json()) if as_json else result.to_text())
     return Exit.DIVERGED if result.divergences else Exit.OK

@@ -8,7 +8,7 @@ from typing import TextIO
 
 
 def write_report(file: Path | None, write: Callable[[TextIO], object]) -> list[str]:
-    """Write a report where one is asked for; what is to be said where that is not possible."""
+    """Write a report where one is asked for; what is to be reported where that is not possible."""
     if file is None:
         return []
     try:

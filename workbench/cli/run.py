@@ -12,7 +12,7 @@ from lockstep.engine.run.sampling import Sampling
 from lockstep.sessions.errors import RecordingLost
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.conversation import commands_of, converse, piped_commands
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.debugger.host.launch import start
 from lockstep.workbench.debugger.host.options import Launch, target_of
 from lockstep.workbench.exit_codes import Exit
@@ -102,9 +102,9 @@ def run(
     except RecordingLost as error:
         lost = f" in part: {error}"
         code = code or (Exit.OK if save is None else Exit.NOT_SAVED)
-    tell(f"recorded in {saved}{lost}")
+    report_line(f"recorded in {saved}{lost}")
     raise typer.Exit(code)
 
 
 def _warn(message: str) -> None:
-    tell(f"warning: {message}")
+    report_line(f"warning: {message}")

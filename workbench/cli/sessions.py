@@ -21,7 +21,7 @@ from lockstep.sessions.remove import remove
 from lockstep.sessions.salvage import salvage
 from lockstep.sessions.state import STATE_WORDS, foreign_log, state_of
 from lockstep.sessions.verify import verify
-from lockstep.workbench.cli.terminal import tell
+from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.debugger.answers import TableResult
 from lockstep.workbench.exit_codes import Exit, UsageError
 from lockstep.workbench.export.json import dumps
@@ -59,7 +59,7 @@ def list_sessions(as_json: Json = False) -> None:
         empty = f"no sessions in {data_directory() / 'sessions'}"
         print(TableResult("", _COLUMNS, rows, empty=empty).to_text())
         if not rows:
-            tell(f"note: with the package come {', '.join(gallery_names())}")
+            report_line(f"note: with the package come {', '.join(gallery_names())}")
 
 
 @app.command()
@@ -114,7 +114,11 @@ def pack_sessions(session: Named, as_json: Json = False) -> None:
     """Make each session one file as small as it can be (a killed run leaves a log beside it)."""
     for path in map(find_session, session):
         packed = compact(path)
-        print(dumps({"path": str(path), **asdict(packed)}) if as_json else clean(f"{path}: {_told(packed)}"))
+        print(
+            dumps({"path": str(path), **asdict(packed)})
+            if as_json
+            else clean(f"{path}: {_packed_text(packed)}")
+        )
 
 
 @app.command()
@@ -196,25 +200,25 @@ def _rules(faults: Mapping[str, str], engine: str) -> str:
     return switched_on or (f"recorded from {engine}" if engine else "none")
 
 
-def _text(told: dict[str, Any]) -> str:
-    origin = _rules({}, told["engine"]) if told["engine"] else f"faults {_rules(told['faults'], '')}"
+def _text(facts: dict[str, Any]) -> str:
+    origin = _rules({}, facts["engine"]) if facts["engine"] else f"faults {_rules(facts['faults'], '')}"
     rows = [
         [b["id"], clean(b["name"], limit=60), b["parent"], b["fork_step"], b["steps"],
-         _rules(b["faults"], told["engine"])]
-        for b in told["branches"]
+         _rules(b["faults"], facts["engine"])]
+        for b in facts["branches"]
     ]  # fmt: skip
     table = TableResult("", ["branch", "name", "parent", "fork", "steps", "faults"], rows)
     verdicts = (
-        ", ".join(f"{count} {clean(verdict, limit=40)}" for verdict, count in told["verdicts"].items())
+        ", ".join(f"{count} {clean(verdict, limit=40)}" for verdict, count in facts["verdicts"].items())
         or "none"
     )
     return "\n".join([
-        f"{clean(told['path'])}: {told['model']}, tp {told['tp']}, {told['dtype']}, {told['bytes']} bytes",
-        f"{origin}; {told['taps']} taps; {told['commands']} commands; verdicts: {verdicts}",
-        f"state: {STATE_WORDS[told['state']]}{'' if told['protected'] else f'; {_UNPROTECTED}'}",
-        *(clean(loss) for loss in told["losses"]),
-        *([f"note: {clean(told['foreign_log'])}"] if told["foreign_log"] and not told["losses"] else []),
-        *(f"note: {note}" for note in told["notes"]),
+        f"{clean(facts['path'])}: {facts['model']}, tp {facts['tp']}, {facts['dtype']}, {facts['bytes']} bytes",
+        f"{origin}; {facts['taps']} taps; {facts['commands']} commands; verdicts: {verdicts}",
+        f"state: {STATE_WORDS[facts['state']]}{'' if facts['protected'] else f'; {_UNPROTECTED}'}",
+        *(clean(loss) for loss in facts["losses"]),
+        *([f"note: {clean(facts['foreign_log'])}"] if facts["foreign_log"] and not facts["losses"] else []),
+        *(f"note: {note}" for note in facts["notes"]),
         table.to_text(),
     ])  # fmt: skip
 
@@ -232,7 +236,7 @@ def _ok(path: Path) -> str:
     return f"ok{rest}"
 
 
-def _told(packed: Packed) -> str:
+def _packed_text(packed: Packed) -> str:
     other = "; the log of another session was set aside"
     rest = f"{other} as {packed.set_aside}" if packed.set_aside else ""
     if packed.converted:

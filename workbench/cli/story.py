@@ -4,7 +4,7 @@
     2  the q/k/v biases are not loaded: the text breaks, and the first wrong operation is named with its cause
     3  the biases are loaded again: text and match are back
 
-Everything shown is computed while it is told; nothing is canned.
+Everything shown is computed while it is reported; nothing is canned.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ BUG: Mapping[str, str] = {"load_bias": "false"}
 MAX_TOKENS = 48
 
 
-class Teller:
+class Narrator:
     """Hears the story as it happens. This one keeps it to itself."""
 
     def opening(self, model: OpenedModel, question: str, tp: int) -> None:
@@ -74,37 +74,37 @@ class Chapter:
         }
 
 
-def tell(teller: Teller, directory: Path, *, tp: int = 2, fast: bool = False) -> list[Chapter]:
+def run_story(narrator: Narrator, directory: Path, *, tp: int = 2, fast: bool = False) -> list[Chapter]:
     """Tell the story on `tp` ranks of the CPU; both sessions are left in `directory`. `fast` compares fewer
     steps, by fixed tolerances. Returns the three runs."""
     model = open_to_run(DEMO)
     tokenizer = need_tokenizer(model.tokenizer, model.directory)
-    teller.opening(model, DEFAULT_PROMPT, tp)
+    narrator.opening(model, DEFAULT_PROMPT, tp)
     prompt = tokenizer.encode_chat([{"role": "user", "content": DEFAULT_PROMPT}])
     steps = 3 if fast else 8
     config = plan(model, EngineConfig(tp=tp), [prompt], MAX_TOKENS, FULL)
     reference = record_reference(
-        model.directory, [prompt], steps, config.dtype, floor=not fast, progress=teller.working,
-        warn=teller.warning,
+        model.directory, [prompt], steps, config.dtype, floor=not fast, progress=narrator.working,
+        warn=narrator.warning,
     )  # fmt: skip
-    teller.working("starting the ranks", 0, tp)
+    narrator.working("starting the ranks", 0, tp)
     with (
-        Inferior(model.path, model.config, config, on_warning=teller.warning) as engine,
+        Inferior(model.path, model.config, config, on_warning=narrator.warning) as engine,
         ScratchFolder.make("demo") as folder,
     ):
-        stage = _Stage(teller, model, engine, reference, prompt)
+        stage = _Stage(narrator, model, engine, reference, prompt)
         runs = [
             stage.play(1, {}, directory / "demo-faultless.session"),
             stage.play(2, BUG, directory / "demo-no-bias.session"),
             stage.play(3, {}, folder.path / "restored.session"),
         ]
-    teller.closing(runs)
+    narrator.closing(runs)
     return runs
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    teller: Teller
+    narrator: Narrator
     model: OpenedModel
     engine: Inferior
     reference: Reference
@@ -112,15 +112,20 @@ class _Stage:
 
     def play(self, number: int, rules: Mapping[str, str], session: Path) -> Chapter:
         """One chapter: write freely under `rules`, then run again on the reference's tokens and compare."""
-        self.teller.chapter(number, rules)
+        self.narrator.chapter(number, rules)
         text = self._write(rules)
         nonce = nonce_in_question(DEFAULT_PROMPT)
         right = nonce is not None and haiku_has_nonce(text, nonce)
-        self.teller.text(text, right)
+        self.narrator.text(text, right)
         result = check(
-            self.engine, self.reference, session, rules=rules, model=self.model, progress=self.teller.working
+            self.engine,
+            self.reference,
+            session,
+            rules=rules,
+            model=self.model,
+            progress=self.narrator.working,
         )
-        self.teller.judged(number, result)
+        self.narrator.judged(number, result)
         return Chapter(rules, text, right, result)
 
     def _write(self, rules: Mapping[str, str]) -> str:

@@ -16,7 +16,7 @@ from lockstep.workbench.models.tokenizer import TextStream, Tokenizer
 
 
 class Display(Protocol):
-    """What is told of each token; a context manager, so that a terminal is always left in order."""
+    """What is reported of each token; a context manager, so that a terminal is always left in order."""
 
     def __enter__(self) -> Display: ...
 

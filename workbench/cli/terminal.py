@@ -21,7 +21,7 @@ def no_screens() -> str:
     return ""
 
 
-def tell(text: str) -> None:
+def report_line(text: str) -> None:
     """A line on stderr under the program's name. It may quote a stranger, or a path: nothing that a terminal obeys."""
     # Imported here: numpy comes along, which help and usage errors need not wait for.
     from lockstep.sessions.text import clean

@@ -49,10 +49,10 @@ class RunEnded(DebuggerError):
 class InternalError(DebuggerError):
     """An exception that nobody expected, raised by a command: a defect of the program."""
 
-    def __init__(self, told: str, where: str, *, engine_lost: bool) -> None:
+    def __init__(self, message: str, where: str, *, engine_lost: bool) -> None:
         """`where`: in words, where its traceback is."""
         after = "the engine is lost: `restart` starts it again" if engine_lost else "the debugger goes on"
-        super().__init__(f"{told} (a defect of lockstep; its traceback {where}; {after})")
+        super().__init__(f"{message} (a defect of lockstep; its traceback {where}; {after})")
 
 
 class ReplayMismatch(DebuggerError):

@@ -199,7 +199,7 @@ PAIRS: Mapping[str, tuple[Bank, ...]] = {
     "attention": (rows_read,),
 }
 
-#: Operation -> what can be said where no variant at all fits.
+#: Operation -> what can be stated where no variant at all fits.
 UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
     **dict.fromkeys(EDITED, (row_free_maps,)),
     **dict.fromkeys(("linear", "head", "embedding"), (product_unknown,)),

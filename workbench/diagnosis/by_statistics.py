@@ -1,4 +1,5 @@
-"""What statistics alone tell of a run: the first tap whose extremes or size leave the reference's by far, in some row.
+"""What statistics alone report on a run: the first tap whose extremes or size leave the reference's by far, in some
+row.
 
 That is where something shows, not where it is wrong: an error that keeps both is not seen before.
 """
@@ -16,7 +17,7 @@ from lockstep.sessions.records import STATISTICS
 from lockstep.workbench.diagnosis.recording import Array, Recording
 from lockstep.workbench.views.moved import ROUNDING
 
-#: Times what rounding, or the reference itself at that dtype, moves a statistic: less is not told.
+#: Times what rounding, or the reference itself at that dtype, moves a statistic: less is not reported.
 FAR = 10.0
 _MIN, _MAX, _RMS, _NAN, _INF = (STATISTICS.index(name) for name in ("min", "max", "rms", "nan", "inf"))
 _NAMES = ("min", "max", "rms")

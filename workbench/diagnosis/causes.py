@@ -21,7 +21,7 @@ from lockstep.workbench.judgements.known_faults import fault_of
 
 #: Hypotheses that are named among those that were ruled out.
 _MOST_RULED_OUT = 12
-#: Kinds of taps of one layer that are told one by one: more are nearly all that compute something by themselves.
+#: Kinds of taps of one layer that are reported one by one: more are nearly all that compute something by themselves.
 _MOST_KINDS = 6
 #: A projection in a sentence.
 _MODULE = re.compile(r"\b[qkv]_proj\b")
@@ -29,7 +29,7 @@ _MODULE = re.compile(r"\b[qkv]_proj\b")
 
 @dataclass(frozen=True, slots=True)
 class Extent:
-    """All that was recorded, against which a place is told."""
+    """All that was recorded, against which a place is reported."""
 
     layers: int
     ranks: int

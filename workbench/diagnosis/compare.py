@@ -66,7 +66,7 @@ def wrong_ranks(
 ) -> tuple[int, ...]:
     """The ranks whose own part errs by more than `limit`, the error and the limit on the whole tensor's scale.
 
-    Empty where the parts cannot be told: what diverged then is the tensor as a whole.
+    Empty where the parts cannot be determined: what diverged then is the tensor as a whole.
     """
     right = golden.whole_or_none(tap, step, seq)
     right = None if right is None else _as_written(engine, tap, step, seq, right)

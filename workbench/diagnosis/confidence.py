@@ -34,8 +34,8 @@ def confidence_after(sure: float, outcome: Outcome, rivals: int) -> float:
 
 
 def confidences(group: FindingGroup) -> tuple[float, ...]:
-    """The share of answers of this kind that are right, between 0 and 1: of the hypothesis that is told first, then of
-    each that explains as much. A product of
+    """The share of answers of this kind that are right, between 0 and 1: of the hypothesis that is reported first, then
+    of each that explains as much. A product of
 
     - by how much the error stands out of the noise (what is near it, much explains),
     - how many numbers each fitted figure had to reproduce,

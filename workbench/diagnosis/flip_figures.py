@@ -25,7 +25,7 @@ from lockstep.workbench.judgements.golden_event import RoutingFlip
 
 #: Steps of the search for a margin.
 _HALVINGS = 48
-#: Flips of a run that are told one by one.
+#: Flips of a run that are reported one by one.
 MOST = 64
 
 

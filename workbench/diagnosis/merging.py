@@ -2,7 +2,8 @@
 
 A bug of the code shows at every layer, and a bias lost by the loader at q, k and v: one cause each. Hypotheses compete
 for all findings of an operation at once: the one that explains most of them with the fewest fitted numbers is the
-cause, then the next one for what it leaves. One that explains the same findings with as few numbers is told as well.
+cause, then the next one for what it leaves. One that explains the same findings with as few numbers is reported as
+well.
 """
 
 from __future__ import annotations
@@ -61,7 +62,7 @@ class FindingGroup:
 
     @property
     def first(self) -> WrongOperation:
-        """The one that is told: at the first step, the first in the forward pass."""
+        """The one that is reported: at the first step, the first in the forward pass."""
         return min(self.findings, key=lambda one: (min(one.steps, default=0), one.order, one.ranks))
 
 

@@ -14,7 +14,7 @@ from dataclasses import replace
 from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
 
 _TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)")
-#: Layers that are told one by one.
+#: Layers that are reported one by one.
 _TOLD = 4
 
 _Loaded = tuple[WrongOperation, Hypothesis]

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 from lockstep.sessions import Session
 from lockstep.workbench.export.junit import JUnitCase, Result
-from lockstep.workbench.export.plots import told
+from lockstep.workbench.export.plots import judged_text
 from lockstep.workbench.views.verdicts import Judged, State, judged_of
 
 _RESULTS: dict[State, Result] = {
@@ -26,7 +26,7 @@ def cases(session: Session, branch: int | None = None, step: int | None = None) 
     for one in judged_of(session, branch, step):
         group = "model" if one.layer is None else f"layers.{one.layer}"
         suite = f"{names.get(one.branch, one.branch)}, step {one.step}"
-        message = one.reason if one.state in ("absent", "fail") and one.reason else told(one)
+        message = one.reason if one.state in ("absent", "fail") and one.reason else judged_text(one)
         yield JUnitCase(suite, group, one.operation, _RESULTS[one.state], message, _detail(one))
 
 

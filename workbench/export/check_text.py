@@ -93,7 +93,7 @@ def rests(event: GoldenEvent, console: Console) -> None:
 
 
 def inconclusive(event: GoldenEvent) -> str:
-    """Why neither right nor wrong can be said."""
+    """Why neither right nor wrong can be stated."""
     if event.overflow is not None:
         return "use a wider --dtype"
     return event.unsupported or (event.notes[-1] if event.notes else "")
@@ -151,7 +151,7 @@ def explain(event: GoldenEvent, console: Console) -> None:
     """The first divergence: where, how wrong, why."""
     for label, words in explanation(event):
         dim = label == "" or words == NO_CAUSE
-        say(console, label, words, "dim" if dim else _EXPLAINED.get(label, ""))
+        print_field(console, label, words, "dim" if dim else _EXPLAINED.get(label, ""))
 
 
 def explanation(event: GoldenEvent) -> Iterator[tuple[str, str]]:
@@ -199,9 +199,9 @@ def how_wrong(first: Divergence) -> str:
 def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) -> None:
     """Tokens, logits, and the verdict itself on the last line."""
     for note in event.notes:
-        say(console, "note", clean(note))
+        print_field(console, "note", clean(note))
     for flip in event.flips_in_words():
-        say(console, "flip", clean(flip))
+        print_field(console, "flip", clean(flip))
     apart = event.max_abs_logits
     compared = apart is not None and not math.isnan(apart)
     logits = f"max abs {number(apart)} from" if compared else "not compared with"
@@ -217,14 +217,14 @@ def verdict(event: GoldenEvent, taps: Sequence[TapVerdict], console: Console) ->
         tie = ", a tie within the noise" if miss.tie else ""
         tokens = f"differ at step {miss.step}: {miss.engine} instead of {miss.reference}{tie}"
     if event.reference:
-        say(console, "tokens", tokens)
-        say(console, "logits", f"{logits} {clean(event.reference, limit=20)} {at}")
+        print_field(console, "tokens", tokens)
+        print_field(console, "logits", f"{logits} {clean(event.reference, limit=20)} {at}")
     if event.quantisation is not None:
-        say(console, "quantised", event.quantisation.in_words(event.matches))
+        print_field(console, "quantised", event.quantisation.in_words(event.matches))
     if event.untapped is not None:
-        say(console, "no taps", untapped(event.untapped, clean(event.reference, limit=20)))
+        print_field(console, "no taps", untapped(event.untapped, clean(event.reference, limit=20)))
     style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")
-    say(console, "verdict", conclusion(event, taps), style)
+    print_field(console, "verdict", conclusion(event, taps), style)
 
 
 def conclusion(event: GoldenEvent, taps: Sequence[TapVerdict]) -> str:
@@ -248,7 +248,7 @@ def untapped(run: UntappedRun, reference: str) -> str:
     return f"as `generate` runs: logits {', '.join(apart) or 'not compared'}"
 
 
-def say(console: Console, name: str, value: str, style: str = "") -> None:
+def print_field(console: Console, name: str, value: str, style: str = "") -> None:
     """A line of the report, folded under itself where the terminal is narrow."""
     lines = textwrap.wrap(value, max(20, console.width - _INDENT), break_long_words=False) or [""]
     folded = ("\n" + " " * _INDENT).join(lines)

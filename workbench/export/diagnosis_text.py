@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from lockstep.sessions.text import clean
-from lockstep.workbench.export.check_text import inconclusive, rests, say
+from lockstep.workbench.export.check_text import inconclusive, print_field, rests
 from lockstep.workbench.judgements.cause import NO_CAUSE, cause_lines
 from lockstep.workbench.judgements.golden_event import GoldenEvent
 
@@ -14,23 +14,23 @@ def render_diagnosis(event: GoldenEvent, console: Console) -> None:
     """Print all that was found."""
     rests(event, console)
     if event.first_divergence is not None:
-        say(console, "first wrong", event.first_divergence.in_words(), "bold")
+        print_field(console, "first wrong", event.first_divergence.in_words(), "bold")
     for cause in event.causes:
         console.print()
         for label, words in cause_lines(cause):
-            say(console, label, clean(words), "bold" if label in ("cause", "or") else "")
+            print_field(console, label, clean(words), "bold" if label in ("cause", "or") else "")
     if event.verdict == "diverged" and not event.causes:
-        say(console, "cause", NO_CAUSE, "dim")
+        print_field(console, "cause", NO_CAUSE, "dim")
     if event.causes:
         console.print()
     if event.confirmed:
-        say(
+        print_field(
             console,
             "confirmed",
             f"with {', '.join(event.confirmed)} put right the run matches the reference",
         )
     for note in event.notes:
-        say(console, "note", clean(note))
+        print_field(console, "note", clean(note))
     style = {"match": "bold green", "inconclusive": "bold yellow"}.get(event.verdict, "bold red")
     why = f": {clean(inconclusive(event))}" if event.verdict == "inconclusive" else ""
-    say(console, "verdict", event.verdict + why, style)
+    print_field(console, "verdict", event.verdict + why, style)

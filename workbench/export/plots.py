@@ -107,7 +107,7 @@ def _layers(taps: Sequence[Judged], across: Sequence[float]) -> Markup:
 def _dot(one: Judged, x: float, point: tuple[float, float] | None, radius: float) -> Markup:
     """A point with its story on hover; only what failed has a colour."""
     failed = one.state in ("fail", "inherited")
-    title = el("title", f"{one.tap}: {told(one)}")
+    title = el("title", f"{one.tap}: {judged_text(one)}")
     if point is None:
         return el(
             "text", title, "×", x=x, y=_TOP + 4, text_anchor="middle", class_="wrong" if failed else None
@@ -137,7 +137,7 @@ def _first(
     return Markup("")
 
 
-def told(one: Judged) -> str:
+def judged_text(one: Judged) -> str:
     """A judgement in a line: `fail, rel 0.81, 1.2e6 × floor, NaN in every cell`."""
     words: list[str] = [one.state]
     if one.rel_l2 is not None:

@@ -12,42 +12,42 @@ from lockstep.workbench.export.sarif import SarifResult, sarif
 from lockstep.workbench.inferior.identity import versions
 
 
-def junit_of(told: Regression) -> str:
+def junit_of(regression: Regression) -> str:
     """A test for the verdict, then one a tap: those fail that differ by themselves."""
-    failed = {one.tap for one in told.culprits}
-    words = told.why or in_words(told.comparison)
+    failed = {one.tap for one in regression.culprits}
+    words = regression.why or in_words(regression.comparison)
     verdict: dict[str, JUnitResult] = {"match": "pass", "diverged": "fail", "inconclusive": "absent"}
     cases = [
         JUnitCase(
             "regress",
             "verdict",
             "computes what the baseline does",
-            verdict[told.verdict],
+            verdict[regression.verdict],
             words,
-            told.coverage.in_words(),
+            regression.coverage.in_words(),
         )
     ]
-    for one in told.comparison.taps:
+    for one in regression.comparison.taps:
         result: JUnitResult = "fail" if one.tap in failed else "suspect" if one.differing else "pass"
         layer = layer_of(one.tap)
         group = "outside the layers" if layer is None else f"layer {layer}"
         cases.append(JUnitCase("taps", group, one.tap, result, sentence(one) if one.differing else ""))
-    gone = [*told.comparison.only_second, *(tap for tap, _ in told.comparison.different)]
+    gone = [*regression.comparison.only_second, *(tap for tap, _ in regression.comparison.different)]
     cases += [
         JUnitCase("taps not compared", "absent", tap, "absent", "not in both recordings") for tap in gone
     ]
     return junit("lockstep regress", cases)
 
 
-def sarif_of(told: Regression, file: str) -> str:
+def sarif_of(regression: Regression, file: str) -> str:
     """A result for each operation that differs by itself."""
     results = [
         SarifResult(one.tap, file, sentence(one), "error", _figures(one))
-        for one in (told.culprits if told.verdict == "diverged" else ())
+        for one in (regression.culprits if regression.verdict == "diverged" else ())
     ]
-    notes = [told.coverage.in_words(), *([told.why] if told.why else [])]
+    notes = [regression.coverage.in_words(), *([regression.why] if regression.why else [])]
     version = versions().get("lockstep", "")
-    return sarif(results, version=version, notes=notes, well=told.verdict != "inconclusive")
+    return sarif(results, version=version, notes=notes, well=regression.verdict != "inconclusive")
 
 
 def sentence(one: TapRows) -> str:

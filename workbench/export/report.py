@@ -20,7 +20,7 @@ from lockstep.workbench.export.colormap import SHADES, shades
 from lockstep.workbench.export.figures import bias_figure, head_figures, history_figure
 from lockstep.workbench.export.headline import headline
 from lockstep.workbench.export.palette import css_variables
-from lockstep.workbench.export.plots import depth_plot, told
+from lockstep.workbench.export.plots import depth_plot, judged_text
 from lockstep.workbench.export.svg import STYLE
 from lockstep.workbench.export.token_blocks import blocks_of
 from lockstep.workbench.export.token_view import token_class, token_data, token_title
@@ -192,7 +192,7 @@ def _environment() -> Environment:
         number=number,
         chance=chance,
         plural=plural,
-        told=told,
+        judged_text=judged_text,
         glyph=_GLYPHS.__getitem__,
         bias_figure=bias_figure,
         shape=shape_text,

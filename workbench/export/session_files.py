@@ -20,7 +20,7 @@ from lockstep.workbench.export.report import render
 from lockstep.workbench.export.svg import standalone
 from lockstep.workbench.views.request import Request
 from lockstep.workbench.views.statistics import COLUMNS, MOST_ROWS, rows, select
-from lockstep.workbench.views.story import Story, tell
+from lockstep.workbench.views.story import Story, story_of
 
 Content = str | bytes | Callable[[TextIO], None]
 
@@ -30,7 +30,7 @@ class NothingToExport(ValueError):
 
 
 class SessionFiles:
-    """The files of one session, under one request. The story is told once, when it is first needed."""
+    """The files of one session, under one request. The story is reported once, when it is first needed."""
 
     def __init__(self, session: Session, request: Request) -> None:
         self.session, self.request = session, request
@@ -40,7 +40,7 @@ class SessionFiles:
     def story(self) -> Story:
         """What the page, the figures and the document tell."""
         if self._story is None:
-            self._story = tell(self.session, self.request, FAULTS)
+            self._story = story_of(self.session, self.request, FAULTS)
         return self._story
 
     def content(self, kind: str) -> Content:

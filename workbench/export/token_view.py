@@ -1,4 +1,4 @@
-"""How the page shows a token: its classes, its title, and what its script is told of each step."""
+"""How the page shows a token: its classes, its title, and what its script is given of each step."""
 
 from __future__ import annotations
 
@@ -57,6 +57,6 @@ def token_class(choice: EmittedToken, line: BranchTokens, now: int | None, row: 
 
 
 def token_title(choice: EmittedToken) -> str:
-    """What a pointer resting on the cell is told."""
+    """What is shown where a pointer rests on the cell."""
     known = "" if choice.probability is None else f", p {chance(choice.probability)}"
     return f"step {choice.step}{known}{', forced' if choice.forced else ''}"

@@ -1,4 +1,4 @@
-"""What a dump tells of an engine's paged cache in one pass: where its rows go, and which are read."""
+"""What a dump reports on an engine's paged cache in one pass: where its rows go, and which are read."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def open_dump(form: str, folder: Path, model: Path | None) -> ForeignRun:
 
 @dataclass(frozen=True, slots=True)
 class AddedRun:
-    """A run as a package's reader gives it: what it is not as it should be is told when it is met."""
+    """A run as a package's reader gives it: what it is not as it should be is reported when it is met."""
 
     folder: Path
     _run: ForeignRun

@@ -46,7 +46,7 @@ class CacheTables:
 
     def held(self, seq: int, rows: int, layers: int) -> tuple[list[list[int]], tuple[int, ...]]:
         """What is cached of a sequence when it has so many rows: by rank the length in each layer (none where a layer's
-        is not told), and the blocks of the first group."""
+        is not reported), and the blocks of the first group."""
         by_rank = self._held.pop((seq, rows), {})
         groups = {layer: number for number, one in enumerate(self.groups) for layer in one.layers}
         blocks = by_rank[min(by_rank)][0].blocks if by_rank else ()

@@ -160,7 +160,7 @@ def _head(found: RankPasses) -> PassHead:
 
 def placed_rows(positions: Sequence[int], names: Sequence[str], count: int) -> tuple[int, ...] | None:
     """Which rows of a pass `count` rows of a tensor are: all, or the last of each request (without those of padding
-    that nobody named); None where that cannot be told."""
+    that nobody named); None where that cannot be determined."""
     if count == len(names):
         return tuple(range(count))
     last = sorted({name: row for row, name in enumerate(names) if name}.values())
@@ -191,7 +191,7 @@ def tensor_rows(tensor: ForeignTensor) -> int:
 
 
 def _tops(found: RankPasses) -> tuple[tuple[int, ...], tuple[int, ...] | None]:
-    """The token with the largest logit of each row, from all ranks' logits, and the rows where they are told."""
+    """The token with the largest logit of each row, from all ranks' logits, and the rows where they are reported."""
     seen = {
         rank: tensor for rank, each in found.items() for tensor in each.tensors
         if tensor.tap == "logits" and tensor.array is not None and tensor.array.ndim > 1

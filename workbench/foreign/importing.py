@@ -58,7 +58,7 @@ FORMATS: dict[str, DumpFormat] = {
 
 
 class ImportOptions(TypedDict, total=False):
-    """What `write_session` is told beside the run."""
+    """What `write_session` is given beside the run."""
 
     form: Required[str]
     model: ModelMeta | None

@@ -21,7 +21,7 @@ from lockstep.engine.text import printable
 from lockstep.sessions.meta import ModelMeta
 from lockstep.workbench.foreign.accesses import CacheAccesses
 
-#: What is told while a run is imported: how many passes of how many.
+#: What is reported while a run is imported: how many passes of how many.
 Counted = Callable[[int, int], None]
 #: The text of a token; None where that is not known.
 TokenText = Callable[[int], str | None]
@@ -56,10 +56,10 @@ class ForeignPass:
     """One forward pass on one rank: the token `ids` that went in, flattened over all requests, at `positions`.
 
     `requests` name the request of each row, "" for padding; None where the dump does not tell. `places` count the
-    tokens before each row in its request, where they are told beside the positions that the model was given. Tensors
-    are in the order in which they were seen; the same tap may come more than once. `cache`: where the rows lie, where
-    that is told. `greedy`: the requests whose next token is the likeliest by the logits of this pass, where that is
-    told.
+    tokens before each row in its request, where they are reported beside the positions that the model was given.
+    Tensors are in the order in which they were seen; the same tap may come more than once. `cache`: where the rows lie,
+    where that is reported. `greedy`: the requests whose next token is the likeliest by the logits of this pass, where
+    that is told.
     """
 
     rank: int
@@ -75,8 +75,8 @@ class ForeignPass:
 
 @dataclass(frozen=True, slots=True)
 class ForeignFacts:
-    """What a dump tells of the run as a whole: `source` is the engine and its version, `mode` how it ran ("eager",
-    "compiled", "" where that is not told), `ranks` how many there should be, those without a file included."""
+    """What a dump reports on the run as a whole: `source` is the engine and its version, `mode` how it ran ("eager",
+    "compiled", "" where that is not reported), `ranks` how many there should be, those without a file included."""
 
     source: str
     ranks: int

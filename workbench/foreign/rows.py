@@ -30,7 +30,7 @@ class RowPlace:
 class PlannedSequence:
     """A request of the run: the tokens that it read, of which the first `prompt` are its prompt; `chosen` is what the
     logits of its last row chose. `greedy` are the positions whose next token is the likeliest by their logits, where
-    the dump tells of any."""
+    the dump reports on any."""
 
     name: str
     ids: tuple[int, ...]

@@ -67,7 +67,7 @@ def write_session(
     progress: Counted = lambda done, of: None,
 ) -> SessionMeta:
     """Write `run`, a dump of the format `form`, as a new session at `path`; what is in it, and what not. `model` counts
-    more than what the dump tells of it; `token` gives the texts of tokens.
+    more than what the dump reports on it; `token` gives the texts of tokens.
 
     ForeignDumpError for a dump that contradicts itself or holds no whole request; SessionWriteError where the file
     cannot grow. What was written then is no session of use: the caller removes it.

@@ -41,12 +41,12 @@ def _usual(tap: str) -> str:
 
 @dataclass(slots=True)
 class SeenTap:
-    """A tap of the dump. `told` is its layout there; `shape` a row's on the ranks that have it; `equal`: bit-equal on
+    """A tap of the dump. `stated` is its layout there; `shape` a row's on the ranks that have it; `equal`: bit-equal on
     all of them throughout; `summed`: they add up to another tap; `array`: it has tensors; `endings` are those of the
     taps that hold what it has instead."""
 
     name: str
-    told: str = ""
+    stated: str = ""
     dtype: str = ""
     shape: tuple[int, ...] = ()
     ranks: set[int] = field(default_factory=set)
@@ -109,7 +109,7 @@ class TapSurvey:
 
     def _note(self, tap: SeenTap, by_rank: Mapping[int, ForeignTensor], found: RankPasses) -> None:
         first = by_rank[min(by_rank)]
-        tap.told = tap.told or first.layout
+        tap.stated = tap.stated or first.layout
         tap.dtype = tap.dtype or first.dtype
         tap.ranks |= set(by_rank)
         if first.array is not None:
@@ -128,7 +128,7 @@ class TapSurvey:
         order = list(seen)
         for place, name in enumerate(order):
             tap = self.taps[name]
-            if tap.equal or tap.told or tap.summed or len(seen[name]) < 2:
+            if tap.equal or tap.stated or tap.summed or len(seen[name]) < 2:
                 continue
             parts = [_numbers(one) for one in seen[name].values()]
             if any(part is None or part.shape != _shape(parts) for part in parts):
@@ -160,9 +160,9 @@ class TapSurvey:
 
     def layout(self, tap: SeenTap, ranks: int) -> tuple[str, bool]:
         """The tap's layout in the session, and whether it is inferred. ForeignDumpError for one that is none."""
-        if tap.told:
+        if tap.stated:
             try:
-                reported = layouts.parse(tap.told)
+                reported = layouts.parse(tap.stated)
             except LayoutError as error:
                 raise ForeignDumpError(f"tap {tap.name[:120]!r}: {error}") from error
             return self._in_session(tap, reported, ranks)

@@ -110,9 +110,9 @@ def run_to_end(
     return speed
 
 
-def _has_nan(told: SequenceStep) -> bool:
+def _has_nan(recorded: SequenceStep) -> bool:
     """Whether the logits that a token was chosen from hold NaN: so does their normaliser then."""
-    return told.emitted is not None and told.logsumexp is not None and math.isnan(told.logsumexp)
+    return recorded.emitted is not None and recorded.logsumexp is not None and math.isnan(recorded.logsumexp)
 
 
 def _first_bad_tap(inferior: Inferior, record: StepRecord) -> NonFiniteTap | None:

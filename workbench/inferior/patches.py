@@ -35,7 +35,7 @@ class Patch:
     after: bool = False
 
     def shares(self) -> dict[int, StagePatch]:
-        """What each of the ranks in `parts` is told."""
+        """What each of the ranks in `parts` is given."""
         return {
             rank: StagePatch(
                 self.place, self.seq, self.step, bounds, WireArray.of(values, "float32"), self.after

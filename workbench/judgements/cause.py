@@ -1,4 +1,5 @@
-"""What explains a difference from the reference, and how it is said: in the session, JSON, panes and reports alike."""
+"""What explains a difference from the reference, and how it is reported: in the session, JSON, panes and reports
+alike."""
 
 from __future__ import annotations
 
@@ -13,7 +14,7 @@ from lockstep.workbench.judgements.reproduction import Reproduction
 
 #: The class of a cause that has no name: what is known is where it is, and what it is not.
 UNNAMED = "unknown"
-#: What is said where nothing is known.
+#: What is reported where nothing is known.
 NO_CAUSE = "no known cause fits"
 
 

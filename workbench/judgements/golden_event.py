@@ -22,7 +22,7 @@ from lockstep.workbench.words.numbers import number
 #: The kind of the event.
 KIND = "golden"
 
-#: Routing flips that are told one by one.
+#: Routing flips that are reported one by one.
 _FLIPS = 3
 #: What is to be done about them.
 _SUGGESTED = "how much of the difference comes of them: `lockstep check MODEL --replay-routing ids`"
@@ -81,8 +81,8 @@ class RoutingFlip(msgspec.Struct, frozen=True):
     equally good within rounding: its step, sequence and position, the experts or keys that it chose (`taken`) and those
     that the reference chose in their place (`lost`). `margin`: how much better the reference's were, by its own scores;
     `rounding`: by how much one rounding of their logits moves those. `origin`: the operation from which on what the
-    token's row is off by turns the choice. None and "" where they cannot be said. `follows`: operations of the step and
-    sequence that differ by what follows.
+    token's row is off by turns the choice. None and "" where they cannot be stated. `follows`: operations of the step
+    and sequence that differ by what follows.
     """
 
     tap: str

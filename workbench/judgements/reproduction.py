@@ -20,7 +20,7 @@ class Reproduction(msgspec.Struct, frozen=True):
     relative L2, `before` and `after`, and how far roundings of the run's dtype take the changed reference (`floor`).
     `within` of `taps` taps behind the first change are within that, `first_off` is the first that is not. The likeliest
     token is the run's in `tokens` of `of_tokens` passes, without the change in `tokens_before`. `why` it was not tried.
-    At `on_run_inputs` taps what the cause predicts of the recorded inputs was put in, as it could not be told again
+    At `on_run_inputs` taps what the cause predicts of the recorded inputs was put in, as it could not be reported again
     from the reference's. `held`: the graph that stands for the reference was held against a golden session, and has
     its logits.
     """

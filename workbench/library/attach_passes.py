@@ -76,7 +76,7 @@ class AttachedRuns:
         return self.result
 
     def noted(self, found: str, listener: Listener) -> AttachedRuns:
-        """With what the last pass showed, which is told."""
+        """With what the last pass showed, which is reported."""
         *before, last = self.passes
         listener.note(f"pass {len(self.passes)}: {found}")
         return replace(self, passes=(*before, replace(last, found=found)))
@@ -146,11 +146,11 @@ class RepeatedCommand:
             if runs.attached.stopped:
                 listener.note(f"the command is not run again: {runs.attached.stopped} ended it")
                 return runs
-            listener.note(f"pass {number} keeps {look.told}: {_AGAIN}")
+            listener.note(f"pass {number} keeps {look.summary}: {_AGAIN}")
             earlier = self.scratch / f"pass{number - 1}.session"
             copy(self.target, earlier)
             try:
-                again = self._pass(number, asked, look.tensors, look.told)
+                again = self._pass(number, asked, look.tensors, look.summary)
             except (AttachError, ForeignDumpError) as error:
                 listener.note(f"pass {number}: {error}; what pass {number - 1} recorded is kept")
                 return runs
@@ -195,9 +195,9 @@ class RepeatedCommand:
         why = f"{without} the command generates another text: {same.other_tokens}; with the tap: {changed}"
         return replace(runs, text=why, other_text=True).unsure(why)
 
-    def _pass(self, number: int, asked: TapRequest, tensors: tuple[str, ...], told: str) -> AttachedRuns:
+    def _pass(self, number: int, asked: TapRequest, tensors: tuple[str, ...], summary: str) -> AttachedRuns:
         request = replace(asked, capture="stats", tensors=(*ALWAYS, *tensors))
-        return replace(self._run(request, self.dumps / f"pass{number}"), passes=(PassReport(told),))
+        return replace(self._run(request, self.dumps / f"pass{number}"), passes=(PassReport(summary),))
 
     def _run(self, asked: TapRequest, dump: Path) -> AttachedRuns:
         attached = attach(self.command, dump, asked, self.scratch)

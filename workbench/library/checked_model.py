@@ -96,7 +96,7 @@ class ModelToCheck:
     def engine(self, listener: Listener) -> Iterator[Inferior]:
         """The engine, with its faults."""
         tp = self.config.tp
-        listener.say(f"starting {tp} rank{'s' * (tp > 1)}")
+        listener.report(f"starting {tp} rank{'s' * (tp > 1)}")
         with Inferior(
             self.opened.path, self.opened.config, self.config, self.faults, on_warning=listener.warn
         ) as inferior:
@@ -118,14 +118,14 @@ class ModelToCheck:
 
     def suite(self, listener: Listener) -> Suite:
         """Runs of the first prompt that must agree with each other."""
-        opened, reported = self.opened, listener.say
+        opened, reported = self.opened, listener.report
         return Suite(
             opened.path, opened.config, self.config, self.faults, self.prompts[0], self.steps, reported
         )
 
     def axes(self, folder: Path, listener: Listener) -> ModelAxes:
         """Variants of its run, whose sessions go to `folder`."""
-        opened, config, reported = self.opened, self.config, listener.say
+        opened, config, reported = self.opened, self.config, listener.report
         return ModelAxes(opened, config, self.faults, self.prompts, self.steps, folder, reported)
 
     def in_words(self) -> str:

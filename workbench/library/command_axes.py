@@ -62,9 +62,9 @@ class CommandAxes:
 
     def _along(self, axis: AxisName, variant: EngineVariant, base: Path) -> AxisResult:
         try:
-            path = self._record(variant, f"{axis}: {variant.told}")
+            path = self._record(variant, f"{axis}: {variant.summary}")
         except (AttachError, ForeignDumpError) as error:
-            return AxisResult(axis, variant.told, "not tried", why=str(error))
+            return AxisResult(axis, variant.summary, "not tried", why=str(error))
         with (
             Session.open(base, UNLIMITED) as first,
             Session.open(path, UNLIMITED) as second,
@@ -72,14 +72,14 @@ class CommandAxes:
             keeping(first, second),
         ):
             foreign = first.meta.foreign or ForeignMeta()
-            unknown = variant.words and not foreign.caches  # the engine does not tell of hits
+            unknown = variant.words and not foreign.caches  # the engine does not report on hits
             if axis == "prefix" and not foreign.shared and not unknown:
                 why = "no request found its beginning in the cache: send some that share a prefix of whole blocks"
-                return AxisResult(axis, variant.told, "not tried", why=why)
+                return AxisResult(axis, variant.summary, "not tried", why=why)
             sides = RowSide(first), RowSide(second)
             if variant.untapped:
                 return _by_tokens(axis, variant, *sides)
-            found = Variants(*sides, self._judges(first, second)).compare(axis, variant.told)
+            found = Variants(*sides, self._judges(first, second)).compare(axis, variant.summary)
             return found if found.verdict == "bug" else _unless_lost(found, first, second)
 
     def _judges(self, first: Session, second: Session) -> tuple[RowJudge, RowJudge] | None:
@@ -89,14 +89,14 @@ class CommandAxes:
         facts = Facts.of(self.opened.path, dtype)
         return RowJudge.of(first, facts, self._known), RowJudge.of(second, facts)
 
-    def _record(self, variant: EngineVariant | None, told: str) -> Path:
+    def _record(self, variant: EngineVariant | None, summary: str) -> Path:
         """The session of one run; None: of the command as it is."""
-        variant = variant or EngineVariant(told)
+        variant = variant or EngineVariant(summary)
         arguments, words = variant.arguments, variant.words
         self._count += 1
         place = self.folder / str(self._count)
         place.mkdir()
-        self.listener.note(f"run {self._count} of the command: {told}")
+        self.listener.note(f"run {self._count} of the command: {summary}")
         request = replace(self.asked, arguments=tuple(arguments.items()))
         if variant.untapped:
             request = replace(request, capture="ids", only=())
@@ -117,8 +117,8 @@ class CommandAxes:
 def _by_tokens(axis: AxisName, variant: EngineVariant, base: RowSide, other: RowSide) -> AxisResult:
     """Of the engine as its command starts it, which shows its tokens alone."""
     if (other.session.meta.foreign or ForeignMeta()).mode == "eager":
-        return AxisResult(axis, variant.told, "not tried", why="the command runs eagerly as it is")
-    found = compare_tokens(axis, variant.told, base, other)
+        return AxisResult(axis, variant.summary, "not tried", why="the command runs eagerly as it is")
+    found = compare_tokens(axis, variant.summary, base, other)
     return found if found.verdict == "bug" else _unless_lost(found, base.session, other.session)
 
 

@@ -14,7 +14,7 @@ class EngineVariant:
     """What an engine is asked for along one axis, and that in words: arguments that it is given whatever its command
     says, or `words` behind the command. `untapped`: nothing is changed in the engine, and its tokens alone are seen."""
 
-    told: str
+    summary: str
     arguments: Mapping[str, int | bool] = field(default_factory=dict)
     words: tuple[str, ...] = ()
     untapped: bool = False

@@ -21,7 +21,7 @@ def largest(found: GapShares) -> tuple[GapShare, ...]:
 
 
 def share_lines(found: GapShares) -> list[str]:
-    """The table, and what is to be said of it; nothing where no share is known."""
+    """The table, and what is to be reported of it; nothing where no share is known."""
     shown = largest(found)
     if not shown:
         return []

@@ -37,7 +37,7 @@ def paragraph(text: str) -> Markup:
     return el("p", clean(text), style="margin: 4px 0; color: inherit")
 
 
-def lines(told: Iterable[tuple[str, str]]) -> Markup:
+def lines(pairs: Iterable[tuple[str, str]]) -> Markup:
     """Labels and what is said under each."""
     rows = [
         el(
@@ -45,7 +45,7 @@ def lines(told: Iterable[tuple[str, str]]) -> Markup:
             el("th", label, style=f"{_CELL}; opacity: 0.7; font-weight: 400"),
             el("td", clean(words), style=_CELL),
         )
-        for label, words in told
+        for label, words in pairs
     ]
     return el("table", el("tbody", *rows), style=_ROWS)
 

@@ -13,7 +13,7 @@ from lockstep.workbench.library import html
 
 
 def judged(event: GoldenEvent, conclusion: str = "", more: Iterable[tuple[str, str]] = ()) -> list[Markup]:
-    """The parts of it; `conclusion` is said in place of the bare verdict, `more` lines stand with the first."""
+    """The parts of it; `conclusion` is reported in place of the bare verdict, `more` lines stand with the first."""
     parts = [html.heading(f"verdict: {conclusion or event.verdict}", event.verdict)]
     reported = [
         (label, words) for label, words in explanation(event) if label in ("first wrong", "how wrong")

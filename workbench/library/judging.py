@@ -102,7 +102,7 @@ def check(
             store_judged(recording, branch, result, saved)
         return Verdict(result, warnings=tuple(heard.warnings))
     _refuse_recording(target, model, golden)
-    heard.say("opening the model")
+    heard.report("opening the model")
     if floor not in ("auto", "fixed"):
         raise UsageError(f"floor is auto or fixed, not {floor!r}")
     library = reference_of(reference, "reference")
@@ -183,7 +183,7 @@ def diagnose(
         )
         return Verdict(result, warnings=tuple(heard.warnings))
     _refuse_recording(target, model, golden)
-    heard.say("opening the model")
+    heard.report("opening the model")
     asked = ModelToCheck.of(
         str(target), texts=texts_of(prompt), ids=ids_of(ids), chat=chat, prompt_tokens=prompt_tokens, steps=steps,
         faults=words_of(faults), tp=tp, ep=ep,

@@ -6,8 +6,8 @@ from __future__ import annotations
 class Listener:
     """Hears of a call's progress. This one keeps it to itself; the command line's shows it on stderr."""
 
-    def say(self, text: str) -> None:
-        """What is being done now, until the next is said."""
+    def report(self, text: str) -> None:
+        """What is being done now, until the next is reported."""
 
     def count(self, what: str, done: int, of: int) -> None:
         """How far that has come; `of` 0: it is not counted."""
@@ -29,9 +29,9 @@ class Warned(Listener):
         self._listener = listener or Listener()
         self.warnings: list[str] = []
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         """Pass it on."""
-        self._listener.say(text)
+        self._listener.report(text)
 
     def count(self, what: str, done: int, of: int) -> None:
         """Pass it on."""

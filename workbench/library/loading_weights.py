@@ -161,7 +161,7 @@ def weights(
             failures = attach(of, dump, asked, scratch.path).failures
             heard.note("the command was ended once its ranks had written their weights")
         ranks = read_ranks(dump)
-        found = compare_weights(ranks, checkpoint, heard.say)
+        found = compare_weights(ranks, checkpoint, heard.report)
         heard.clear()
     size = ranks[0].size
     missing = (

@@ -87,12 +87,12 @@ class Mismatch:
 
     def __str__(self) -> str:
         width = max(len(level.name) for level in self.levels)
-        told = []
+        lines = []
         for level in self.levels:
-            told.append(f"{_MARKS[level.result]} {level.name:<{width}}  {clean(level.text)}")
-            told += [f"  {'':<{width}}  {clean(one)}" for one in level.details]
-        told += ["", statistics_line(self.statistics), *share_lines(self.shares), ""]
-        return "\n".join([*told, f"verdict  {clean(self.summary)}"])
+            lines.append(f"{_MARKS[level.result]} {level.name:<{width}}  {clean(level.text)}")
+            lines += [f"  {'':<{width}}  {clean(one)}" for one in level.details]
+        lines += ["", statistics_line(self.statistics), *share_lines(self.shares), ""]
+        return "\n".join([*lines, f"verdict  {clean(self.summary)}"])
 
     def __repr__(self) -> str:
         return f"<Mismatch {clean(self.summary)}>"

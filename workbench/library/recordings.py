@@ -31,7 +31,7 @@ def judged_recording(
 ) -> CheckResult:
     """A branch of the session at `path`, judged and explained with its checkpoint: `model`, or what it says that it is
     of. `golden`, `reference`, `seconds` and `reproducing` as in `diagnose_recording`."""
-    listener.say(f"reading {clean(path.name, limit=80)}")
+    listener.report(f"reading {clean(path.name, limit=80)}")
     with Session.open(path, session_limits()) as session, reading(session):
         try:
             checkpoint = open_model(model).path if model is not None else checkpoint_of(session)
@@ -40,5 +40,5 @@ def judged_recording(
         return diagnose_recording(
             session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
             record=reference, device=device, seconds=seconds, reproducing=reproducing, warn=listener.warn,
-            say=listener.say, progress=lambda done, of: listener.count("reference", done, of),
+            report=listener.report, progress=lambda done, of: listener.count("reference", done, of),
         )  # fmt: skip

@@ -49,7 +49,7 @@ class Verdict:
 
     @property
     def verdict(self) -> Literal["match", "diverged", "inconclusive"]:
-        """ "match", "diverged", or "inconclusive": neither can be said, `str` tells why."""
+        """ "match", "diverged", or "inconclusive": neither can be stated, `str` tells why."""
         return self.event.verdict
 
     @property

@@ -31,7 +31,7 @@ class Capture:
     statistics: bool = True
     full: tuple[str, ...] = ()
     last: tuple[str, ...] = ("layers.*.attn.probs", "layers.*.attn.*_chosen")
-    #: Of a step's tensors in the session, those in `full` aside; what does not fit is said there.
+    #: Of a step's tensors in the session, those in `full` aside; what does not fit is reported there.
     budget_bytes: int | None = None
 
     def leaves(self, specs: Sequence[TapSpec]) -> LeftBehind:
@@ -78,11 +78,11 @@ def parse_capture(words: Sequence[str], specs: Sequence[TapSpec]) -> Capture:
     return replace(capture, full=(*capture.full, *globs))
 
 
-def words_of(told: CaptureMeta | None) -> list[str]:
+def words_of(meta: CaptureMeta | None) -> list[str]:
     """The words that mean a capture as a session tells it; none for the usual one."""
-    if told is None:
+    if meta is None:
         return []
     for name, capture in _NAMED.items():
-        if structs.asdict(told) == asdict(capture):
+        if structs.asdict(meta) == asdict(capture):
             return [] if capture == STATS else [name]
-    return list(told.full)
+    return list(meta.full)

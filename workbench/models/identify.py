@@ -24,11 +24,11 @@ from lockstep.workbench.settings import session_limits
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was found. `told` is one line; `tps` are degrees of parallelism that a model may have."""
+    """What was found. `summary` is one line; `tps` are degrees of parallelism that a model may have."""
 
     kind: Literal["session", "model", "directory", "nothing"]
     path: Path
-    told: str
+    summary: str
     tps: tuple[int, ...] = ()
     needs_prompt: bool = True
 
@@ -59,12 +59,12 @@ def identify(text: str) -> Found:
 def _session(path: Path) -> Found:
     try:
         with Session.open(path, session_limits()) as session:
-            return Found("session", path, told_of(session))
+            return Found("session", path, summary_of(session))
     except SessionError as error:
         return Found("nothing", path, clean(str(error), limit=200))
 
 
-def told_of(session: Session) -> str:
+def summary_of(session: Session) -> str:
     """A session in one line."""
     branches = session.branches()
     steps = max((len(session.steps(branch.id)) for branch in branches), default=0)
@@ -144,7 +144,7 @@ class Recent:
     """One line of the recent list."""
 
     path: Path
-    told: str
+    summary: str
     when: str
 
 
@@ -171,5 +171,5 @@ def recents(paths: list[Path]) -> list[Recent]:
         what = identify(str(path))
         if what.kind in ("session", "model"):
             age = max(0.0, time.time() - path.stat().st_mtime)
-            found.append(Recent(path, what.told, ago(age) if what.kind == "session" else "model"))
+            found.append(Recent(path, what.summary, ago(age) if what.kind == "session" else "model"))
     return found

@@ -35,7 +35,7 @@ from lockstep.workbench.paths import (
 )
 from lockstep.workbench.references.request import GoldenRequest, ReferenceName
 
-#: What is told of something that the user should know.
+#: What is reported of something that the user should know.
 Warn = Callable[[str], None]
 
 #: Raised whenever the recorder starts to write something else for the same question.
@@ -93,7 +93,7 @@ def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[Stamp]) 
 
 
 def find(key: str, warn: Warn) -> Path | None:
-    """The session of that key, None where there is none. One that is damaged is set aside, which `warn` is told."""
+    """The session of that key, None where there is none. One that is damaged is set aside, which `warn` reports."""
     path = _path(key)
     if not path.exists():
         return None

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 #: Fields of a transformers config.
-Told = dict[str, Any]
+ConfigFields = dict[str, Any]
 _SIGMOID = 2
 
 
@@ -23,7 +23,7 @@ class Metadata(Protocol):
     def named(self, name: str) -> Any: ...
 
 
-def told_of_experts(file: Metadata) -> Told:
+def expert_fields(file: Metadata) -> ConfigFields:
     """How many there are and how they are chosen, by every name that a family has for it; empty without experts."""
     if not (count := file.value("expert_count")):
         return {}
@@ -47,12 +47,12 @@ def told_of_experts(file: Metadata) -> Told:
     }
 
 
-def qwen3_moe(file: Metadata) -> Told:
+def qwen3_moe(file: Metadata) -> ConfigFields:
     """llama.cpp renormalises always."""
     return {"norm_topk_prob": True}
 
 
-def qwen2_moe(file: Metadata) -> Told:
+def qwen2_moe(file: Metadata) -> ConfigFields:
     """One shared expert, of a width of its own."""
     width = file.value("expert_shared_feed_forward_length")
     return {
@@ -62,7 +62,7 @@ def qwen2_moe(file: Metadata) -> Told:
     }
 
 
-def gpt_oss(file: Metadata, rope: Told) -> Told:
+def gpt_oss(file: Metadata, rope: ConfigFields) -> ConfigFields:
     """Every second layer sees everything; the ramp of YaRN is not rounded, as in the original."""
     kinds = ["full_attention" if i % 2 else "sliding_attention" for i in range(file.value("block_count"))]
     return {
@@ -72,7 +72,7 @@ def gpt_oss(file: Metadata, rope: Told) -> Told:
     }
 
 
-def partly_rotated(file: Metadata, rope: Told) -> Told:
+def partly_rotated(file: Metadata, rope: ConfigFields) -> ConfigFields:
     """Of each head the first channels are rotated."""
     width, rotated = file.value("attention.key_length"), file.value("rope.dimension_count")
     return {
@@ -82,7 +82,7 @@ def partly_rotated(file: Metadata, rope: Told) -> Told:
     }
 
 
-def deepseek(file: Metadata, rope: Told) -> Told:
+def deepseek(file: Metadata, rope: ConfigFields) -> ConfigFields:
     """V2 where scores are a softmax, else V3; widths of heads as they are before anything is absorbed."""
     absorbed = file.value("attention.key_length_mla") is not None
     key, value = (file.value(f"attention.{one}_length" + "_mla" * absorbed) for one in ("key", "value"))

@@ -1,4 +1,4 @@
-"""What transformers' configs of further architectures are told of GGUF files, and their parameters that are metadata
+"""What transformers' configs of further architectures are read from GGUF files, and their parameters that are metadata
 there."""
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ import torch
 from gguf import ReaderField
 from torch import Tensor
 
-from lockstep.workbench.references.gguf_experts import Metadata, Told, deepseek
+from lockstep.workbench.references.gguf_experts import ConfigFields, Metadata, deepseek
 
 _CHUNK = 8192
 
 
-def llama4(file: Metadata) -> Told:
+def llama4(file: Metadata) -> ConfigFields:
     """What llama.cpp's program has of it, and no file: chunks, layers that do not rotate, and what scales their
     queries; the model with 128 experts has no norms of q and k."""
     layers = range(file.value("block_count"))
@@ -34,16 +34,16 @@ def llama4(file: Metadata) -> Told:
     }
 
 
-def phimoe(file: Metadata, told: Told) -> Told:
-    """`told`: as of Phi-3."""
-    rope, original = told["rope_parameters"], told["original_max_position_embeddings"]
+def phimoe(file: Metadata, fields: ConfigFields) -> ConfigFields:
+    """`fields`: as of Phi-3."""
+    rope, original = fields["rope_parameters"], fields["original_max_position_embeddings"]
     if rope["rope_type"] == "longrope":
         scale = rope.pop("attention_factor")
         rope |= {"short_mscale": scale, "long_mscale": scale, "original_max_position_embeddings": original}
-    return {**told, "lm_head_bias": file.has("output.bias"), "router_jitter_noise": 0.01}
+    return {**fields, "lm_head_bias": file.has("output.bias"), "router_jitter_noise": 0.01}
 
 
-def mistral4(file: Metadata, rope: Told) -> Told:
+def mistral4(file: Metadata, rope: ConfigFields) -> ConfigFields:
     """DeepSeek's attention; queries grow by a tenth where the file does not say."""
     reported = deepseek(file, rope)
     beta = file.value("attention.temperature_scale")
@@ -52,7 +52,7 @@ def mistral4(file: Metadata, rope: Told) -> Told:
     return {**reported, "model_type": "mistral4", "head_dim": width, "rope_parameters": rope}
 
 
-def deepseek2(file: Metadata, rope: Told) -> Told:
+def deepseek2(file: Metadata, rope: ConfigFields) -> ConfigFields:
     """Mistral-Large-3's files say `deepseek2`, and how queries grow; Youtu's have no experts."""
     if file.value("attention.temperature_scale") is not None:
         return mistral4(file, rope)
@@ -64,7 +64,7 @@ def deepseek2(file: Metadata, rope: Told) -> Told:
     )
 
 
-def mistral3(file: Metadata, rope: Told) -> Told:
+def mistral3(file: Metadata, rope: ConfigFields) -> ConfigFields:
     """Ministral-3: YaRN's `mscale` is 1."""
     if rope["rope_type"] == "yarn":
         weight = file.value("rope.scaling.yarn_log_multiplier") or 0.0
@@ -73,9 +73,9 @@ def mistral3(file: Metadata, rope: Told) -> Told:
     return {"rope_parameters": {**rope, "llama_4_scaling_beta": beta}, "sliding_window": None}
 
 
-def gemma4(file: Metadata, told: Told) -> Told:
-    """`told`: the types of layers. Where they differ in size, the file has a list."""
-    kinds, shared = told["layer_types"], file.value("attention.shared_kv_layers") or 0
+def gemma4(file: Metadata, fields: ConfigFields) -> ConfigFields:
+    """`fields`: the types of layers. Where they differ in size, the file has a list."""
+    kinds, shared = fields["layer_types"], file.value("attention.shared_kv_layers") or 0
     layers = range(len(kinds))
 
     def of(key: str, kind: str) -> Any:
@@ -90,7 +90,7 @@ def gemma4(file: Metadata, told: Told) -> Told:
     turning = sum(factor == 1.0 for factor in factors) / len(factors)
     theta, local = file.value("rope.freq_base"), file.value("rope.freq_base_swa") or 1e4
     return {
-        **told,
+        **fields,
         "sliding_window": file.value("attention.sliding_window"),
         "head_dim": file.value("attention.key_length_swa"),
         "global_head_dim": file.value("attention.key_length"),
@@ -114,12 +114,12 @@ def gemma4(file: Metadata, told: Told) -> Told:
     }  # fmt: skip
 
 
-def hunyuan_moe(file: Metadata) -> Told:
+def hunyuan_moe(file: Metadata) -> ConfigFields:
     """So many experts in every layer; the shared one is as wide as an MLP."""
     return {"moe_topk": file.value("expert_used_count"), "attention_bias": file.has("blk.0.attn_q.bias")}
 
 
-def ernie4_5_moe(file: Metadata) -> Told:
+def ernie4_5_moe(file: Metadata) -> ConfigFields:
     """Ernie's own names of the same."""
     layers = [i for i in range(file.value("block_count")) if file.has(f"blk.{i}.ffn_gate_inp.weight")]
     return {
@@ -133,11 +133,11 @@ def ernie4_5_moe(file: Metadata) -> Told:
     }
 
 
-def exaone_moe(file: Metadata, told: Told) -> Told:
-    """`told`: as of EXAONE 4."""
+def exaone_moe(file: Metadata, fields: ConfigFields) -> ConfigFields:
+    """`fields`: as of EXAONE 4."""
     layers = range(file.value("block_count") - (file.value("nextn_predict_layers") or 0))
     kinds = ["sparse" if file.has(f"blk.{i}.ffn_gate_inp.weight") else "dense" for i in layers]
-    return {**told, "num_shared_experts": file.value("expert_shared_count"), "mlp_layer_types": kinds}
+    return {**fields, "num_shared_experts": file.value("expert_shared_count"), "mlp_layer_types": kinds}
 
 
 def xielu_numbers(fields: Mapping[str, ReaderField], layers: int) -> dict[str, Tensor]:

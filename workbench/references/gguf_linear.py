@@ -7,10 +7,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.workbench.references.gguf_experts import Metadata, Told, partly_rotated
+from lockstep.workbench.references.gguf_experts import ConfigFields, Metadata, partly_rotated
 
 
-def linear_attention(file: Metadata, rope: Told) -> Told:
+def linear_attention(file: Metadata, rope: ConfigFields) -> ConfigFields:
     """Which layers have it, its heads; of the others a part of each head is rotated. llama.cpp renormalises the weights
     of experts always."""
     heads, layers = file.value("ssm.time_step_rank"), range(file.value("block_count"))

@@ -27,7 +27,7 @@ from lockstep.engine.checkpoint.gguf.split import read_split
 from lockstep.engine.text import printable
 from lockstep.workbench.references import gguf_experts, gguf_further, gguf_linear, gguf_mamba
 from lockstep.workbench.references.doubles import rotary_of
-from lockstep.workbench.references.gguf_experts import Told
+from lockstep.workbench.references.gguf_experts import ConfigFields
 from lockstep.workbench.references.request import ReferenceFailure
 
 #: Divisors of the rotary frequencies, one a pair: llama.cpp has Llama 3's scaling as this tensor; and LongRoPE's.
@@ -74,7 +74,7 @@ class WholeReader(GGUFReader):
         return next((tensor.data for tensor in self.tensors if tensor.name == name), None)
 
 
-def _llama(file: WholeReader) -> Told:
+def _llama(file: WholeReader) -> ConfigFields:
     if file.value("expert_count"):
         return {"model_type": "mixtral"}
     window = file.value("attention.sliding_window") or 0
@@ -83,7 +83,7 @@ def _llama(file: WholeReader) -> Told:
     return {}
 
 
-def _gemma(file: WholeReader, largest: int) -> Told:
+def _gemma(file: WholeReader, largest: int) -> ConfigFields:
     """The largest model's scores are scaled by hidden / heads, those of the others by a head's width."""
     width = file.value("attention.key_length")
     if file.value("block_count") == largest:
@@ -95,7 +95,7 @@ def _gemma(file: WholeReader, largest: int) -> Told:
     }
 
 
-def _gemma2(file: WholeReader) -> Told:
+def _gemma2(file: WholeReader) -> ConfigFields:
     """What the first files of it lack has the model's own values, as in llama.cpp."""
     own = {"final_logit_softcapping": 30.0, "attn_logit_softcapping": 50.0, "attention.sliding_window": 4096}
     found = {key: value if (stated := file.value(key)) is None else stated for key, value in own.items()}
@@ -106,7 +106,7 @@ def _gemma2(file: WholeReader) -> Told:
     }
 
 
-def _gemma3(file: WholeReader) -> Told:
+def _gemma3(file: WholeReader) -> ConfigFields:
     local = file.value("rope.freq_base_swa") or 10_000.0
     return {
         **_gemma(file, 62),
@@ -115,7 +115,7 @@ def _gemma3(file: WholeReader) -> Told:
     }
 
 
-def _olmo2(file: WholeReader) -> Told:
+def _olmo2(file: WholeReader) -> ConfigFields:
     window = file.value("attention.sliding_window")
     if not window:
         return {}
@@ -123,9 +123,9 @@ def _olmo2(file: WholeReader) -> Told:
     return {"model_type": "olmo3", "sliding_window": window, "layer_types": _layer_types(file, 4), **rope}
 
 
-def _phi3(file: WholeReader) -> Told:
+def _phi3(file: WholeReader) -> ConfigFields:
     width = file.value("embedding_length") // file.value("attention.head_count")
-    rope: Told = {
+    rope: ConfigFields = {
         "rope_type": "default",
         "rope_theta": file.value("rope.freq_base"),
         "partial_rotary_factor": (file.value("rope.dimension_count") or width) / width,
@@ -142,7 +142,7 @@ def _phi3(file: WholeReader) -> Told:
     return {"rope_parameters": rope, "original_max_position_embeddings": original, "sliding_window": window}
 
 
-def _glm4(file: WholeReader) -> Told:
+def _glm4(file: WholeReader) -> ConfigFields:
     width = file.value("attention.key_length") or file.value("embedding_length") // file.value(
         "attention.head_count"
     )
@@ -150,17 +150,17 @@ def _glm4(file: WholeReader) -> Told:
     return {"rope_parameters": {**_rope(file), "partial_rotary_factor": share}}
 
 
-def _starcoder2(file: WholeReader) -> Told:
+def _starcoder2(file: WholeReader) -> ConfigFields:
     return {"use_bias": "blk.0.attn_q.bias" in {one.name for one in file.tensors}}
 
 
-def _exaone4(file: WholeReader) -> Told:
+def _exaone4(file: WholeReader) -> ConfigFields:
     window = file.value("attention.sliding_window") or None
     types = _layer_types(file, 4) if window else ["full_attention"] * file.value("block_count")
     return {"sliding_window": window, "layer_types": types}
 
 
-def _cohere(file: WholeReader) -> Told:
+def _cohere(file: WholeReader) -> ConfigFields:
     reported = {"logit_scale": file.value("logit_scale"), **_layer_norm(file)}
     if file.architecture == "command-r":
         return reported
@@ -168,19 +168,19 @@ def _cohere(file: WholeReader) -> Told:
     return {**reported, "sliding_window": window, "layer_types": _layer_types(file, 4)}
 
 
-def _layer_norm(file: WholeReader) -> Told:
+def _layer_norm(file: WholeReader) -> ConfigFields:
     """The epsilon under the names that families have for it."""
     eps = file.value("attention.layer_norm_epsilon")
     return {"layer_norm_eps": eps, "norm_eps": eps}
 
 
-def _stablelm(file: WholeReader) -> Told:
+def _stablelm(file: WholeReader) -> ConfigFields:
     names = {one.name for one in file.tensors}
     biased, parallel = "blk.0.attn_q.bias" in names, "blk.0.ffn_norm.weight" not in names
     return {**_glm4(file), **_layer_norm(file), "use_qkv_bias": biased, "use_parallel_residual": parallel}
 
 
-def _lfm2(file: WholeReader) -> Told:
+def _lfm2(file: WholeReader) -> ConfigFields:
     """Layers without key/value heads have a convolution. llama.cpp renormalises the weights of experts always, and
     scales them never."""
     heads = file.value("attention.head_count_kv")
@@ -197,11 +197,11 @@ def _lfm2(file: WholeReader) -> Told:
     }
 
 
-def _linear_attention(file: WholeReader) -> Told:
+def _linear_attention(file: WholeReader) -> ConfigFields:
     return gguf_linear.linear_attention(file, _rope(file))
 
 
-def _seed_oss(file: WholeReader) -> Told:
+def _seed_oss(file: WholeReader) -> ConfigFields:
     return {"attention_out_bias": "blk.0.attn_output.bias" in {one.name for one in file.tensors}}
 
 
@@ -210,7 +210,7 @@ class _Architecture:
     """How files of an architecture become a transformers model. `own`: what of its config `_KEYS` do not say."""
 
     model_type: str
-    own: Callable[[WholeReader], Told] = field(default=lambda file: {})
+    own: Callable[[WholeReader], ConfigFields] = field(default=lambda file: {})
     processor: type[TensorProcessor] = TensorProcessor
 
 
@@ -282,7 +282,7 @@ def gguf_config(path: Path) -> Any:
     architecture = _architecture(file, path)
     names = {tensor.name for tensor in file.tensors}
     found = {key: file.value(theirs) for key, theirs in _KEYS.items() if file.value(theirs) is not None}
-    reported: Told = {
+    reported: ConfigFields = {
         "model_type": architecture.model_type,
         **found,
         "vocab_size": int(file.named("token_embd.weight").shape[0]),
@@ -290,7 +290,7 @@ def gguf_config(path: Path) -> Any:
         "attention_bias": "blk.0.attn_q.bias" in names,
         "mlp_bias": "blk.0.ffn_down.bias" in names,
         "rope_parameters": _rope(file),
-        **gguf_experts.told_of_experts(file),
+        **gguf_experts.expert_fields(file),
         **architecture.own(file),
     }
     reported["num_hidden_layers"] -= file.value("nextn_predict_layers") or 0
@@ -305,7 +305,7 @@ def _architecture(file: WholeReader, path: Path) -> _Architecture:
     return _ARCHITECTURES[file.architecture]
 
 
-def _rope(file: WholeReader) -> Told:
+def _rope(file: WholeReader) -> ConfigFields:
     """Of all layers that have no rotation of their own."""
     found = {"rope_type": "default", "rope_theta": file.value("rope.freq_base") or 10_000.0}
     if (kind := file.value("rope.scaling.type") or "none") == "none":
@@ -318,7 +318,7 @@ def _rope(file: WholeReader) -> Told:
     return found
 
 
-def _by_type(file: WholeReader, local: float) -> Told:
+def _by_type(file: WholeReader, local: float) -> ConfigFields:
     """Layers with a window rotate by `local`, unscaled."""
     sliding = {"rope_type": "default", "rope_theta": local}
     return {"full_attention": _rope(file), "sliding_attention": sliding}

@@ -7,14 +7,14 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lockstep.workbench.references.gguf_experts import Metadata, Told
+from lockstep.workbench.references.gguf_experts import ConfigFields, Metadata
 
 #: transformers' families that have it.
 FAMILIES = ("granitemoehybrid", "nemotron_h", "falcon_h1")
 _INNER, _SHARED = "ssm.inner_size", "expert_shared_feed_forward_length"
 
 
-def granite(file: Metadata) -> Told:
+def granite(file: Metadata) -> ConfigFields:
     """Granite's multipliers, and the sizes of its experts."""
     width = file.value("embedding_length") // file.value("attention.head_count")
     return {
@@ -25,7 +25,7 @@ def granite(file: Metadata) -> Told:
     }
 
 
-def mamba_keys(file: Metadata) -> Told:
+def mamba_keys(file: Metadata) -> ConfigFields:
     """The sizes of Mamba-2 as Granite and Falcon-H1 call them."""
     layers = range(file.value("block_count"))
     return {
@@ -39,7 +39,7 @@ def mamba_keys(file: Metadata) -> Told:
     }
 
 
-def falcon_h1(file: Metadata) -> Told:
+def falcon_h1(file: Metadata) -> ConfigFields:
     """The multipliers are in the file's weights."""
     single = ("embedding", "lm_head", "key", "attention_in", "attention_out", "ssm_in", "ssm_out")
     return {
@@ -53,7 +53,7 @@ def falcon_h1(file: Metadata) -> Told:
     }
 
 
-def granite_hybrid(file: Metadata) -> Told:
+def granite_hybrid(file: Metadata) -> ConfigFields:
     """Layers without key/value heads have a state; whether the others rotate is a key of its own."""
     heads = file.value("attention.head_count_kv")
     turning = file.value("rope.scaling.finetuned")
@@ -70,7 +70,7 @@ def granite_hybrid(file: Metadata) -> Told:
     }
 
 
-def nemotron_h(file: Metadata) -> Told:
+def nemotron_h(file: Metadata) -> ConfigFields:
     """A layer with a width is an MLP or experts, one with key/value heads attention, else it has a state, whose step
     sizes have no limits."""
     layers = range(file.value("block_count"))

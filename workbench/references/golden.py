@@ -37,7 +37,7 @@ from lockstep.workbench.references.request import (
 class Options(TypedDict, total=False):
     """`chunk` as in `GoldenRequest`; `threads` defaults to the machine's processors; `timeout` is in seconds;
     `progress(done, of)` counts forward
-    passes and is called from another thread; `warn` is told of a damaged entry of the cache; `waiting` is called now
+    passes and is called from another thread; `warn` reports a damaged entry of the cache; `waiting` is called now
     and then while the recorder works, and what it raises ends it; `standby` may be one that waits already."""
 
     device: str

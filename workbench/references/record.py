@@ -44,7 +44,7 @@ class Recorder(Protocol):
     ) -> None: ...
 
 
-def _say(message: RecorderProgress | RecorderFailure) -> None:
+def _send(message: RecorderProgress | RecorderFailure) -> None:
     print(msgspec.json.encode(message).decode(), file=sys.stderr, flush=True)
 
 
@@ -86,7 +86,7 @@ def _record(arguments: list[str]) -> None:
     def progress() -> None:
         nonlocal passes
         passes += 1
-        _say(RecorderProgress(passes, total))
+        _send(RecorderProgress(passes, total))
 
     for i, job in enumerate(jobs):
         request = job.request
@@ -128,7 +128,7 @@ def main() -> int:
 
 
 def _failed(message: str, exit_code: int) -> int:
-    _say(RecorderFailure(message, exit_code))
+    _send(RecorderFailure(message, exit_code))
     return exit_code
 
 

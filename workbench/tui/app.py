@@ -97,7 +97,7 @@ class LockstepApp(Guarded, App[int]):
         self.theme_changed_signal.subscribe(self, lambda theme: self.keep("theme", theme.name))
 
     def keep(self, key: str, value: str) -> None:
-        """Remember a setting for the next time; a directory that cannot be written is said, and no more."""
+        """Remember a setting for the next time; a directory that cannot be written is reported, and no more."""
         self.settings = replace(self.settings, **{key: cast(Any, value)})
         try:
             settings.save(key, value)

@@ -1,7 +1,7 @@
 """The outer net of the screens: an exception that nobody expected ends neither the program nor the part it came from.
 
-It is told in a notice and kept with its traceback in the log of errors. With `$LOCKSTEP_DEBUG` (which the tests set) it
-ends the program with its traceback instead, as Textual has it.
+It is reported in a notice and kept with its traceback in the log of errors. With `$LOCKSTEP_DEBUG` (which the tests
+set) it ends the program with its traceback instead, as Textual has it.
 """
 
 from __future__ import annotations
@@ -60,12 +60,12 @@ class GuardedWidget(Guarded, Widget):
 
 
 class FailureNotices:
-    """What has failed so far. A failure is told once until the user does something, and logged once: what cannot be
+    """What has failed so far. A failure is reported once until the user does something, and logged once: what cannot be
     drawn fails again with every frame, and the notice itself makes a frame."""
 
     def __init__(self, notify: Callable[[str], None]) -> None:
         self._notify = notify
-        self._told: set[str] = set()
+        self._reported: set[str] = set()
         self._logged: dict[str, str] = {}
 
     def __len__(self) -> int:
@@ -73,17 +73,17 @@ class FailureNotices:
         return len(self._logged)
 
     def forget(self) -> None:
-        """The user has done something: what fails again is told again."""
-        self._told.clear()
+        """The user has done something: what fails again is reported again."""
+        self._reported.clear()
 
     def take(self, error: BaseException) -> None:
-        """Log a failure and tell of it."""
+        """Log a failure and report on it."""
         last = traceback.extract_tb(error.__traceback__)[-1:]
         key = f"{type(error).__name__} {[(frame.filename, frame.lineno) for frame in last]}"
         if key not in self._logged:
             self._logged[key] = error_log.record(error, "the screens")
-        if key not in self._told:
-            self._told.add(key)
+        if key not in self._reported:
+            self._reported.add(key)
             doing = next(iter(getattr(error, "__notes__", ())), "")
             what = f"{type(error).__name__}: {printable(error, 200)} {doing}".rstrip()
             self._notify(

@@ -18,7 +18,7 @@ _MOST, _LONGEST = 500, 20_000
 
 @dataclass(frozen=True, slots=True)
 class LoggedMessage:
-    """A message. `after`: the newest event of the session when it was said."""
+    """A message. `after`: the newest event of the session when it was reported."""
 
     after: int
     where: Where
@@ -35,14 +35,14 @@ class MessageLog:
         self._newest = 0
 
     async def add(self, where: Where, text: str, kind: str) -> None:
-        """Keep a message that was said at a place."""
+        """Keep a message that was reported at a place."""
         stated = LoggedMessage(0, where, clean(text, newlines=True, limit=_LONGEST), kind)
         self._newest = await self.reader.ask(_newest, self._newest)
         if not self._messages or self._messages[-1].text != stated.text:
             self._messages.append(replace(stated, after=self._newest))
 
     def among(self, entries: tuple[JournalEntry, ...], names: dict[int, str]) -> Iterator[JournalEntry]:
-        """The events with the messages where they were said. `names` of the branches."""
+        """The events with the messages where they were reported. `names` of the branches."""
         waiting = deque(self._messages)
         for entry in entries:
             while waiting and waiting[0].after < entry.id:

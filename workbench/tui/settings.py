@@ -45,7 +45,7 @@ class UserSettings:
 
     @property
     def host_words(self) -> list[str]:
-        """What of it a host is told, as its options."""
+        """What of it a host is given, as its options."""
         given = (("--timeout", self.timeout), ("--start-timeout", self.start_timeout))
         seconds = [word for name, value in given if value is not None for word in (name, str(value))]
         asked = ["--reference", self.reference] if self.reference != DEFAULTS.reference else []

@@ -25,7 +25,7 @@ ROWS, LARGEST = 256, 2_000_000
 @dataclass(frozen=True, slots=True)
 class RowFigures:
     """One query's row of one head: its sum, entropy in nats, how many keys hold 99 % of it, how many get anything,
-    the strongest key. `keys` and `strongest` are None where the row is empty or not finite: nothing can be said."""
+    the strongest key. `keys` and `strongest` are None where the row is empty or not finite: nothing can be stated."""
 
     total: float
     entropy: float

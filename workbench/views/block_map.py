@@ -10,7 +10,7 @@ from lockstep.sessions.records import SequenceStep
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
 
-#: Steps back from which blocks that are in no table any more are told.
+#: Steps back from which blocks that are in no table any more are reported.
 _LOOKED_BACK = 64
 #: Blocks up to which those between are listed as well. A stranger's table may name block 2**31.
 _LISTED = 1 << 16

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from lockstep.sessions import Session
 from lockstep.sessions.text import clean
-from lockstep.workbench.words.plain_text import said
+from lockstep.workbench.words.plain_text import one_line
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class BranchLine:
         """The rules as NAME=VALUE."""
         return tuple(f"{name}={value}" for name, value in self.rules)
 
-    def told(self, correct: str) -> str:
+    def summary(self, correct: str) -> str:
         """Its rules in words: "NAME=VALUE, …", else the engine that is not ours, else `correct`."""
         return ", ".join(self.rule_texts) or (f"recorded from {self.engine}" if self.engine else correct)
 
@@ -60,4 +60,4 @@ def engine_name(session: Session) -> str:
     ranks = f"{len(foreign.ranks)} of {session.ranks} ranks" if 0 < len(foreign.ranks) < session.ranks else ""
     only = "statistics only" if foreign.statistics_only else ""
     reported = (meta.source or "another engine", foreign.mode, ranks, only)
-    return ", ".join(said(text, 60) for text in reported if text)
+    return ", ".join(one_line(text, 60) for text in reported if text)

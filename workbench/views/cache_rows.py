@@ -63,7 +63,7 @@ class _Findings:
             found.append(layer)
         self.marks |= {(row, int(position)) for position in positions}
 
-    def told(self) -> tuple[str, ...]:
+    def in_words(self) -> tuple[str, ...]:
         return tuple(f"{words}, layer{_spans(layers)}" for words, layers in list(self.layers.items())[:_TOLD])
 
 
@@ -98,7 +98,7 @@ def cache_rows(source: SessionSource, where: Where, layers: int, kind: str, erro
         if (unseen := newest_left_out(source, where, layer, length)) is not None
     }
     marks = frozenset(odd.marks)
-    return CacheRows(values, ranks, error and bool(theirs), bool(theirs), odd.told(), marks, unread)
+    return CacheRows(values, ranks, error and bool(theirs), bool(theirs), odd.in_words(), marks, unread)
 
 
 def _captured(source: SessionSource, where: Where, layers: int, kind: str) -> dict[tuple[int, int], Rows]:

@@ -35,16 +35,18 @@ class Odd:
         )
 
 
-def expected_rows(told: SequenceStep) -> int | None:
+def expected_rows(recorded: SequenceStep) -> int | None:
     """Rows that should be cached after a step whose last token stood where it did; None: no token."""
-    return told.positions[-1] + 1 if len(told.positions) else None
+    return recorded.positions[-1] + 1 if len(recorded.positions) else None
 
 
-def odd_lengths(told: SequenceStep, expected: int | None = None) -> list[Odd]:
+def odd_lengths(recorded: SequenceStep, expected: int | None = None) -> list[Odd]:
     """Where the cache of a sequence does not hold `expected` rows (default: what its positions ask for), by layer."""
-    wanted = expected_rows(told) if expected is None else expected
+    wanted = expected_rows(recorded) if expected is None else expected
     return (
-        [] if wanted is None else sorted(_odd(told.kv_lens, wanted), key=lambda one: (one.first, one.ranks))
+        []
+        if wanted is None
+        else sorted(_odd(recorded.kv_lens, wanted), key=lambda one: (one.first, one.ranks))
     )
 
 

@@ -21,11 +21,17 @@ class Candidate:
     chosen: bool
 
 
-def candidates(told: SequenceStep, texts: TokenTexts, count: int | None = None) -> tuple[Candidate, ...]:
+def candidates(recorded: SequenceStep, texts: TokenTexts, count: int | None = None) -> tuple[Candidate, ...]:
     """The likeliest tokens, best first: all that were recorded, or `count` of them."""
-    pairs = list(zip(told.topk_ids, told.topk_logits, strict=False))[:count]
+    pairs = list(zip(recorded.topk_ids, recorded.topk_logits, strict=False))[:count]
     return tuple(
-        Candidate(texts.label(token), token, probability(logit, told.logsumexp), logit, token == told.emitted)
+        Candidate(
+            texts.label(token),
+            token,
+            probability(logit, recorded.logsumexp),
+            logit,
+            token == recorded.emitted,
+        )
         for token, logit in pairs
     )
 
@@ -38,23 +44,27 @@ def probability(logit: float, logsumexp: float | None) -> float | None:
     return math.nan if math.isnan(exponent) else math.exp(min(0.0, exponent))
 
 
-def probabilities(told: SequenceStep | None) -> dict[int, float]:
+def probabilities(recorded: SequenceStep | None) -> dict[int, float]:
     """By token, of the recorded candidates; empty where the normaliser was not recorded."""
-    if told is None:
+    if recorded is None:
         return {}
-    pairs = zip(told.topk_ids, told.topk_logits, strict=False)
-    found = {token: probability(logit, told.logsumexp) for token, logit in pairs}
+    pairs = zip(recorded.topk_ids, recorded.topk_logits, strict=False)
+    found = {token: probability(logit, recorded.logsumexp) for token, logit in pairs}
     return {token: chance for token, chance in found.items() if chance is not None}
 
 
-def emitted_probability(told: SequenceStep | None) -> float | None:
+def emitted_probability(recorded: SequenceStep | None) -> float | None:
     """The probability that the model gave to the emitted token; None where it is not among the candidates."""
-    return None if told is None or told.emitted is None else probabilities(told).get(told.emitted)
+    return (
+        None
+        if recorded is None or recorded.emitted is None
+        else probabilities(recorded).get(recorded.emitted)
+    )
 
 
-def margin(told: SequenceStep) -> float | None:
+def margin(recorded: SequenceStep) -> float | None:
     """The first logit less the second."""
-    return told.topk_logits[0] - told.topk_logits[1] if len(told.topk_logits) > 1 else None
+    return recorded.topk_logits[0] - recorded.topk_logits[1] if len(recorded.topk_logits) > 1 else None
 
 
 def first_difference(ours: Iterable[int | None], theirs: Iterable[int | None]) -> int | None:

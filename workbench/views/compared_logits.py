@@ -82,10 +82,10 @@ def compared_logits(
     )
 
 
-def _ranked(source: SessionSource, told: SequenceStep | None) -> dict[int, RankedOn]:
-    if told is None:
+def _ranked(source: SessionSource, recorded: SequenceStep | None) -> dict[int, RankedOn]:
+    if recorded is None:
         return {}
-    return {one.token: RankedOn(rank, one) for rank, one in enumerate(candidates(told, source.texts))}
+    return {one.token: RankedOn(rank, one) for rank, one in enumerate(candidates(recorded, source.texts))}
 
 
 def divergence(ours: SequenceStep | None, theirs: SequenceStep | None) -> float | None:
@@ -111,12 +111,14 @@ def divergence(ours: SequenceStep | None, theirs: SequenceStep | None) -> float 
     return max(0.0, total)
 
 
-def _logarithms(told: SequenceStep | None) -> dict[int, float]:
+def _logarithms(recorded: SequenceStep | None) -> dict[int, float]:
     """The logarithm of each candidate's probability; none where the normaliser was not recorded."""
-    if told is None or told.logsumexp is None:
+    if recorded is None or recorded.logsumexp is None:
         return {}
-    pairs = zip(told.topk_ids, told.topk_logits, strict=False)
-    return {token: min(0.0, logit - told.logsumexp) if logit == logit else math.nan for token, logit in pairs}
+    pairs = zip(recorded.topk_ids, recorded.topk_logits, strict=False)
+    return {
+        token: min(0.0, logit - recorded.logsumexp) if logit == logit else math.nan for token, logit in pairs
+    }
 
 
 def _term(p: float, q: float) -> float:

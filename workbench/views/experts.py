@@ -248,9 +248,9 @@ def _rebuilt(source: SessionSource, where: Where, layer: int, name: str) -> Rebu
     return source.session.rebuilt(tap, step=where.step, seq=where.seq, branch=where.branch)
 
 
-def _matrix(told: Rebuilt) -> Numbers | None:
+def _matrix(rebuilt: Rebuilt) -> Numbers | None:
     """As float64, in which every number of an expert is itself; None for what has not two dimensions."""
-    array = told.array
+    array = rebuilt.array
     return array.astype(np.float64) if array is not None and array.ndim == 2 and array.size else None
 
 

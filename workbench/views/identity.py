@@ -15,7 +15,7 @@ from lockstep.sessions.state import State, state_of
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.views.branches import BranchLine, branch_lines
 from lockstep.workbench.views.trail import Trail
-from lockstep.workbench.words.plain_text import plural, said
+from lockstep.workbench.words.plain_text import one_line, plural
 
 
 class CatalogueEntry(Protocol):
@@ -82,30 +82,30 @@ def identify(session: Session, trail: Trail, known: Iterable[CatalogueEntry]) ->
 
 def file_name(session: Session) -> str:
     """The session's file, without its directory."""
-    return said(session.path.name, 80)
+    return one_line(session.path.name, 80)
 
 
 def model_name(session: Session) -> str:
     """What the model is called, else the last part of its path, else the name of the session."""
     model = session.meta.model
     if model.name.strip():
-        return said(model.name, 60)
+        return one_line(model.name, 60)
     if model.path.strip():
         parts = _parts(model.path.rstrip("/\\"))
-        return "demo" if tuple(parts[-3:]) == MODEL_DIR.parts[-3:] else said(parts[-1], 60)
-    return said(session.path.stem, 60)
+        return "demo" if tuple(parts[-3:]) == MODEL_DIR.parts[-3:] else one_line(parts[-1], 60)
+    return one_line(session.path.stem, 60)
 
 
 def device_name(session: Session) -> str:
     """Where the ranks ran, and that they shared GPUs where they did: their sums then passed through the host."""
     config = session.meta.config
     shared = config.device.startswith("cuda") and config.backend == "gloo"
-    return said(f"{config.device} over gloo" if shared else config.device or "unknown device", 24)
+    return one_line(f"{config.device} over gloo" if shared else config.device or "unknown device", 24)
 
 
 def dtype_name(session: Session) -> str:
     """What the model computed in, by torch's name."""
-    return said(session.meta.config.dtype or "unknown dtype", 24)
+    return one_line(session.meta.config.dtype or "unknown dtype", 24)
 
 
 def _parts(path: str) -> list[str]:
@@ -142,17 +142,17 @@ def _facts(session: Session, trail: Trail) -> Iterable[tuple[str, str]]:
     if shape:
         yield "shape", " · ".join(shape)
     if model.checkpoint:
-        yield "checkpoint", said(model.checkpoint, 160)
+        yield "checkpoint", one_line(model.checkpoint, 160)
     if model.path:
         # Its end alone: a report goes to others, who need not know the directories of this machine.
-        yield "model", said("/".join(_parts(model.path)[-2:]), 160)
+        yield "model", one_line("/".join(_parts(model.path)[-2:]), 160)
     if meta.versions:
         pairs = list(meta.versions.items())[:12]
-        yield "versions", " · ".join(f"{said(k, 30)} {said(v, 30)}" for k, v in pairs)
+        yield "versions", " · ".join(f"{one_line(k, 30)} {one_line(v, 30)}" for k, v in pairs)
     if meta.source:
-        yield "source", said(meta.source, 160)
+        yield "source", one_line(meta.source, 160)
     if meta.config.backend:
-        yield "backend", said(meta.config.backend, 160)
+        yield "backend", one_line(meta.config.backend, 160)
     if meta.capture is not None:
         yield "capture", _compact(_of_taps(meta.capture, [tap.name for tap in session.taps]))
     if sampling := _sampling(meta):
@@ -162,25 +162,27 @@ def _facts(session: Session, trail: Trail) -> Iterable[tuple[str, str]]:
         yield "speed", f"{rate:.1f} tokens/s in decode, recording included"
 
 
-def _of_taps(told: CaptureMeta, taps: Sequence[str]) -> CaptureMeta:
+def _of_taps(meta: CaptureMeta, taps: Sequence[str]) -> CaptureMeta:
     """Without the globs that fit no tap: the usual ones are of all families."""
 
     def fitting(globs: Sequence[str]) -> tuple[str, ...]:
         return tuple(glob for glob in globs if any(matches(tap, [glob]) for tap in taps))
 
-    return msgspec.structs.replace(told, full=fitting(told.full), last=fitting(told.last))
+    return msgspec.structs.replace(meta, full=fitting(meta.full), last=fitting(meta.last))
 
 
-def _compact(told: CaptureMeta | SamplingMeta) -> str:
+def _compact(meta: CaptureMeta | SamplingMeta) -> str:
     """For people: `statistics · last layers.*.attn.probs`, empty parts left out."""
     parts = []
-    for key, part in msgspec.structs.asdict(told).items():
+    for key, part in msgspec.structs.asdict(meta).items():
         if part is True:
             parts.append(key)
         elif part is not None and part is not False and part != ():
-            words = " ".join(said(one, 60) for one in part) if isinstance(part, tuple) else said(part, 60)
+            words = (
+                " ".join(one_line(one, 60) for one in part) if isinstance(part, tuple) else one_line(part, 60)
+            )
             parts.append(f"{key} {words}")
-    return said(" · ".join(parts), 160)
+    return one_line(" · ".join(parts), 160)
 
 
 def _sampling(meta: SessionMeta) -> str:

@@ -85,9 +85,13 @@ def _sum_of(known: list[float]) -> float:
     return total if math.isnan(total) else min(1.0, total)
 
 
-def _ranks(told: SequenceStep | None) -> dict[int, int]:
-    return {} if told is None else {token: rank for rank, token in enumerate(told.topk_ids)}
+def _ranks(recorded: SequenceStep | None) -> dict[int, int]:
+    return {} if recorded is None else {token: rank for rank, token in enumerate(recorded.topk_ids)}
 
 
-def _figures(told: SequenceStep | None) -> Figures:
-    return (None, None, None) if told is None else (margin(told), told.entropy, emitted_probability(told))
+def _figures(recorded: SequenceStep | None) -> Figures:
+    return (
+        (None, None, None)
+        if recorded is None
+        else (margin(recorded), recorded.entropy, emitted_probability(recorded))
+    )

@@ -40,7 +40,7 @@ class Operations:
     sequences: int = 1
 
     def has_passed(self, tap: int) -> bool:
-        """Whether what is told of a tap is of this very step."""
+        """Whether what is reported of a tap is of this very step."""
         return self.passed is None or tap <= self.passed
 
     def past_of(self, tap: int) -> NDArray[np.float32] | None:

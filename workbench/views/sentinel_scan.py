@@ -114,7 +114,7 @@ def _desync(chosen: _Steps) -> BranchSentinel:
     return chosen.clear("desync", looked if seen or not len(steps) else "no checksums were recorded")
 
 
-def _told(chosen: _Steps) -> str:
+def _steps_text(chosen: _Steps) -> str:
     """The steps of which what happened can be read."""
     damaged = chosen.trail.damaged
     number = sum((chosen.session.owner(step, chosen.branch), step) not in damaged for step in chosen.steps)
@@ -123,7 +123,7 @@ def _told(chosen: _Steps) -> str:
 
 
 def _misaligned(chosen: _Steps) -> BranchSentinel:
-    looked = f"every sequence and rank at {_told(chosen)}"
+    looked = f"every sequence and rank at {_steps_text(chosen)}"
     for step in chosen.steps:
         found = chosen.trail.misaligned.get((chosen.session.owner(step, chosen.branch), step))
         if found is not None:
@@ -133,7 +133,7 @@ def _misaligned(chosen: _Steps) -> BranchSentinel:
 
 def _repetition(chosen: _Steps, seq: int, several: bool) -> BranchSentinel:
     name = f"{NAMES['repetition']}, sequence {seq}" if several else ""
-    looked = f"emitted tokens at {_told(chosen)}"
+    looked = f"emitted tokens at {_steps_text(chosen)}"
     tokens: list[int] = []
     for step in range(chosen.steps.stop):  # what a parent said before counts
         token = chosen.trail.token(chosen.branch, step, seq)

@@ -70,6 +70,6 @@ def of_all(sequences: int) -> str:
     return f"of all {plural(sequences, 'sequence')}" if sequences > 1 else ""
 
 
-def fed(told: SequenceStep | None) -> bool:
+def fed(recorded: SequenceStep | None) -> bool:
     """Whether a step gave the sequence tokens to read."""
-    return told is not None and bool(len(told.ids)) and bool(len(told.positions))
+    return recorded is not None and bool(len(recorded.ids)) and bool(len(recorded.positions))

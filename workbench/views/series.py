@@ -12,7 +12,7 @@ from lockstep.engine.taps.names import local_name, matches
 from lockstep.sessions import STATISTICS, Session, Tap
 from lockstep.workbench.views.operations import agreement
 from lockstep.workbench.views.statistics import counted
-from lockstep.workbench.words.plain_text import said
+from lockstep.workbench.words.plain_text import one_line
 
 #: What the line shows: NaN and Inf make it break off, which is then marked.
 STATISTIC = "rms"
@@ -59,8 +59,8 @@ def history(session: Session, tap: Tap, branch: int, step: int | None, points: i
         broken.append(_binned(bad, points))
     now, not_finite, agree = _present(session, tap, branch, step)
     return TapSeries(
-        said(tap.name, 100),
-        said(tap.layout, 40),
+        one_line(tap.name, 100),
+        one_line(tap.layout, 40),
         (int(steps[0]), int(steps[-1])) if len(steps) else (0, 0),
         np.stack(values).astype(np.float32),
         np.stack(broken).astype(bool),

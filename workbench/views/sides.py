@@ -21,11 +21,11 @@ Other = int | Literal["golden"]
 
 @dataclass(frozen=True, slots=True)
 class OtherSide:
-    """What a branch can be put beside; `told` is what there is to know before."""
+    """What a branch can be put beside; `summary` is what there is to know before."""
 
     other: Other
     name: str
-    told: str
+    summary: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -69,7 +69,7 @@ def other_sides(source: SessionSource, branch: int) -> tuple[OtherSide, ...]:
 
 
 def _of_branch(line: BranchLine) -> OtherSide:
-    rules = line.told("no fault")
+    rules = line.summary("no fault")
     parent = f", from {line.parent_name} at step {line.fork_step}" if line.parent is not None else ""
     return OtherSide(line.id, line.name, f"{plural(line.steps, 'step')}{parent}: {rules}")
 

@@ -11,7 +11,7 @@ from lockstep.engine.errors import RequestError
 from lockstep.engine.taps.names import matches
 from lockstep.sessions import STATISTICS, Session, Tap
 from lockstep.workbench.views.verdicts import Judged, verdicts_at
-from lockstep.workbench.words.plain_text import said
+from lockstep.workbench.words.plain_text import one_line
 
 COLUMNS = ("branch", "step", "tap", "layout", "rank", *STATISTICS, "checksum", "verdict", "rel_l2")
 
@@ -28,9 +28,9 @@ def select(session: Session, globs: Sequence[str]) -> list[Tap]:
     """The taps that the globs select (none given: all). RequestError for a glob that selects none."""
     for glob in globs:
         if not any(matches(tap.name, [glob]) for tap in session.taps):
-            names = ", ".join(said(tap.name, 40) for tap in session.taps[:3])
+            names = ", ".join(one_line(tap.name, 40) for tap in session.taps[:3])
             raise RequestError(
-                f"no tap matches {said(glob, 80)!r}: {said(session.path.name, 60)} has {names}, …"
+                f"no tap matches {one_line(glob, 80)!r}: {one_line(session.path.name, 60)} has {names}, …"
             )
     return [t for t in session.taps if not globs or matches(t.name, globs)]
 
@@ -39,7 +39,7 @@ def rows(
     session: Session, branch: int, steps: Sequence[int], taps: Sequence[Tap]
 ) -> Iterator[tuple[object, ...]]:
     """The rows of `COLUMNS`, steps outermost. A step without statistics gives none."""
-    name = next(said(line.name) for line in session.branches() if line.id == branch)
+    name = next(one_line(line.name) for line in session.branches() if line.id == branch)
     for step in steps:
         stats, sums = session.stats(step, branch), session.checksums(step, branch)
         if stats is None:

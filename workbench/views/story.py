@@ -1,4 +1,4 @@
-"""All that a report tells of a session, as plain values: read here, written by `html`, `json` and the rest."""
+"""All that a report has of a session, as plain values: read here, written by `html`, `json` and the rest."""
 
 from __future__ import annotations
 
@@ -46,13 +46,13 @@ class Story:
     cut: tuple[str, ...]
 
 
-def tell(session: Session, request: Request, known: Sequence[CatalogueEntry] = ()) -> Story:
+def story_of(session: Session, request: Request, known: Sequence[CatalogueEntry] = ()) -> Story:
     """Read the session. `known` is the catalogue of faults, for the rules' titles. RequestError where the request
     names a branch or step that the session does not have."""
-    return _Teller(session, request).story(known)
+    return _StoryBuilder(session, request).story(known)
 
 
-class _Teller:
+class _StoryBuilder:
     """Gathers the parts; `cut` grows as they are cut."""
 
     def __init__(self, session: Session, request: Request) -> None:

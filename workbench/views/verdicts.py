@@ -10,7 +10,7 @@ from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.sessions import Session, VerdictRecord
 from lockstep.workbench.judgements.cause import Cause
 from lockstep.workbench.judgements.golden_event import GoldenEvent, TokenMismatch, last_golden_event
-from lockstep.workbench.words.plain_text import figure_of, mapping, said
+from lockstep.workbench.words.plain_text import figure_of, mapping, one_line
 
 State = Literal["pass", "suspect", "fail", "inherited", "absent"]
 #: … in words.
@@ -53,7 +53,7 @@ class Judged:
             state = "inherited" if detail.get("inherited") is True else "fail"
         elif verdict.verdict in ("pass", "suspect"):
             state = "pass" if verdict.verdict == "pass" else "suspect"
-        ranks, tap = detail.get("ranks"), said(verdict.tap, 120)
+        ranks, tap = detail.get("ranks"), one_line(verdict.tap, 120)
         return cls(
             branch=verdict.branch,
             step=verdict.step,
@@ -66,7 +66,7 @@ class Judged:
             cosine=figure_of(detail, "cosine"),
             floor=figure_of(detail, "floor"),
             ratio=figure_of(detail, "ratio"),
-            reason=said(detail.get("reason") or "", 300),
+            reason=one_line(detail.get("reason") or "", 300),
             ranks=tuple(rank for rank in ranks if type(rank) is int) if isinstance(ranks, list) else (),
             injected=figure_of(detail, "injected"),
         )

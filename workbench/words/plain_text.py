@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from lockstep.sessions.text import clean
 
 
-def said(value: object, limit: int = 120) -> str:
+def one_line(value: object, limit: int = 120) -> str:
     """Any JSON value of a session as one line of text."""
     if isinstance(value, str):
         return clean(value, limit=limit)

@@ -45,11 +45,11 @@ class MsprobeRun:
     size: int
     task: str
     ids: Sequence[Sequence[int]]
-    _told: dict[str, None] = field(default_factory=dict)
+    _notes: dict[str, None] = field(default_factory=dict)
 
     @property
     def facts(self) -> ForeignFacts:
-        return ForeignFacts(f"msprobe ({self.task})", self.size, "", self.model, notes=tuple(self._told))
+        return ForeignFacts(f"msprobe ({self.task})", self.size, "", self.model, notes=tuple(self._notes))
 
     def passes(self, rank: int) -> Iterator[ForeignPass]:
         index = batch = 0
@@ -77,7 +77,7 @@ class MsprobeRun:
                 tensors.setdefault(tensor.tap, tensor)
             tensors.update({tensor.tap: tensor for tensor in _given(one, names, context, rows)})
         if any(one.array is None for one in tensors.values()):
-            self._told["where there are no tensors, statistics are of all rows of a pass together"] = None
+            self._notes["where there are no tensors, statistics are of all rows of a pass together"] = None
         return list(tensors.values())
 
 

@@ -91,7 +91,7 @@ def test_a_part_that_is_read_alone_is_the_same(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (lambda t: {f"{STACK}_scales": t[f"{STACK}_scales"][:, :-1].contiguous()}, r"expected uint8 \[experts"),
         (lambda t: {f"{STACK}_blocks": t[f"{STACK}_blocks"].float()}, "_blocks is float32"),
@@ -103,7 +103,7 @@ def test_a_part_that_is_read_alone_is_the_same(tmp_path: Path) -> None:
         ),
     ],
 )  # fmt: skip
-def test_what_does_not_fit_is_one_error(change: Callable[..., dict], told: str, tmp_path: Path) -> None:
+def test_what_does_not_fit_is_one_error(change: Callable[..., dict], reported: str, tmp_path: Path) -> None:
     file = mxfp4_checkpoint(tmp_path) / "model.safetensors"
     tensors = load_file(file)
     tensors = {name: tensor for name, tensor in (tensors | change(tensors)).items() if tensor is not None}
@@ -113,7 +113,7 @@ def test_what_does_not_fit_is_one_error(change: Callable[..., dict], told: str, 
         model, source = open_checkpoint(file.parent)
         verify(source, model)
 
-    with pytest.raises(CheckpointError, match=told):
+    with pytest.raises(CheckpointError, match=reported):
         verified()
 
 

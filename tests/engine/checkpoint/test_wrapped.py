@@ -138,7 +138,7 @@ def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
     assert any(note.startswith("ignored mtp.fc.weight: a layer that predicts") for note in model.notes)
 
 
-def test_a_head_of_its_own_where_nothing_says_so(tmp_path: Path) -> None:
+def test_a_head_of_its_own_where_nothing_reports_it(tmp_path: Path) -> None:
     """As Mistral-Small-3.1 is published, whose class assumes that the head is the embedding."""
     path = wrapped_checkpoint(tmp_path, "mistral3")
     config = json.loads((path / "config.json").read_text())

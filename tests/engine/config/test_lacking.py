@@ -26,7 +26,7 @@ FAMILIES: dict[str, tuple[str, ...]] = {
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_what_a_family_has_is_told(family: str) -> None:
+def test_what_a_family_has_is_reported(family: str) -> None:
     from transformers import AutoConfig  # heavy, and only here
 
     with pytest.raises(ConfigError) as refused:
@@ -43,7 +43,7 @@ def test_a_family_that_nothing_tells_of_is_refused_as_such() -> None:
 
 
 @pytest.mark.parametrize(
-    ("config", "told"),
+    ("config", "reported"),
     [
         (
             {"expert_count": 8, "expert_used_count": 2},
@@ -58,8 +58,8 @@ def test_a_family_that_nothing_tells_of_is_refused_as_such() -> None:
         ({"attention.clamp_kqv": 8.0}, "it has a clamped projection, not supported here"),
     ],
 )
-def test_keys_of_gguf(config: dict[str, object], told: str) -> None:
-    assert lacking("newest", config) == told
+def test_keys_of_gguf(config: dict[str, object], reported: str) -> None:
+    assert lacking("newest", config) == reported
 
 
 @pytest.mark.parametrize(

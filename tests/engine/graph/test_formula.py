@@ -31,7 +31,7 @@ from tests.engine.harness import Engine, Pass
 PROMPT = [3, 14, 15, 9, 2, 6, 5, 35, 8, 97, 93, 23]  # longer than the windows
 
 
-class Told:
+class Reported:
     """A pass of the engine, and the checkpoint: the leaves of every formula."""
 
     def __init__(self, found: Pass, model: ModelConfig, weights: dict[str, np.ndarray]) -> None:
@@ -125,7 +125,7 @@ def test_the_engine_computes_the_formulas(
     engine.load(path)
     engine.capture("*")
     (found,) = engine.generate([PROMPT], 1)
-    reported = Told(found, model, weights)
+    reported = Reported(found, model, weights)
     for layer in (None, *range(model.num_layers)):
         outside = (operation_of(model, one.tap) for one in outside_of(parts_of(model)))
         for operation in filter(None, outside) if layer is None else operations_of(model.of_layer(layer)):

@@ -148,7 +148,7 @@ def test_a_sequence_in_blocks_that_another_one_had_starts_from_nothing(path: Pat
     assert runner.step().sequences[0].held == [3] * 3
 
 
-def test_all_ranks_tell_their_own(engine_of: Callable[[int], Engine], path: Path) -> None:
+def test_all_ranks_report_their_own(engine_of: Callable[[int], Engine], path: Path) -> None:
     engine = engine_of(2)
     engine.load(path, {"cache_layer": "shared"})
     held = [

@@ -120,7 +120,7 @@ def test_a_seam_that_decodes_blocks_is_asked_for_them(stored):
     assert torch.equal(matrix.product(torch.eye(COLUMNS)), 2 * stored["a"].values().T)
 
 
-def test_what_is_not_there_is_said(stored):
+def test_what_is_not_there_is_reported(stored):
     store = Store(torch.float32, torch.device("cpu"), CORRECT, kept=True)
     part = store.matrix(["a"], [ROWS], COLUMNS).parts()["a"]
     with pytest.raises(CheckpointError, match="a: no blocks were loaded"):

@@ -225,7 +225,7 @@ def test_ranks_hear_that_the_host_has_closed(host: Host, rank: Rank) -> None:
         assert not sock.recv(1)
 
 
-def test_a_tampered_answer_loses_the_rank_and_says_why(host: Host, rank: Rank) -> None:
+def test_a_tampered_answer_loses_the_rank_and_reports_why(host: Host, rank: Rank) -> None:
     """On its connection for commands as well as on the board's, which takes the other with it."""
     commands = Connection(rank.sockets[Role.COMMANDS], COMMANDS, seals=rank.seals[Role.COMMANDS])
     remote = host.joined()[0]
@@ -312,7 +312,7 @@ def test_the_kernel_watches_for_machines_that_are_out_of_reach(host: Host, rank:
         assert commands.getsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT) == 0
 
 
-def test_a_rank_without_torchrun_or_secret_says_so(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rank_without_torchrun_or_secret_reports_it(address: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="start this program with torchrun"):
         rank_environment(address)
     for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):

@@ -86,11 +86,11 @@ def test_a_patch_that_could_not_be_made_leaves_those_in_force(engine: Engine) ->
 
 
 @pytest.mark.parametrize(
-    ("junk", "said"),
+    ("junk", "printed"),
     [(b"\x05\x00\x00\x00GET /", "not a message of this protocol"), (b"\xff\xff\xff\xff", "at most 2097152")],
 )
-def test_a_rank_that_is_sent_junk_ends_and_says_why(engine: Engine, junk: bytes, said: str) -> None:
+def test_a_rank_that_is_sent_junk_ends_and_reports_why(engine: Engine, junk: bytes, printed: str) -> None:
     engine.client._ranks[0].connection.socket.sendall(junk)
-    with pytest.raises(RankError, match=f"rank 0 is lost.*{said}"):
+    with pytest.raises(RankError, match=f"rank 0 is lost.*{printed}"):
         engine.client.call(Ping())
     assert not engine.client.alive

@@ -58,7 +58,7 @@ WAITS = (OpKind.ALL_REDUCE, 1, True)
 
 
 @pytest.mark.parametrize(
-    ("traces", "said"),
+    ("traces", "printed"),
     [
         (  # before the collective
             [trace(0, REDUCED, WAITS), trace(1, REDUCED, (OpKind.TAP, 1, False), state="stopped")],
@@ -119,8 +119,8 @@ WAITS = (OpKind.ALL_REDUCE, 1, True)
         ),
     ],
 )  # fmt: skip
-def test_the_rank_that_the_others_wait_for_is_named(traces: list[RankTrace], said: str) -> None:
-    assert hang_text(traces, TAPS).startswith(said)
+def test_the_rank_that_the_others_wait_for_is_named(traces: list[RankTrace], printed: str) -> None:
+    assert hang_text(traces, TAPS).startswith(printed)
 
 
 def test_the_board_keeps_the_last_operations_and_takes_over_a_ring() -> None:
@@ -282,8 +282,8 @@ def test_a_stopped_rank_is_reported_before_the_patience_is_over(
 
 
 @pytest.mark.slow
-def test_a_rank_that_goes_another_way_is_told(engine: Callable[..., Client]) -> None:
-    """It leaves its all-reduces out: what it does instead is told, and where the other stands."""
+def test_a_rank_that_goes_another_way_is_reported(engine: Callable[..., Client]) -> None:
+    """It leaves its all-reduces out: what it does instead is reported, and where the other stands."""
     with pytest.raises(RankTimeout) as error:
         engine(trouble="skip").call(RunStep(), timeout=1.0)
     stated = str(error.value)

@@ -116,7 +116,7 @@ def test_a_rank_without_the_secret_is_told_nothing_but_that(pair: Pair) -> None:
     assert KEY_VARIABLE in stated
 
 
-def test_a_refusal_of_a_rank_that_holds_the_secret_says_why(pair: Pair) -> None:
+def test_a_refusal_of_a_rank_that_holds_the_secret_reports_why(pair: Pair) -> None:
     near, far = pair()
     joining = Joining(near)
     heard(Applicant(far, SECRET)).answer(Refusal("torchrun has started 2 ranks"))
@@ -240,7 +240,7 @@ def received(data: bytes) -> list[Command]:
             while True:
                 found.append(rank.receive())
         except MalformedMessage as error:
-            assert "altered, repeated, moved or left out" in str(error)  # noqa: PT017 - what came before is told as well
+            assert "altered, repeated, moved or left out" in str(error)  # noqa: PT017 - what came before is reported as well
             found.append(Ping())
         except Disconnected:
             pass
@@ -306,7 +306,7 @@ def test_keys_are_derived_as_rfc_5869_says() -> None:
     assert found.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"
 
 
-def test_a_rank_that_finds_no_host_says_so() -> None:
+def test_a_rank_that_finds_no_host_reports_it() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
     with pytest.raises(ConfigError, match="no host listens"):

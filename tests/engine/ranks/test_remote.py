@@ -119,7 +119,7 @@ def test_lockstep_rank_knows_the_catalogue(
     assert torchrun.returncode == 0, output
 
 
-def test_lockstep_rank_without_torchrun_or_with_a_wrong_address_says_so(address: str) -> None:
+def test_lockstep_rank_without_torchrun_or_with_a_wrong_address_reports_it(address: str) -> None:
     for where, stated in ((address, "start this program with torchrun"), ("nowhere", "HOST:PORT")):
         done = subprocess.run([*LOCKSTEP, "rank", where], capture_output=True, text=True, timeout=120)
         assert done.returncode == 2, done.stderr

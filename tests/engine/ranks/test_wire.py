@@ -117,7 +117,7 @@ def test_a_length_is_only_a_claim(ends: tuple[Connection[Command], Connection[Co
         tracemalloc.stop()
 
 
-def test_what_a_connection_allows_is_told_before_it_is_read(
+def test_what_a_connection_allows_is_reported_before_it_is_read(
     ends: tuple[Connection[Command], Connection[Command]],
 ) -> None:
     ends[1].most = 3

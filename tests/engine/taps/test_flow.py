@@ -23,7 +23,7 @@ def test_every_tap_has_inputs_that_are_taps_and_came_before() -> None:
 @pytest.mark.parametrize(
     "name", ["", "x", "layers.x.attn.scores", "layers.0", "layers.0.x", "layers.99999999999.foo", "attn_norm"]
 )
-def test_a_name_that_is_no_tap_is_an_error_that_says_so(name: str) -> None:
+def test_a_name_that_is_no_tap_is_an_error_that_reports_it(name: str) -> None:
     assert not is_known(name)
     with pytest.raises(UnknownTap, match="is no tap of a decoder"):
         inputs_of(name, 3)

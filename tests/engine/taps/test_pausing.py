@@ -243,7 +243,7 @@ def test_an_interrupt_stops_all_ranks_at_one_operation(engine: Engine) -> None:
     assert (np.stack(found) == expected).all()
 
 
-def test_a_pause_tells_what_has_passed(engine: Engine) -> None:
+def test_a_pause_reports_what_has_passed(engine: Engine) -> None:
     """At every operation: the statistics, checksums and tensors of the taps up to it, as the finished pass has them."""
     engine.capture("layers.0.attn.probs", "layers.1.attn.q_proj", "logits", statistics=True)
     reported: dict[int, list[PauseReport]] = {}
@@ -274,7 +274,7 @@ def test_a_pause_tells_what_has_passed(engine: Engine) -> None:
             np.testing.assert_array_equal(seen.value.array, one.value.array)
 
 
-def test_a_pause_tells_what_was_captured_since_the_last_one(engine: Engine) -> None:
+def test_a_pause_reports_what_was_captured_since_the_last_one(engine: Engine) -> None:
     engine.capture("layers.*.attn.probs", statistics=False)
     places = {spec.name: i for i, spec in enumerate(engine.specs)}
     probs = [places[f"layers.{i}.attn.probs"] for i in range(3)]

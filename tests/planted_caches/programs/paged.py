@@ -54,7 +54,7 @@ class Settings:
 @dataclass(eq=False)
 class Request:
     """`tokens` are its prompt and what it has emitted; the first `computed` have rows. `tables` are by group, `keys`
-    name its full blocks; `cached` tells of how many rows came from the cache, until it is told. `drafts` follow."""
+    name its full blocks; `cached` reports on how many rows came from the cache, until it is told. `drafts` follow."""
 
     name: str
     tokens: list[int]

@@ -1,4 +1,4 @@
-"""A command under the tap: what its ranks leave, and what is said where none does."""
+"""A command under the tap: what its ranks leave, and what is reported where none does."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def test_a_run_of_transformers_is_recorded(
 
 
 @pytest.mark.parametrize(
-    ("command", "told"),
+    ("command", "reported"),
     [
         (["sh", "-c", "exit 4"], "no rank wrote a pass: the command ended with exit code 4; it imported no vLLM"),
         (["sh", "-c", "kill -KILL $$"], "the command was ended by SIGKILL"),
@@ -53,10 +53,12 @@ def test_a_run_of_transformers_is_recorded(
         (["no-such-engine"], "cannot start no-such-engine: there is no such command on the PATH: is the engine's"),
     ],
 )  # fmt: skip
-def test_where_nothing_was_recorded_it_is_said_why(command: list[str], told: str, tmp_path: Path) -> None:
+def test_where_nothing_was_recorded_it_is_reported_why(
+    command: list[str], reported: str, tmp_path: Path
+) -> None:
     with pytest.raises(AttachError) as error:
         attach(command, tmp_path / "dump", TapRequest())
-    assert told in str(error.value)
+    assert reported in str(error.value)
     assert "Traceback" not in str(error.value)
 
 

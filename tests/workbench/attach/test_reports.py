@@ -22,7 +22,7 @@ def sparse(path: Path) -> None:
         file.truncate(3 << 30)
 
 
-#: What stands in a report's place -> how it is done, and what is said.
+#: What stands in a report's place -> how it is done, and what is reported.
 HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
     "pipe": (os.mkfifo, "is a named pipe, not a file"),
     "directory": (Path.mkdir, "is a directory, not a file"),

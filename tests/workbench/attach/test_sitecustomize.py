@@ -84,7 +84,7 @@ def test_nothing_is_installed_that_was_not_asked_for(engine: Path, environment: 
     assert len(list(engine.glob("other-*"))) >= 2
 
 
-def test_an_error_of_an_installer_is_told_and_the_engine_goes_on(engine: Path) -> None:
+def test_an_error_of_an_installer_is_reported_and_the_engine_goes_on(engine: Path) -> None:
     out, err = run(engine, more="raise KeyError('no such attribute')", LOCKSTEP_TAP=str(engine / "dump"))
     assert "went on" in out
     reported = "lockstep_nano.nano_runner on nanovllm.engine.model_runner: KeyError: 'no such attribute'"

@@ -33,7 +33,7 @@ def test_a_peer_runs_batches_and_survives_what_it_cannot(tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_a_peer_that_cannot_load_says_why(tmp_path: Path) -> None:
+def test_a_peer_that_cannot_load_reports_why(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text("{}")
     with (
         pytest.raises(ContenderFailure, match="transformers: "),

@@ -42,7 +42,7 @@ def reference_of(
     return Reference(sequences, steps, golden, recorded(folder, model, "float32", sequences, steps))
 
 
-def told(reference: Reference) -> str:
+def reported(reference: Reference) -> str:
     assert reference.floor is not None
     with Session.open(reference.golden) as golden, Session.open(reference.floor) as floor:
         assert contradiction(golden, None) == contradiction(golden, floor)
@@ -72,7 +72,7 @@ def odd_when_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_one_that_does_not_is_silent(tmp_path: Path) -> None:
-    assert told(reference_of(tmp_path, tiny_variant(tmp_path, "gemma3"))) == ""
+    assert reported(reference_of(tmp_path, tiny_variant(tmp_path, "gemma3"))) == ""
 
 
 def test_a_rotation_that_changes_with_the_length_does(tmp_path: Path) -> None:
@@ -81,22 +81,22 @@ def test_a_rotation_that_changes_with_the_length_does(tmp_path: Path) -> None:
             "original_max_position_embeddings": 16}  # fmt: skip
     path = tiny_checkpoint(tmp_path, "phi3", rope_parameters=rope, original_max_position_embeddings=16)
     reference = reference_of(tmp_path, path, steps=5)
-    assert "the logits of its decode step 1 (sequence 0) are" in told(reference)
+    assert "the logits of its decode step 1 (sequence 0) are" in reported(reference)
     found = checked(tmp_path, path, reference)
     assert found.event.verdict == "match"  # the engine follows transformers step by step
-    assert told(reference) in found.event.notes
+    assert reported(reference) in found.event.notes
 
 
 @pytest.mark.usefixtures("odd_when_decoding")
 def test_the_engine_is_not_accused(tmp_path: Path) -> None:
     path = tiny_variant(tmp_path, "qwen3")
     reference = reference_of(tmp_path, path)
-    assert "its decode step 1 (sequence 0)" in told(reference)
+    assert "its decode step 1 (sequence 0)" in reported(reference)
     found = checked(tmp_path, path, reference)
     assert found.event.verdict == "inconclusive"
     assert found.event.first_divergence is None
     assert found.event.causes == ()
-    assert told(reference) in found.event.notes
+    assert reported(reference) in found.event.notes
 
 
 @pytest.mark.usefixtures("odd_when_decoding")

@@ -14,9 +14,9 @@ from lockstep.workbench.judgements.golden_event import GoldenEvent
 TWO, DECODE = "tp 1 = tp 2", "prefill = decode"
 
 
-def told(cause: dict[str, Any], name: str, result: str) -> tuple[list[str], list[str]]:
+def summary(cause: dict[str, Any], name: str, result: str) -> tuple[list[str], list[str]]:
     """The evidence of a cause at TP 2 and the notes, after one comparison."""
-    one = Invariant(name=name, result=result, told="layers.0.attn.o_proj, token 0: off by 1", means="here",
+    one = Invariant(name=name, result=result, summary="layers.0.attn.o_proj, token 0: off by 1", means="here",
                     tap="layers.0.attn.o_proj")  # fmt: skip
     event = GoldenEvent(verdict="diverged", tp=2, causes=(Cause(name="a", evidence=("first",), **cause),))
     found = with_runs(event, [one])
@@ -46,11 +46,11 @@ def told(cause: dict[str, Any], name: str, result: str) -> tuple[list[str], list
 def test_a_comparison_speaks_for_or_against_what_it_must_or_must_not_break(
     cause: dict[str, Any], name: str, result: str, evidence: str
 ) -> None:
-    found, notes = told(cause, name, result)
+    found, notes = summary(cause, name, result)
     assert len(found) == bool(evidence)
     assert evidence in "".join(found)
     assert notes[0].startswith("runs that agree" if result == "holds" else "runs that do not agree")
 
 
 def test_what_was_not_tried_says_nothing() -> None:
-    assert told({"kind": "reduce"}, TWO, "not tried") == ([], [])
+    assert summary({"kind": "reduce"}, TWO, "not tried") == ([], [])

@@ -334,7 +334,7 @@ def test_what_is_planted_in_its_own_parts_is_found_and_named(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "scale"), [("granite", "0.3"), ("gemma3", "0.20412 = 1/sqrt(24)")])
-def test_a_wrong_scale_is_told_beside_the_model_s_own(name: str, scale: str, tmp_path: Path) -> None:
+def test_a_wrong_scale_is_reported_beside_the_model_s_own(name: str, scale: str, tmp_path: Path) -> None:
     with running(tmp_path, name, 1) as (model, inferior):
         result = checked(tmp_path, model, inferior, scale="one")
     first, cause = result.judgement.first_divergence, result.causes[0]

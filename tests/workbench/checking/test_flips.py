@@ -57,7 +57,7 @@ def complete(flip: RoutingFlip) -> bool:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("family", MODELS)
-def test_flips_are_told_with_their_figures_and_nothing_is_accused(family: str, tmp_path: Path) -> None:
+def test_flips_are_reported_with_their_figures_and_nothing_is_accused(family: str, tmp_path: Path) -> None:
     result = checked(tmp_path, family, 1, 6)
     assert result.judgement.verdict == "match"
     assert result.judgement.flips, "a model of so many experts flips"
@@ -70,7 +70,7 @@ def test_flips_are_told_with_their_figures_and_nothing_is_accused(family: str, t
 
 
 @pytest.mark.slow
-def test_of_a_run_with_other_experts_the_replay_says_how_much_they_account_for(tmp_path: Path) -> None:
+def test_of_a_run_with_other_experts_the_replay_reports_how_much_they_account_for(tmp_path: Path) -> None:
     """With the worst experts chosen in the engine, all of the difference comes of routing: nothing is left of it under
     the reference's ids. Of wrong weights most is left then, as they choose otherwise in later layers alone, and nothing
     when weights are forced as well."""

@@ -58,7 +58,7 @@ def judged(run: PackedRun, case: Case, path: Path) -> CheckResult:
         )
 
 
-def test_a_faultless_run_matches_and_says_what_that_rests_on(
+def test_a_faultless_run_matches_and_reports_what_that_rests_on(
     run: PackedRun, case: Case, tmp_path: Path
 ) -> None:
     found = judged(run, case, tmp_path / "a.session")
@@ -102,14 +102,14 @@ def test_an_operation_that_is_wrong_is_named(run: PackedRun, case: Case, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("edit", "said"),
+    ("edit", "printed"),
     [
         (lambda x: np.roll(x, 1, axis=0), "embedding of another token, so rows are misplaced"),
         (lambda x: x + np.float32(1), "no token's"),
     ],
 )
 def test_rows_that_are_not_proved_the_same_get_no_verdict(
-    run: PackedRun, case: Case, tmp_path: Path, edit: Callable[[Any], Any], said: str
+    run: PackedRun, case: Case, tmp_path: Path, edit: Callable[[Any], Any], printed: str
 ) -> None:
     run = edited(edited(run, "embed", edit), Q, lambda x: 2 * x)  # a difference that would be told otherwise
     found = judged(run, case, tmp_path / "a.session")
@@ -119,10 +119,10 @@ def test_rows_that_are_not_proved_the_same_get_no_verdict(
     assert plain(found.event)["tokens_identical"] is None
     assert plain(found.event)["max_abs_logits"] is None
     assert found.event.coverage is not None
-    assert said in found.event.coverage.misplaced
+    assert printed in found.event.coverage.misplaced
 
 
-def test_an_embedding_that_is_scaled_is_said(run: PackedRun, case: Case, tmp_path: Path) -> None:
+def test_an_embedding_that_is_scaled_is_reported(run: PackedRun, case: Case, tmp_path: Path) -> None:
     write_session(edited(run, "embed", lambda x: x * np.float32(8)), tmp_path / "a.session", form="test")
     with Session.open(tmp_path / "a.session") as session:
         rests = coverage(session, case.golden)
@@ -201,11 +201,11 @@ def test_logits_on_one_rank_alone_are_judged(run: PackedRun, case: Case, tmp_pat
 
 
 @pytest.mark.parametrize(
-    ("steps", "said"),
+    ("steps", "printed"),
     [(1, "tokens      not compared"), (2, "tokens      the same where they could be compared")],
 )
 def test_tokens_that_were_not_compared_are_not_told_to_be_identical(
-    run: PackedRun, case: Case, tmp_path: Path, steps: int, said: str
+    run: PackedRun, case: Case, tmp_path: Path, steps: int, printed: str
 ) -> None:
     """Of all steps, and of all but the first: what chose the tokens of the others is not known."""
     for rank, passes in run.by_rank.items():
@@ -219,7 +219,7 @@ def test_tokens_that_were_not_compared_are_not_told_to_be_identical(
     assert plain(found.event)["tokens_identical"] is None
     console = Console(file=StringIO())
     verdict(found.event, found.judgement.taps, console)
-    assert said in console.file.getvalue()
+    assert printed in console.file.getvalue()
     assert "identical" not in console.file.getvalue()
     with Session.open(tmp_path / "a.session") as session:
         alone = diagnose_recording(session, case.model_dir, record=False)

@@ -47,14 +47,14 @@ def reference(model: OpenedModel) -> Reference:
     return record_reference(model.path, PROMPTS, STEPS, "float32", reference="llama.cpp")
 
 
-def told(result: object, capsys: pytest.CaptureFixture[str]) -> str:
+def reported(result: object, capsys: pytest.CaptureFixture[str]) -> str:
     render(result.event, result.judgement.taps, Console(width=500))  # type: ignore[attr-defined]
     return capsys.readouterr().out
 
 
 @needs_llamacpp
 @pytest.mark.llamacpp
-def test_quantised_blocks_match_and_the_loss_of_llamacpp_itself_is_told(
+def test_quantised_blocks_match_and_the_loss_of_llamacpp_itself_is_reported(
     inferior: Inferior, reference: Reference, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     result = check(inferior, reference, tmp_path / "a.session", rules={})
@@ -66,7 +66,7 @@ def test_quantised_blocks_match_and_the_loss_of_llamacpp_itself_is_told(
     assert loss.tokens == len(PROMPTS) * (STEPS + 1)
     assert loss.max_abs > 100 * result.event.max_abs_logits  # what it would be blamed for otherwise
     np.testing.assert_allclose(loss.engine_max_abs, loss.max_abs, rtol=0.05)
-    stated = told(result, capsys)
+    stated = reported(result, capsys)
     assert "from llama.cpp in float32" in stated
     assert "llama.cpp on the blocks as stored is off by max abs" in stated
     assert "right on the blocks dequantised" in stated
@@ -83,7 +83,7 @@ def test_a_bug_is_no_quantisation_loss(
     assert first is not None
     assert (first.tap, first.step) == ("layers.0.attn.q_proj", 0)
     assert result.causes[0].name == "bias_dropped"  # the bias is read from the GGUF file
-    assert "no quantisation loss but a kernel or a loading bug" in told(result, capsys)
+    assert "no quantisation loss but a kernel or a loading bug" in reported(result, capsys)
 
 
 @pytest.mark.slow

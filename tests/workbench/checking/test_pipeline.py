@@ -191,7 +191,7 @@ def test_the_session_keeps_the_verdicts_and_both_runs_read_the_same_ids(
         assert event.data["golden_session"] == reference.golden.name
 
 
-def test_fixed_tolerances_say_so(model: OpenedModel, reference: Reference, at_two: Check) -> None:
+def test_fixed_tolerances_report_it(model: OpenedModel, reference: Reference, at_two: Check) -> None:
     fixed = record_reference(model.directory, PROMPTS, STEPS, "float32", floor=False)
     assert (fixed.golden, fixed.floor) == (reference.golden, None)  # the truth came from the cache
     result = at_two({}, fixed)

@@ -54,7 +54,7 @@ def test_as_many_tokens_as_were_asked_for(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_was_not_reached_is_said_and_what_was_is_not(tmp_path: Path) -> None:
+def test_what_was_not_reached_is_reported_and_what_was_is_not(tmp_path: Path) -> None:
     path = tiny_checkpoint(tmp_path, "olmo3", num_hidden_layers=4)
     short = check(path, ids=[3, 130, 17, 99, 4], steps=1, save=tmp_path / "short.session")
     assert short.matches

@@ -1,4 +1,4 @@
-"""A fresh run against a baseline: what differs, what is no more than rounding, and what cannot be said."""
+"""A fresh run against a baseline: what differs, what is no more than rounding, and what cannot be stated."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_sarif_is_valid_and_names_the_operation(diverged: Regression) -> None:
     assert result["properties"]["byItself"] == 21
 
 
-def test_sarif_of_a_run_without_a_verdict_says_so(case: Case, baseline: Session, tmp_path: Path) -> None:
+def test_sarif_of_a_run_without_a_verdict_reports_it(case: Case, baseline: Session, tmp_path: Path) -> None:
     with fresh(case, tmp_path, {"embed": lambda x, at: x[::-1]}) as run:
         document = valid_sarif(sarif_of(regression(run, baseline), "a.session"))
     (one,) = document["runs"]

@@ -43,7 +43,7 @@ def test_the_same_text_does_not_part(model: Path, written: Generated) -> None:
     assert comparison_text(found, None) == "transformers: the same 4 tokens"
 
 
-def test_the_first_other_token_is_told_with_both_sides(model: Path, written: Generated) -> None:
+def test_the_first_other_token_is_reported_with_both_sides(model: Path, written: Generated) -> None:
     second = written.top[2][1][0]
     other = replace(written, ids=[*written.ids[:2], second, 9])
     found = compare_texts(model, {4: other}, Sampling(), "transformers", "float32")

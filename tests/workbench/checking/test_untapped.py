@@ -30,8 +30,8 @@ def spoilt(logits: np.ndarray, at: Place) -> np.ndarray:
     return logits if at.step == 0 else logits * 1.01
 
 
-def told(case: Case, path: Path, *, tapped: bool, untapped: bool) -> UntappedRun:
-    """What is said where the logits of either run are wrong from step 1 on."""
+def reported(case: Case, path: Path, *, tapped: bool, untapped: bool) -> UntappedRun:
+    """What is reported where the logits of either run are wrong from step 1 on."""
     with (
         synthetic(path / "a.session", case.floor, spoil={"logits": spoilt} if tapped else {}) as with_taps,
         synthetic(
@@ -45,8 +45,8 @@ def told(case: Case, path: Path, *, tapped: bool, untapped: bool) -> UntappedRun
         return judge_untapped(without, sides, judge(sides))
 
 
-def test_what_is_wrong_without_taps_alone_is_told(case: Case, tmp_path: Path) -> None:
-    found = told(case, tmp_path, tapped=False, untapped=True)
+def test_what_is_wrong_without_taps_alone_is_reported(case: Case, tmp_path: Path) -> None:
+    found = reported(case, tmp_path, tapped=False, untapped=True)
     assert found.verdict == "diverged"
     assert found.first is not None
     assert (found.first.tap, found.first.step) == ("logits", 1)
@@ -54,13 +54,13 @@ def test_what_is_wrong_without_taps_alone_is_told(case: Case, tmp_path: Path) ->
 
 
 def test_what_both_paths_share_is_not_told_twice(case: Case, tmp_path: Path) -> None:
-    found = told(case, tmp_path, tapped=True, untapped=True)
+    found = reported(case, tmp_path, tapped=True, untapped=True)
     assert (found.verdict, found.first, found.max_abs_tapped) == ("diverged", None, 0.0)
 
 
 @pytest.mark.parametrize("tapped", [False, True])
 def test_right_without_taps_is_a_match(case: Case, tmp_path: Path, tapped: bool) -> None:
-    found = told(case, tmp_path, tapped=tapped, untapped=False)
+    found = reported(case, tmp_path, tapped=tapped, untapped=False)
     assert (found.verdict, found.first) == ("match", None)
     assert (found.max_abs_tapped > 0) is tapped
 

@@ -109,7 +109,7 @@ def test_taps_steps_and_the_dump_are_chosen(engine: list[str], tmp_path: Path, c
     assert "name a new folder" in capfd.readouterr().err
 
 
-def test_a_rank_that_left_nothing_is_told(engine: list[str], tmp_path: Path, capfd: Any) -> None:
+def test_a_rank_that_left_nothing_is_reported(engine: list[str], tmp_path: Path, capfd: Any) -> None:
     _, err = attached(capfd, tmp_path / "run.session", "--", *engine, "1", "2", "ends")
     assert "· 1/2 ranks ·" in err
 

@@ -319,7 +319,7 @@ def test_another_text_without_the_tap_leaves_no_match(engine: Engine, attach: At
     assert reported["text"].endswith("with the tap: it runs with eager=True")
 
 
-def test_that_the_text_was_not_compared_is_said(
+def test_that_the_text_was_not_compared_is_reported(
     engine: Engine, case: Case, tmp_path: Path, capsys: Any
 ) -> None:
     engine.runs, engine.changed = [rows(Rows.of(case.floor))], (Remark("changed", "it runs with eager=True"),)

@@ -29,7 +29,9 @@ def without_extras(monkeypatch: pytest.MonkeyPatch) -> None:
         ("attach --model demo -- true", "engine"), (f"check {RECORDED}", "engine"), ("web", "web"), ("mcp", "mcp"),
     ],
 )  # fmt: skip
-def test_one_line_says_how_to_install_it(line: str, extra: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_one_line_reports_how_to_install_it(
+    line: str, extra: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert run(line.split()) == 3
     out, err = capsys.readouterr()
     assert out == ""

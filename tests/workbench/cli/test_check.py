@@ -146,7 +146,7 @@ def test_a_divergence_reads_at_80_columns(model: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "code", "said"),
+    ("more", "code", "printed"),
     [
         (["--steps", "300"], 2, "exceed the context of 256"),
         (["--floor", "none"], 2, "auto or fixed"),
@@ -155,11 +155,11 @@ def test_a_divergence_reads_at_80_columns(model: Path, capsys: Any) -> None:
         (["--steps", "-1"], 2, "--steps"),
     ],
 )
-def test_mistakes_are_one_line(model: Path, capsys: Any, more: list[str], code: int, said: str) -> None:
+def test_mistakes_are_one_line(model: Path, capsys: Any, more: list[str], code: int, printed: str) -> None:
     assert run(words(model, *more)) == code
     shown = capsys.readouterr()
     assert shown.out == ""
-    assert said in shown.err
+    assert printed in shown.err
     assert shown.err.count("\n") == 1
 
 

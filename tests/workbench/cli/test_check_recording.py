@@ -35,7 +35,7 @@ def recorded(case: Case, path: Path, *, wrong: bool = False, missing: bool = Fal
     return ["check", str(path), "--model", str(case.model_dir), "--golden", str(case.golden.path)]
 
 
-def test_a_recording_is_told_as_a_run_of_ours_is(case: Case, tmp_path: Path, capsys: Any) -> None:
+def test_a_recording_is_reported_as_a_run_of_ours_is(case: Case, tmp_path: Path, capsys: Any) -> None:
     words = recorded(case, tmp_path / "a.session")
     before = (tmp_path / "a.session").read_bytes()
     assert run(words) == 0
@@ -82,15 +82,15 @@ def test_what_the_recording_does_not_carry_is_inconclusive(case: Case, tmp_path:
 
 
 @pytest.mark.parametrize(
-    ("more", "said"),
+    ("more", "printed"),
     [(("--fault", "mask=none"), "a recording is read as it is"), (("--model", "nowhere"), "nowhere")],
 )
-def test_what_does_not_go_with_a_recording_is_said(
-    case: Case, tmp_path: Path, capsys: Any, more: tuple[str, str], said: str
+def test_what_does_not_go_with_a_recording_is_reported(
+    case: Case, tmp_path: Path, capsys: Any, more: tuple[str, str], printed: str
 ) -> None:
     words = recorded(case, tmp_path / "a.session")
     assert run([*words[:2], *more]) in (2, 3)
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert printed in " ".join(capsys.readouterr().err.split())
 
 
 def test_a_model_takes_no_golden_session(tmp_path: Path, capsys: Any) -> None:

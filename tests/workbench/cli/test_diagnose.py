@@ -54,7 +54,7 @@ def strangers(tmp_path_factory: pytest.TempPathFactory) -> Strangers:
     return Strangers(right, two, replace(right, engine=odd))
 
 
-def told(capsys: Any, *words: str, code: int) -> dict[str, Any]:
+def reported(capsys: Any, *words: str, code: int) -> dict[str, Any]:
     assert run(["diagnose", *words, "--json"]) == code
     return dict(json.loads(capsys.readouterr().out))
 
@@ -63,7 +63,7 @@ def test_two_bugs_of_a_recording_without_a_reference_are_both_found(
     strangers: Strangers, capsys: Any
 ) -> None:
     words = (str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--no-reference")
-    found = told(capsys, *words, code=1)
+    found = reported(capsys, *words, code=1)
     causes = [one for one in found["causes"] if not one["alternative"]]
     assert {(one["tap"], tuple(one["layers"])) for one in causes} >= {
         (Q, (1,)),
@@ -87,13 +87,13 @@ def test_with_a_golden_session_the_first_divergence_is_told_too(strangers: Stran
         "--golden",
         str(strangers.two.golden),
     )
-    found = told(capsys, *words, "--no-reproduce", code=1)
+    found = reported(capsys, *words, "--no-reproduce", code=1)
     assert found["first_divergence"]["tap"] == Q
     assert found["causes"][0]["tap"] == Q
     assert found["causes"][0]["reproduction"] is None
 
 
-def test_the_line_under_a_cause_says_what_came_of_it_in_the_reference(
+def test_the_line_under_a_cause_reports_what_came_of_it_in_the_reference(
     strangers: Strangers, capsys: Any
 ) -> None:
     words = ["diagnose", str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--reproduce"]
@@ -112,7 +112,7 @@ def test_a_right_recording_is_right(strangers: Strangers, capsys: Any) -> None:
         "--golden",
         str(strangers.two.golden),
     )
-    found = told(capsys, *words, code=0)
+    found = reported(capsys, *words, code=0)
     assert (found["verdict"], found["causes"]) == ("match", [])
 
 
@@ -124,23 +124,23 @@ def test_what_has_no_effect_is_a_note_and_accuses_nobody(strangers: Strangers, c
         "--golden",
         str(strangers.odd.golden),
     )
-    found = told(capsys, *words, code=0)
+    found = reported(capsys, *words, code=0)
     assert (found["verdict"], found["causes"], found["first_divergence"]) == ("match", [], None)
     assert any("has no effect here: layers.1.attn.q_proj" in note for note in found["notes"])
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         ((), "session --model MODEL"),
         (("--fault", "mask=none"), "a recording is read as it is"),
     ],
 )
-def test_what_is_missing_is_said(
-    strangers: Strangers, capsys: Any, words: tuple[str, ...], said: str
+def test_what_is_missing_is_reported(
+    strangers: Strangers, capsys: Any, words: tuple[str, ...], printed: str
 ) -> None:
     assert run(["diagnose", str(strangers.right.engine), *words]) == 2
-    assert said in " ".join(capsys.readouterr().err.split())
+    assert printed in " ".join(capsys.readouterr().err.split())
 
 
 def test_the_text_says_place_fix_and_verdict(strangers: Strangers, capsys: Any) -> None:
@@ -164,7 +164,7 @@ def test_a_model_on_our_engine_is_confirmed_by_switching_the_rule_off(
     strangers: Strangers, capsys: Any
 ) -> None:
     words = (str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "1", "--fault", "act=swapped")
-    found = told(capsys, *words, code=1)
+    found = reported(capsys, *words, code=1)
     (cause,) = found["causes"]
     assert (cause["fault"], cause["class"]) == ("act=swapped", "activation")
     assert "confirmed by switching it off" in cause["evidence"][-1]
@@ -181,7 +181,7 @@ def test_a_missing_sum_over_ranks_is_one_that_a_single_rank_has_not(
 ) -> None:
     words = (str(strangers.right.checkpoint), "--ids", "5,6,7,8", "--steps", "1", "--tp", "2", "--fault",
              "reduce=twice")  # fmt: skip
-    found = told(capsys, *words, code=1)
+    found = reported(capsys, *words, code=1)
     assert found["causes"][0]["fault"] == "reduce=twice"
     assert any("tp 1 = tp 2 is broken, as it must be" in line for line in found["causes"][0]["evidence"])
 
@@ -205,14 +205,14 @@ def test_diff_with_the_golden_is_judged_and_bitwise_on_demand(strangers: Strange
     assert run(["diff", str(strangers.right.engine), golden, "--bitwise"]) == 1
 
 
-def test_diff_says_what_it_needs_to_look_for_a_cause(strangers: Strangers, capsys: Any) -> None:
+def test_diff_reports_what_it_needs_to_look_for_a_cause(strangers: Strangers, capsys: Any) -> None:
     assert run(["diff", str(strangers.two.golden), str(strangers.two.engine)]) == 1
     stated = " ".join(capsys.readouterr().out.split())
     assert "no cause is looked for: which checkpoint" in stated
     assert "lockstep diagnose" in stated
 
 
-def test_when_the_time_for_the_search_is_over_what_was_found_is_told(
+def test_when_the_time_for_the_search_is_over_what_was_found_is_reported(
     strangers: Strangers, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The place of what is wrong is known without a cause: it is a verdict."""
@@ -227,7 +227,7 @@ def test_when_the_time_for_the_search_is_over_what_was_found_is_told(
 
     monkeypatch.setattr(search, "fit", slowly)
     words = (str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--no-reference")
-    found = told(capsys, *words, "--search-seconds", "3000", code=1)
+    found = reported(capsys, *words, "--search-seconds", "3000", code=1)
     assert [one["tap"] for one in found["causes"]][:1] == [Q]
     assert found["first_divergence"]["tap"] == Q
     assert found["untried"] == ["layers.2.mlp.act"]
@@ -236,10 +236,10 @@ def test_when_the_time_for_the_search_is_over_what_was_found_is_told(
     assert "operations after these were not judged" in notes  # not even twice that time is left
 
 
-def test_without_any_time_for_the_search_the_place_is_told(strangers: Strangers, capsys: Any) -> None:
+def test_without_any_time_for_the_search_the_place_is_reported(strangers: Strangers, capsys: Any) -> None:
     words = [str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--golden"]
     words += [str(strangers.two.golden), "--search-seconds", "0"]
-    found = told(capsys, *words, code=1)
+    found = reported(capsys, *words, code=1)
     assert found["first_divergence"]["tap"] == Q
     assert run(["diagnose", *words]) == 1
     shown = " ".join(capsys.readouterr().out.split())
@@ -260,12 +260,12 @@ def test_the_search_is_not_charged_to_reading(
     monkeypatch.setattr(limits.time, "thread_time", lambda: clock[0])
     monkeypatch.setattr(search, "fit", slowly)
     words = (str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--no-reference")
-    found = told(capsys, *words, code=1)
+    found = reported(capsys, *words, code=1)
     assert Q in {one["tap"] for one in found["causes"]}
     assert found["untried"] == []
 
 
-def test_when_reading_costs_too_much_what_was_found_is_told(
+def test_when_reading_costs_too_much_what_was_found_is_reported(
     strangers: Strangers, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The recording is read up to the wrong operation, and then no more."""
@@ -279,7 +279,7 @@ def test_when_reading_costs_too_much_what_was_found_is_told(
 
     monkeypatch.setattr(search, "fit", over)
     words = [str(strangers.two.engine), "--model", str(strangers.two.checkpoint), "--golden"]
-    found = told(capsys, *words, str(strangers.two.golden), code=1)
+    found = reported(capsys, *words, str(strangers.two.golden), code=1)
     assert found["first_divergence"]["tap"] == Q
     notes = " ".join(found["notes"])
     assert "operations after these were not judged" in notes

@@ -112,7 +112,7 @@ def commands(tmp_path: Path) -> Iterator[Callable[..., Command]]:
 
 
 @pytest.mark.slow
-def test_a_signal_folds_the_session_and_says_where_it_is(
+def test_a_signal_folds_the_session_and_reports_where_it_is(
     model: Path, commands: Callable[..., Command]
 ) -> None:
     endless = ["--max-tokens", "4000", "--temperature", "1"]

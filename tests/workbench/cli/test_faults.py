@@ -41,7 +41,7 @@ def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
         assert one["default"] == DEFAULTS[one["name"]]
 
 
-def test_what_cannot_act_says_why(capsys: Any, tmp_path: Path) -> None:
+def test_what_cannot_act_reports_why(capsys: Any, tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "llama"))
     assert run(["faults", "--model", model, "--json"]) == 0
     reported = {f"{one['name']}={one['value']}": one for one in json.loads(capsys.readouterr().out)}

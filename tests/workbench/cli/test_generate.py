@@ -64,7 +64,7 @@ def test_a_gguf_file_needs_nothing_beside_it(tmp_path: Path, capsys: Any) -> Non
         assert (session.meta.model.name, session.meta.model.path) == ("alone", str(file))
 
 
-def test_what_the_loader_found_is_said_and_recorded(tmp_path: Path, capsys: Any) -> None:
+def test_what_the_loader_found_is_reported_and_recorded(tmp_path: Path, capsys: Any) -> None:
     path, recorded = with_head(tiny_checkpoint(tmp_path, "qwen2"), 2.0), str(tmp_path / "a.session")
     assert run(["generate", str(path), "--ids", "3,5", "--max-tokens", "2", "--save", recorded]) == 0
     assert "lm_head.weight is not the embedding, though config.json says" in capsys.readouterr().err
@@ -74,7 +74,7 @@ def test_what_the_loader_found_is_said_and_recorded(tmp_path: Path, capsys: Any)
     assert "! lm_head.weight is not the embedding" in capsys.readouterr().out
 
 
-def test_what_cannot_be_done_is_said_before_a_rank_starts(
+def test_what_cannot_be_done_is_reported_before_a_rank_starts(
     model: Path, talking: Path, tmp_path: Path, capsys: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.workbench.cli.generate.Inferior", None)
@@ -166,7 +166,7 @@ def test_text_goes_to_stdout_and_speed_to_stderr(talking: Path, capfd: Any) -> N
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "said"),
+    ("words", "code", "printed"),
     [
         (["--ids", ""], 2, "empty"),
         (["--prompt", "hi"], 2, "--ids"),
@@ -193,7 +193,7 @@ def test_text_goes_to_stdout_and_speed_to_stderr(talking: Path, capfd: Any) -> N
     ],
 )
 def test_mistakes_are_one_line(
-    model: Path, capsys: Any, tmp_path: Path, words: list[str], code: int, said: str
+    model: Path, capsys: Any, tmp_path: Path, words: list[str], code: int, printed: str
 ) -> None:
     (tmp_path / "precious").write_text("weights")
     words = [word.format(file=tmp_path / "precious") for word in words]
@@ -202,7 +202,7 @@ def test_mistakes_are_one_line(
     assert shown.out == ""
     assert shown.err.startswith("lockstep: error: ")
     assert shown.err.count("\n") == 1
-    assert said in shown.err
+    assert printed in shown.err
     assert (tmp_path / "precious").read_text() == "weights"
 
 

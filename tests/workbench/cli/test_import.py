@@ -66,7 +66,7 @@ def test_a_map_gives_names_and_layouts(tmp_path: Path, capsys: Any) -> None:
 
 
 @pytest.mark.parametrize(
-    ("text", "said"),
+    ("text", "printed"),
     [
         ('[taps]\n"a.*" = "layers.*.b.*"', "may not have more of them"),
         ('[layouts]\n"a" = "sharded"', "is no layout"),
@@ -74,12 +74,12 @@ def test_a_map_gives_names_and_layouts(tmp_path: Path, capsys: Any) -> None:
         ("not toml", "tables [taps] and [layouts]"),
     ],
 )
-def test_a_bad_map_is_one_clear_error(tmp_path: Path, capsys: Any, text: str, said: str) -> None:
+def test_a_bad_map_is_one_clear_error(tmp_path: Path, capsys: Any, text: str, printed: str) -> None:
     names = tmp_path / "names.toml"
     names.write_text(text)
     words = ("lockstep", dump(tmp_path / "dump"), "-o", tmp_path / "run.session", "--map", names)
     _, err = imported(capsys, *words, code=3)
-    assert said in err
+    assert printed in err
     assert len(err.splitlines()) == 1
     assert not (tmp_path / "run.session").exists()
 
@@ -119,7 +119,9 @@ def test_a_format_left_out_is_recognised_or_the_formats_are_listed(tmp_path: Pat
 
 
 @pytest.mark.parametrize("words", [("tensorflow", "."), ("lockstep", "nowhere")])
-def test_what_is_no_format_and_no_dump_is_said(tmp_path: Path, capsys: Any, words: tuple[str, str]) -> None:
+def test_what_is_no_format_and_no_dump_is_reported(
+    tmp_path: Path, capsys: Any, words: tuple[str, str]
+) -> None:
     code = 2 if words[0] == "tensorflow" else 3
     _, err = imported(capsys, words[0], tmp_path / words[1], code=code)
     assert "lockstep" in err
@@ -142,7 +144,7 @@ def test_statistics_alone_are_kept_row_by_row(tmp_path: Path, capsys: Any) -> No
         assert session.tensor("embed", step=0, rank=0) is None
 
 
-def test_the_model_gives_shapes_and_json_tells_all(tmp_path: Path, capsys: Any) -> None:
+def test_the_model_gives_shapes_and_json_reports_all(tmp_path: Path, capsys: Any) -> None:
     model = tiny_checkpoint(tmp_path / "model", "qwen2")
     words = ("lockstep", dump(tmp_path / "dump"), "-o", tmp_path / "run.session", "--model", model, "--json")
     reported = json.loads(imported(capsys, *words)[0])
@@ -153,7 +155,7 @@ def test_the_model_gives_shapes_and_json_tells_all(tmp_path: Path, capsys: Any) 
         assert session.meta.model.path == str(model)
 
 
-def test_names_that_no_operation_has_are_said(tmp_path: Path, capsys: Any) -> None:
+def test_names_that_no_operation_has_are_reported(tmp_path: Path, capsys: Any) -> None:
     folder = dump(tmp_path / "dump", name="layers.0.q_projection")
     _, err = imported(capsys, "lockstep", folder, "-o", tmp_path / "run.session")
     assert "kept and not judged: layers.0.q_projection, router.weights (docs/tap-format.md" in err
@@ -171,7 +173,7 @@ def test_a_dump_in_place_of_a_session_is_told_its_next_step(
     assert f"`lockstep import lockstep {folder} -o run.session`" in capsys.readouterr().err
 
 
-def test_taps_before_any_step_are_told(tmp_path: Path, capsys: Any) -> None:
+def test_taps_before_any_step_are_reported(tmp_path: Path, capsys: Any) -> None:
     tape = Tape(tmp_path / "dump")
     tape.tap("layers.0.attn.q_proj", torch.ones(2, 4))
     tape.close()

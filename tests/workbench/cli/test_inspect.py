@@ -27,13 +27,13 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def told(capsys: Any, *words: str) -> dict[str, Any]:
+def reported(capsys: Any, *words: str) -> dict[str, Any]:
     assert run(["inspect", *words, "--json"]) == 0
     return json.loads(capsys.readouterr().out)
 
 
-def test_json_tells_every_tensor(model: Path, capsys: Any) -> None:
-    report = told(capsys, str(model), "--tp", "4")
+def test_json_reports_every_tensor(model: Path, capsys: Any) -> None:
+    report = reported(capsys, str(model), "--tp", "4")
     stored = load_file(model / "model.safetensors")
     assert (report["missing"], report["unexpected"], report["tp"]) == ([], [], 4)
     assert {one["name"] for one in report["tensors"]} == set(stored)
@@ -71,7 +71,7 @@ def test_tensors_with_nan_or_inf_are_marked(model: Path, capsys: Any, tmp_path: 
     tensors["model.norm.weight"][:] = np.nan
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
     marked = {
-        one["name"]: one["not_finite"] for one in told(capsys, str(path))["tensors"] if one["not_finite"]
+        one["name"]: one["not_finite"] for one in reported(capsys, str(path))["tensors"] if one["not_finite"]
     }
     assert marked == {"model.layers.1.mlp.up_proj.weight": 3, "model.norm.weight": 64}
     assert run(["inspect", str(path)]) == 0
@@ -88,7 +88,7 @@ def test_a_checkpoint_that_does_not_fit_is_shown_as_it_is(model: Path, capsys: A
     tensors = load_file(path / "model.safetensors")
     tensors["model.layers.0.evil\x1b[2J"] = tensors.pop("model.norm.weight")
     save_file(tensors, path / "model.safetensors", metadata={"format": "pt"})
-    assert told(capsys, str(path), "--no-statistics")["missing"] == ["model.norm.weight"]
+    assert reported(capsys, str(path), "--no-statistics")["missing"] == ["model.norm.weight"]
     assert run(["inspect", str(path), "--no-statistics"]) == 0
     shown = capsys.readouterr().out
     assert "absmax" not in shown, "no column of what was not read"
@@ -123,7 +123,7 @@ def test_a_gguf_file_shows_its_metadata_its_types_and_the_blocks_of_each_rank(ca
         in out
     )
     assert "columns 0-127 (block 0 of 1 a row)" in out
-    report = told(capsys, file, "--tensor", "*.0.self_attn.k_proj.*")
+    report = reported(capsys, file, "--tensor", "*.0.self_attn.k_proj.*")
     assert report["metadata"]["qwen2.block_count"] == 4
     assert report["metadata"]["tokenizer.ggml.tokens"] == {
         "element": "STRING", "count": 2003, "first": ["!", '"', "#", "$", "%", "&"],

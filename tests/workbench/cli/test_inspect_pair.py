@@ -30,7 +30,7 @@ def test_a_large_bias_that_the_original_has_too_is_qwens() -> None:
     assert "!" not in stated.split("model.layers")[0]  # 1e-6 is 1e-6 in float32 as well
 
 
-def test_another_model_is_none_and_the_code_says_so(tmp_path: Path) -> None:
+def test_another_model_is_none_and_the_code_reports_it(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one = tiny_checkpoint(tmp_path / "a", "qwen2")

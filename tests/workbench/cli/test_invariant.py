@@ -37,7 +37,7 @@ def test_a_state_that_is_left_behind_is_named(tmp_path: Path, capsys: pytest.Cap
 
 
 @pytest.mark.slow
-def test_a_command_of_which_nothing_can_be_asked_says_so(
+def test_a_command_of_which_nothing_can_be_asked_reports_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     model = str(tiny_checkpoint(tmp_path, "qwen2"))
@@ -49,7 +49,7 @@ def test_a_command_of_which_nothing_can_be_asked_says_so(
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "reported"),
     [
         (["demo", "--axis", "speed"], "axis is all, or some of batch, order"),
         (["demo", "--axis", ","], "axis is all, or some of"),
@@ -59,6 +59,6 @@ def test_a_command_of_which_nothing_can_be_asked_says_so(
         (["--variant", "speed=--fast", "--", "serve", "me"], "axis is all, or some of batch, order"),
     ],
 )
-def test_what_cannot_be_asked(words: list[str], told: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_cannot_be_asked(words: list[str], reported: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["invariant", *words]) == Exit.USAGE
-    assert told in capsys.readouterr().err
+    assert reported in capsys.readouterr().err

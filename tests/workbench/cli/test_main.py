@@ -162,7 +162,7 @@ def test_closed_stdout_is_a_usage_error(words: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "printed"),
     [
         (["--seed", "9" * 20], "the seed must be from"),
         (["--seed", "-" + "9" * 20], "the seed must be from"),
@@ -173,12 +173,12 @@ def test_closed_stdout_is_a_usage_error(words: list[str]) -> None:
         (["--prompt", "caf\udce9"], "the prompt is not UTF-8 (character 4)"),
     ],
 )
-def test_what_no_engine_can_take_is_a_usage_error(words: list[str], said: str, capsys: Any) -> None:
+def test_what_no_engine_can_take_is_a_usage_error(words: list[str], printed: str, capsys: Any) -> None:
     prompt = [] if {"--prompt", "--ids"} & set(words) else ["--prompt", "a"]
     assert run(["generate", "demo", *prompt, *words]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1
-    assert said in error
+    assert printed in error
 
 
 @pytest.mark.parametrize(

@@ -91,7 +91,7 @@ def test_a_file_of_something_else_is_one_line(
     assert len(printed.splitlines()) == 1
 
 
-def test_what_is_not_there_is_said(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_is_not_there_is_reported(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["mismatch", files[0], "nothing.session"]) == Exit.CANNOT_LOAD
     assert "nothing.session" in capsys.readouterr().err
     assert run(["mismatch", *files, "--trainer-logprobs", "nothing.json"]) == Exit.USAGE

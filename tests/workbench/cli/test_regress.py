@@ -21,8 +21,8 @@ def diverged(taps: int, own: int) -> Regression:
     return Regression("diverged", Coverage(rows=6, aligned=6), RowComparison(6, 1, rows, (), (), ()), 0.0)
 
 
-def printed(told: Regression, capsys: Any) -> list[str]:
-    report(told, Path("new.session"), Path("good.session"), None, None, False)
+def printed(reported: Regression, capsys: Any) -> list[str]:
+    report(reported, Path("new.session"), Path("good.session"), None, None, False)
     return str(capsys.readouterr().out).splitlines()
 
 

@@ -60,7 +60,7 @@ def test_what_can_be_read_is_salvaged(kept: Path, capsys: pytest.CaptureFixture[
     assert run(["sessions", "verify", "whole"]) == 0
 
 
-def test_ok_is_said_of_what_was_proved(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ok_is_reported_of_what_was_proved(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     with create(kept / "growing.session") as writer:
         writer.step(0, record(0))
         shutil.copy(kept / "growing.session", kept / "lone.session")
@@ -137,7 +137,7 @@ def test_every_action_on_sessions_answers_in_json(
     assert "put --json behind show" in capsys.readouterr().err
 
 
-def test_packing_says_what_it_did(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_packing_reports_what_it_did(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for reported in (" → 36864 bytes", "left as it is, 36864 bytes: packed it would not be smaller"):
         assert run(["sessions", "pack", "closed"]) == 0
         assert reported in capsys.readouterr().out
@@ -146,7 +146,7 @@ def test_packing_says_what_it_did(kept: Path, capsys: pytest.CaptureFixture[str]
     assert "converted to the present format, 262144 → " in capsys.readouterr().out
 
 
-def test_the_log_of_another_session_is_told_of(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_log_of_another_session_is_reported_of(kept: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """`mv closed.session run.session`, where the log of a killed run lies."""
     with create(kept / "growing.session") as writer:
         writer.step(0, record(0))

@@ -88,7 +88,7 @@ def test_old_sessions_are_pruned_beside_what_is_none(litter: Path) -> None:
     assert (litter / "folder.session").is_dir()
 
 
-def test_what_may_not_be_read_is_said(litter: Path) -> None:
+def test_what_may_not_be_read_is_reported(litter: Path) -> None:
     (litter / "log.session-wal").unlink()
     (litter / "log.session").chmod(0o000)
     done = unprivileged("sessions", "--json")

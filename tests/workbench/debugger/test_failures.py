@@ -31,7 +31,7 @@ from lockstep.workbench.references.request import ReferenceFailure
         (KeyError("no"), 70),
     ],
 )
-def test_an_error_ends_the_program_as_the_host_tells_it(error: Exception, code: int) -> None:
+def test_an_error_ends_the_program_as_the_host_reports_it(error: Exception, code: int) -> None:
     assert exit_code(error) == explain(error)[0] == code
     assert described(error).exit_code == code
 

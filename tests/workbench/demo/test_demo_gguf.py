@@ -90,7 +90,7 @@ def test_final_logits_are_those_of_llama_cpp_within_the_noise_of_float32(name: s
         opened.path, tmp_path / "exact.gguf", 1
     )  # by llama.cpp; it rounds activations to quantised blocks
     with LlamaModel(tmp_path / "exact.gguf", 1) as model:
-        theirs = model.context(len(prompt), lambda *told: False, lambda tensor: None).forward(prompt)
+        theirs = model.context(len(prompt), lambda *reported: False, lambda tensor: None).forward(prompt)
     with torch.no_grad():
         truth = load_golden(opened.path, "float64", "cpu")(torch.tensor([prompt])).logits[0, -1].numpy()
     noise = np.abs(theirs - truth).max()

@@ -1,4 +1,4 @@
-"""Whatever numbers a recording holds, the diagnosis comes to an answer, and tells of the tap that holds them."""
+"""Whatever numbers a recording holds, the diagnosis comes to an answer, and reports on the tap that holds them."""
 
 from __future__ import annotations
 

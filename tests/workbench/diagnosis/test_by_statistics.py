@@ -80,7 +80,7 @@ def test_nan_is_far_off(case: Case, tmp_path: Path) -> None:
     assert (found.tap, found.name) == ("layers.0.attn.v_proj", "NaN and infinities")
 
 
-def test_the_verdict_is_inconclusive_and_says_what_can_be_said(case: Case, tmp_path: Path) -> None:
+def test_the_verdict_is_inconclusive_and_reports_what_can_be_reported(case: Case, tmp_path: Path) -> None:
     with synthetic(
         tmp_path / "run.session", case.floor, spoil={"layers.1.mlp.up": lambda x, at: x * 2}
     ) as run:

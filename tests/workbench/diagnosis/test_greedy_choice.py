@@ -86,7 +86,7 @@ def within_rounding(logits: list[np.ndarray]) -> int:
     ],
     ids=["the likeliest", "within rounding", "sampled", "not known", "given"],
 )
-def test_nothing_is_said_of(
+def test_nothing_is_reported_of(
     choose: Choose, sampling: SamplingMeta | None, forced: bool, tmp_path: Path
 ) -> None:
     assert found(tmp_path / "run.session", choose, sampling, forced=forced) is None

@@ -1,4 +1,4 @@
-"""Findings that have one cause are drawn together, those that have not stay apart; the place is told in words."""
+"""Findings that have one cause are drawn together, those that have not stay apart; the place is reported in words."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ def test_what_explains_as_much_with_as_few_numbers_is_told_too() -> None:
     assert 0.9 < first + second < 1
 
 
-def test_what_none_explains_is_said_with_what_was_ruled_out() -> None:
+def test_what_none_explains_is_reported_with_what_was_ruled_out() -> None:
     (group,) = groups([wrong("layers.1.mlp.act", steps=(1, 2), ranks=(1,))])
     (cause,) = causes_of(group, Survey({"layers.1.mlp.act": 2}, (), ()), EXTENT)
     assert (cause.kind, cause.name, cause.confidence) == ("unknown", "unnamed", None)
@@ -189,7 +189,7 @@ def positions(tap: str, recorded: bool) -> WrongOperation:
     return wrong(tap, replace(hypothesis("position_stuck", fitted), kind="positions"), steps=(1, 2))
 
 
-def test_what_follows_from_the_engines_own_positions_is_told_with_them() -> None:
+def test_what_follows_from_the_engines_own_positions_is_reported_with_them() -> None:
     cache = replace(
         wrong("layers.0.attn.k_cache", order=1, steps=(1,)), shape="shape [13, 1, 8] instead of [14, 1, 8]"
     )
@@ -221,7 +221,7 @@ def test_a_shape_that_an_input_brings_along_follows_from_it() -> None:
     assert misshapen_by_input(groups([cut, turned, elsewhere])) == {turned.tap}
 
 
-def test_what_has_the_shape_of_a_cause_in_other_layers_is_told_with_it() -> None:
+def test_what_has_the_shape_of_a_cause_in_other_layers_is_reported_with_it() -> None:
     """Where NaN goes in, nothing else can be known of the same operation, nor of what comes after it."""
     shape = "shape [24, 64] instead of [24, 32]"
     cut = replace(wrong("layers.0.attn.q_proj", hypothesis("sharded_on_in_features", {})), shape=shape)
@@ -325,7 +325,7 @@ def test_one_matrix_of_another_layer_is_no_layer() -> None:
     assert sorted(one.chosen[0].name for one in groups(mixed)) == ["bias_dropped", "weight_of_another"]
 
 
-def test_whole_layers_are_told_shortly() -> None:
+def test_whole_layers_are_reported_shortly() -> None:
     kinds = ("attn_norm", "attn.q_proj", "attn.k_proj", "attn.v_proj", "attn.o_proj", "mlp_norm", "mlp.down")
     assert taps_in_words([f"layers.{i}.{kind}" for i in (1, 2) for kind in kinds], 4) == "layers.{1,2}.*"
 

@@ -63,7 +63,7 @@ def test_a_rank_that_adds_rank_0s_part_of_the_bias(case: Case, tmp_path: Path) -
     assert "rank 0's part of" in cause.text
 
 
-def test_a_constant_row_that_is_no_known_bias_is_told_as_such(case: Case, tmp_path: Path) -> None:
+def test_a_constant_row_that_is_no_known_bias_is_reported_as_such(case: Case, tmp_path: Path) -> None:
     row = np.random.default_rng(0).normal(size=64)
     (cause,) = causes(case, tmp_path, {Q: lambda x, at: x + row})
     assert cause.name == "constant_row"

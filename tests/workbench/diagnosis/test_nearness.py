@@ -34,7 +34,7 @@ def towards_truth(case: Case, share: float) -> Any:
         (-9.0, ""),
     ],
 )
-def test_the_nearer_one_is_told(share: float, words: str, case: Case, tmp_path: Path) -> None:
+def test_the_nearer_one_is_reported(share: float, words: str, case: Case, tmp_path: Path) -> None:
     # Rounded to float32 the truth is some 1e-7 off as well.
     with synthetic(tmp_path / "a.session", case.floor, spoil=towards_truth(case, share)) as engine:
         notes = [

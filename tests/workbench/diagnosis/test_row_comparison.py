@@ -167,7 +167,7 @@ def test_equal_statistics_prove_nothing(tmp_path: Path, capsys: pytest.CaptureFi
     assert "inconclusive: statistics only" in out
 
 
-def test_the_command_tells_the_operation_first(
+def test_the_command_reports_the_operation_first(
     case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     synthetic(tmp_path / "a.session", case.floor, tp=2, spoil=after("layers.2.mlp_norm")).close()
@@ -183,7 +183,7 @@ def test_the_command_tells_the_operation_first(
     assert "54 taps equal bit for bit" in capsys.readouterr().out
 
 
-def test_taps_without_a_counterpart_are_told(case: Case, tmp_path: Path) -> None:
+def test_taps_without_a_counterpart_are_reported(case: Case, tmp_path: Path) -> None:
     few = synthetic(tmp_path / "a.session", case.floor, skip=lambda tap: tap.endswith("attn.scores"))
     found = compared(few, case.floor)
     assert found.only_second == tuple(f"layers.{i}.attn.scores" for i in range(3))

@@ -190,7 +190,7 @@ def test_a_fault_reaches_later_steps_through_the_cache(case: Case, tmp_path: Pat
     assert failed == {(tap, 0): False, (cache, 0): True, (cache, 1): True, (cache, 2): True}
 
 
-def test_a_decode_fault_is_told_at_its_step(case: Case, tmp_path: Path) -> None:
+def test_a_decode_fault_is_reported_at_its_step(case: Case, tmp_path: Path) -> None:
     spoil = {"layers.2.attn.q_rope": lambda x, at: x[..., ::-1] if at.step >= 1 else x}
     assert first(judged(case, tmp_path, spoil=spoil)) == ("layers.2.attn.q_rope", 1, None)
 
@@ -284,7 +284,7 @@ def test_a_product_that_is_right_on_its_inputs_is_no_divergence_where_the_checkp
     assert first(judge(Recordings.of(wrong, case.golden, case.floor), facts)) == (tap, 1, None)
 
 
-def test_a_fault_of_one_sequence_of_the_batch_is_told_with_it(case: Case, tmp_path: Path) -> None:
+def test_a_fault_of_one_sequence_of_the_batch_is_reported_with_it(case: Case, tmp_path: Path) -> None:
     found = judged(case, tmp_path, spoil={"embed": lambda x, at: x + at.seq})
     assert first(found) == ("embed", 0, None)
     assert found.first_divergence is not None
@@ -299,7 +299,7 @@ def test_other_ids_are_an_error_and_no_verdict(case: Case, tmp_path: Path) -> No
         judged(case, tmp_path, change=other)
 
 
-def test_other_positions_are_told_and_judged(case: Case, tmp_path: Path) -> None:
+def test_other_positions_are_reported_and_judged(case: Case, tmp_path: Path) -> None:
     """Positions are the engine's own doing: a fault in them has to be found, not refused."""
     found = judged(case, tmp_path, change=lambda s: replace(s, positions=[0] * len(s.ids)))
     assert found.notes == ("positions differ from step 0",)

@@ -17,7 +17,7 @@ from lockstep.sessions import Session, SessionWriter, VerdictRecord
 from lockstep.workbench.export.palette import DARK, LIGHT
 from lockstep.workbench.export.report import render
 from lockstep.workbench.views.request import Request
-from lockstep.workbench.views.story import tell
+from lockstep.workbench.views.story import story_of
 from tests.workbench.export import made
 
 
@@ -54,7 +54,9 @@ class Page(HTMLParser):
 
 def _page(path: Path, request: Request | None = None) -> tuple[str, Page]:
     with Session.open(path) as session:
-        text = render(tell(session, request or Request(attention=((0, None), (1, 2)), biases=(0,)), FAULTS))
+        text = render(
+            story_of(session, request or Request(attention=((0, None), (1, 2)), biases=(0,)), FAULTS)
+        )
     return text, Page(text)
 
 
@@ -156,7 +158,7 @@ def test_the_scripts_data_is_json_that_cannot_leave_its_element(hostile: tuple[s
         assert "[bold]markup[/bold]" in labels
 
 
-def test_the_story_is_told(judged: tuple[str, Page]) -> None:
+def test_the_story_is_reported(judged: tuple[str, Page]) -> None:
     _, page = judged
     words = " ".join(page.text.split())
     assert "Leaves the golden reference at layers.0.attn.probs, step 3 of branch main, rank 1" in words
@@ -187,7 +189,7 @@ def test_tables_have_headers_and_figures_have_labels(judged: tuple[str, Page]) -
     assert anchors <= {a["id"] for _, a in page.elements if "id" in a}
 
 
-def test_what_is_not_there_is_said(tmp_path: Path) -> None:
+def test_what_is_not_there_is_reported(tmp_path: Path) -> None:
     text, page = _page(made.build(tmp_path / "a.session", tokens=()), Request(biases=(0,)))
     words = " ".join(page.text.split())
     assert "No sentinel fired." in words

@@ -83,11 +83,11 @@ def packed(
     tp: int = 1,
     kv_replicas: int = 1,
     named: bool = True,
-    told: bool = True,
+    stated: bool = True,
     profiling: int = 0,
     tops: bool = True,
 ) -> PackedRun:
-    """The rows in passes, on `tp` ranks. `named`: the requests are told, `told`: the layouts are."""
+    """The rows in passes, on `tp` ranks. `named`: the requests are reported, `stated`: the layouts are."""
     model = rows.model
     layers = model.num_layers or 0
     layouts = {spec.name: str(spec.layout) for spec in tap_specs(layers, {"qk_norm"}, kv_replicas)}
@@ -100,7 +100,7 @@ def packed(
         run.by_rank[rank] = [
             replace(
                 one, rank=rank, index=index,
-                tensors=[_part(x, layouts[x.tap], tp, rank, told) for x in one.tensors],
+                tensors=[_part(x, layouts[x.tap], tp, rank, stated) for x in one.tensors],
             )
             for index, one in enumerate(whole)
         ]  # fmt: skip
@@ -144,12 +144,12 @@ def _pass(rows: Rows, packing: Sequence[PackedRow], named: bool, tops: bool) -> 
     return ForeignPass(0, 0, ids, positions, requests, tensors)
 
 
-def _part(tensor: ForeignTensor, layout: str, tp: int, rank: int, told: bool) -> ForeignTensor:
+def _part(tensor: ForeignTensor, layout: str, tp: int, rank: int, stated: bool) -> ForeignTensor:
     array = tensor.array
     assert array is not None
     if tensor.tap == "logits":  # gathered
-        return replace(tensor, layout="replicate" if told else "", array=array)
-    if array.ndim == 3 and not told:  # flat heads
+        return replace(tensor, layout="replicate" if stated else "", array=array)
+    if array.ndim == 3 and not stated:  # flat heads
         array = array.reshape(len(array), -1)
     part = np.ascontiguousarray(cut(layout, array, tp)[rank])
-    return replace(tensor, layout=layout if told else "", array=part)
+    return replace(tensor, layout=layout if stated else "", array=part)

@@ -1,4 +1,4 @@
-"""Where the rows of an engine's cache lie, from its tape to a session and to what that tells of it."""
+"""Where the rows of an engine's cache lie, from its tape to a session and to what that reports on it."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_padding_has_slots_too(tmp_path: Path) -> None:
         assert {one.kind for one in report.findings} == {Misuse.PADDING}
 
 
-def test_a_recording_without_them_tells_nothing(tmp_path: Path) -> None:
+def test_a_recording_without_them_reports_nothing(tmp_path: Path) -> None:
     tape = Tape(tmp_path / "dump")
     tape.step([1], [0], "a")
     tape.cache(None)

@@ -138,8 +138,8 @@ def test_nothing_from_its_first_token_on_is_an_error() -> None:
 
 
 @st.composite
-def runs(draw: st.DrawFn, told: bool) -> list[list[At]]:
-    """Requests that come and go, in chunks, some waiting for a while; where tokens tell (`told`) in any order."""
+def runs(draw: st.DrawFn, stated: bool) -> list[list[At]]:
+    """Requests that come and go, in chunks, some waiting for a while; where tokens tell (`stated`) in any order."""
     count = draw(st.integers(1, 4))
     prompts = [draw(st.integers(2, 7)) for _ in range(count)]
     ends = [prompt + draw(st.integers(0, 4)) for prompt in prompts]
@@ -147,7 +147,7 @@ def runs(draw: st.DrawFn, told: bool) -> list[list[At]]:
     passes: list[list[At]] = []
     while any(at < end for at, end in zip(done, ends, strict=True)):
         one: list[At] = []
-        for seq in draw(st.permutations(range(count))) if told else range(count):
+        for seq in draw(st.permutations(range(count))) if stated else range(count):
             left = prompts[seq] - done[seq]
             if done[seq] < ends[seq] and not (one and draw(st.integers(0, 3)) == 0):
                 size = 1 if left <= 0 else left if left < 4 else draw(st.integers(2, left))

@@ -60,11 +60,11 @@ def content(session: Session) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("tp", "replicas"), [(1, 1), (2, 1), (4, 2)])
-@pytest.mark.parametrize("told", [True, False])
+@pytest.mark.parametrize("stated", [True, False])
 def test_every_tensor_is_that_of_the_reference(
-    case: Case, rows: Rows, tmp_path: Path, tp: int, replicas: int, told: bool
+    case: Case, rows: Rows, tmp_path: Path, tp: int, replicas: int, stated: bool
 ) -> None:
-    run = packed(rows, rows.decoding(), tp=tp, kv_replicas=replicas, told=told)
+    run = packed(rows, rows.decoding(), tp=tp, kv_replicas=replicas, stated=stated)
     with imported(run, tmp_path / "a.session") as session:
         assert session.ranks == tp
         for step in case.floor.steps():
@@ -82,7 +82,7 @@ def test_every_tensor_is_that_of_the_reference(
         foreign = session.meta.foreign
         assert foreign is not None
         assert foreign.ranks == tuple(range(tp))
-        assert bool(foreign.inferred) == (not told and tp > 1)
+        assert bool(foreign.inferred) == (not stated and tp > 1)
         assert foreign.rows == sum(map(len, rows.ids))
         assert not foreign.dropped
         assert "layers.0.attn.probs" in session.meta.absent
@@ -224,7 +224,7 @@ def test_a_rank_that_wrote_nothing_is_missing(rows: Rows, tmp_path: Path) -> Non
 
 
 def test_logits_that_one_rank_gathers_are_no_desync(rows: Rows, tmp_path: Path) -> None:
-    run = packed(rows, rows.decoding(), tp=2, told=False)
+    run = packed(rows, rows.decoding(), tp=2, stated=False)
     run.by_rank[1] = [
         replace(one, tensors=[x for x in one.tensors if x.tap != "logits"]) for one in run.by_rank[1]
     ]
@@ -238,7 +238,7 @@ def test_logits_that_one_rank_gathers_are_no_desync(rows: Rows, tmp_path: Path) 
 
 def test_ranks_that_disagree_on_what_all_hold_are_a_desync(rows: Rows, tmp_path: Path) -> None:
     """A sum that was never reduced: told by the usual layout of that tap, though no dump said so."""
-    run = packed(rows, rows.decoding(), tp=2, told=False)
+    run = packed(rows, rows.decoding(), tp=2, stated=False)
     wrong = "layers.0.mlp.down"
     run.by_rank[1] = [
         replace(one, tensors=[replace(x, array=x.array + 1) if x.tap == wrong else x for x in one.tensors])  # type: ignore[operator]
@@ -252,7 +252,7 @@ def test_ranks_that_disagree_on_what_all_hold_are_a_desync(rows: Rows, tmp_path:
 
 def test_layouts_of_an_engines_own_taps_follow_from_their_numbers(rows: Rows, tmp_path: Path) -> None:
     """Bit-equal: a replica. Parts that add up to what follows: a sum. Else shards of the last axis."""
-    run = packed(rows, rows.decoding(), tp=2, told=False)
+    run = packed(rows, rows.decoding(), tp=2, stated=False)
     for rank, passes in run.by_rank.items():
         for i, one in enumerate(passes):
             embed = next(x for x in one.tensors if x.tap == "embed")
@@ -278,7 +278,7 @@ def test_layouts_of_an_engines_own_taps_follow_from_their_numbers(rows: Rows, tm
 @pytest.mark.parametrize(
     "array", [np.zeros((0, 4), np.float32), np.float32(1) * np.ones(()), np.zeros((3, 5), np.float32)]
 )
-def test_a_tensor_whose_rows_cannot_be_told_is_left_out_by_name(
+def test_a_tensor_whose_rows_cannot_be_reported_is_left_out_by_name(
     rows: Rows, tmp_path: Path, array: Any
 ) -> None:
     run = packed(rows, rows.decoding())

@@ -61,7 +61,7 @@ def test_no_list_calls_its_rules_correct(
         )
     with Session.open(session) as opened:
         (line,) = branch_lines(opened)
-    assert line.told("all correct") == "recorded from mine␛ 0.1, eager"
+    assert line.stated("all correct") == "recorded from mine␛ 0.1, eager"
 
 
 def test_a_step_of_a_run_that_carries_no_verdict_is_no_match(session: Path) -> None:
@@ -77,7 +77,7 @@ def test_a_step_of_a_run_that_carries_no_verdict_is_no_match(session: Path) -> N
         assert right[0].text == shown
 
 
-def test_a_replay_says_how_it_is_judged_and_what_was_not_compared(
+def test_a_replay_reports_how_it_is_judged_and_what_was_not_compared(
     session: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """No live run can be begun from it."""

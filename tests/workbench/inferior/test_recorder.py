@@ -26,8 +26,8 @@ class Recording:
     """A recorder whose disk has `pages` left, and what it said."""
 
     def __init__(self, path: Path, pages: int) -> None:
-        self.path, self.said = path, list[str]()
-        self.recorder = StepRecorder(self.said.append)
+        self.path, self.printed = path, list[str]()
+        self.recorder = StepRecorder(self.printed.append)
         self.recorder.begin(create(path), None)
         self.room(pages)
 
@@ -46,16 +46,16 @@ class Recording:
 def test_a_disk_that_is_full_at_ten_points_and_then_has_room(tmp_path: Path, pages: int) -> None:
     recording = Recording(tmp_path / "a.session", pages)
     recording.run(0, STEPS)
-    assert len(recording.said) == 1
-    assert recording.said[0].startswith("nothing is recorded since step")
+    assert len(recording.printed) == 1
+    assert recording.printed[0].startswith("nothing is recorded since step")
     with Session.open(recording.path) as session:
         before = len(session.steps())
     assert before < STEPS
     assert len(recording.recorder.backlog) >= STEPS - before - 1
     recording.room(10_000)
     recording.run(STEPS, STEPS + 2)
-    assert len(recording.said) == 2
-    assert recording.said[1].startswith("recording goes on: ")
+    assert len(recording.printed) == 2
+    assert recording.printed[1].startswith("recording goes on: ")
     assert recording.recorder.up_to_date
     with pytest.raises(RecordingLost, match=r"the tensors of \d+ steps are not in"):
         recording.recorder.close()

@@ -8,7 +8,7 @@ from lockstep.workbench.judgements.cause import Cause, cause_lines, numbers_in_w
 from lockstep.workbench.judgements.remedies import remedy_of
 
 
-def test_everything_known_of_a_cause_is_said() -> None:
+def test_everything_known_of_a_cause_is_reported() -> None:
     cause = Cause(
         "bias_repeated", "o_proj.bias is added 2 times",
         {"times": 2, "norm": 0.12345678, "meanings": []}, 1e-6, kind="bias",

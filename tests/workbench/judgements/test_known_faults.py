@@ -74,7 +74,9 @@ def test_the_kinds_of_taps_decide_where_a_cause_may_be_at_any_of_them() -> None:
     assert fault_of("bias_dropped", {"times": 0}, {"attn.q_proj"}) is None
 
 
-def test_positions_that_the_engine_tells_itself_are_another_fault_than_those_of_the_rotation_alone() -> None:
+def test_positions_that_the_engine_reports_itself_are_another_fault_than_those_of_the_rotation_alone() -> (
+    None
+):
     stuck = {"position": 0.0}
     assert fault_of("position_stuck", stuck | {"recorded": True}) == "positions=stuck"
     assert fault_of("position_stuck", stuck | {"recorded": False}) == "rope_positions=of_the_pass"

@@ -44,7 +44,7 @@ def test_it_needs_the_main_thread(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("more", "error", "said"),
+    ("more", "error", "printed"),
     [
         ({"engine": "tensorrt"}, lockstep.UsageError, "engine is one of auto, vllm"),
         ({"capture": "some"}, lockstep.UsageError, "capture is full or stats"),
@@ -54,8 +54,8 @@ def test_it_needs_the_main_thread(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_done_is_a_documented_exception(
-    more: dict[str, Any], error: type[Exception], said: str, tmp_path: Path
+    more: dict[str, Any], error: type[Exception], printed: str, tmp_path: Path
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=printed):
         lockstep.attach(["no-such-program"], output=tmp_path / "run.session", **more)
     assert list(tmp_path.iterdir()) == []

@@ -89,7 +89,9 @@ def test_a_bug_of_chunks_is_found_on_that_axis(
     assert (chunk.verdict, chunk.bugs[0].tap, chunk.bugs[0].first) == ("bug", "layers.1.attn.v_proj", (0, 0))
 
 
-def test_what_cannot_be_tried_says_why(case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_cannot_be_tried_reports_why(
+    case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     runs = Runs(case, tmp_path)
     found = along(runs, monkeypatch, "order", "prefix", "tp", "ep")
     reported = {one.variant: (one.verdict, one.why) for one in found}

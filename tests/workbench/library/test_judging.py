@@ -26,7 +26,7 @@ class Heard(lockstep.Listener):
     def __init__(self) -> None:
         self.lines: list[str] = []
 
-    def say(self, text: str) -> None:
+    def report(self, text: str) -> None:
         self.lines.append(text)
 
     def count(self, what: str, done: int, of: int) -> None:
@@ -52,7 +52,7 @@ def wrong(model: Path, heard: Heard, tmp_path_factory: pytest.TempPathFactory) -
     )
 
 
-def test_a_wrong_run_is_false_and_says_where_and_why(wrong: lockstep.Verdict) -> None:
+def test_a_wrong_run_is_false_and_reports_where_and_why(wrong: lockstep.Verdict) -> None:
     assert not wrong
     assert (wrong.verdict, wrong.matches) == ("diverged", False)
     assert wrong.first_divergence is not None
@@ -124,7 +124,7 @@ def test_a_recording_is_diagnosed(wrong: lockstep.Verdict, model: Path, tmp_path
 
 
 @pytest.mark.parametrize(
-    ("call", "error", "said"),
+    ("call", "error", "printed"),
     [
         (
             lambda model, run: lockstep.check(run, prompt="x"),
@@ -167,9 +167,9 @@ def test_a_recording_is_diagnosed(wrong: lockstep.Verdict, model: Path, tmp_path
     ],
 )
 def test_what_cannot_be_done_is_a_documented_exception(
-    call: Any, error: type[Exception], said: str, model: Path, wrong: lockstep.Verdict, capfd: Any
+    call: Any, error: type[Exception], printed: str, model: Path, wrong: lockstep.Verdict, capfd: Any
 ) -> None:
-    with pytest.raises(error, match=said):
+    with pytest.raises(error, match=printed):
         call(model, wrong.session)
     assert capfd.readouterr() == ("", "")
 

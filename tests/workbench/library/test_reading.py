@@ -65,7 +65,7 @@ def test_pictures_are_svg_and_can_be_saved(run: lockstep.RecordedRun, tmp_path: 
 
 
 @pytest.mark.parametrize(
-    ("wrong", "said"),
+    ("wrong", "printed"),
     [
         (lambda run: run.tensor("layers.0.attn.q_proj"), "has no tensor of layers.0.attn.q_proj at step 0"),
         (lambda run: run.heatmap("layers.0.attn.q_proj"), "`captured` lists the taps that it has"),
@@ -77,8 +77,10 @@ def test_pictures_are_svg_and_can_be_saved(run: lockstep.RecordedRun, tmp_path: 
         (lambda run: lockstep.open(Path(__file__)), "test_reading.py"),
     ],
 )
-def test_what_is_not_there_is_an_error_that_says_so(run: lockstep.RecordedRun, wrong, said: str) -> None:  # type: ignore[no-untyped-def]
-    with pytest.raises(lockstep.SessionError, match=said):
+def test_what_is_not_there_is_an_error_that_reports_it(
+    run: lockstep.RecordedRun, wrong, printed: str
+) -> None:  # type: ignore[no-untyped-def]
+    with pytest.raises(lockstep.SessionError, match=printed):
         wrong(run)
 
 

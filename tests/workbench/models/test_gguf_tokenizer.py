@@ -229,7 +229,7 @@ def test_a_tokenizer_of_an_unknown_kind_stops_only_those_who_need_one(
         ({"model": "gpt2", "merges": ["ab"]}, r"its tokenizer cannot be built"),
     ],
 )
-def test_what_is_wrong_with_a_tokenizer_is_said_by_key(
+def test_what_is_wrong_with_a_tokenizer_is_reported_by_key(
     changes: dict[str, Any], message: str, tmp_path: Path
 ) -> None:
     keys = PIECES | {f"tokenizer.ggml.{key}": value for key, value in changes.items()}

@@ -36,16 +36,16 @@ def test_a_directory_with_one_gguf_file_means_that_file(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"2 GGUF files .*: give the path of one"):
         open_model(str(tmp_path))
     found = identify(str(tmp_path))
-    assert (found.kind, "2 GGUF files" in found.told) == ("directory", True)
+    assert (found.kind, "2 GGUF files" in found.summary) == ("directory", True)
 
 
-def test_a_damaged_gguf_file_says_what_is_wrong(tmp_path: Path) -> None:
+def test_a_damaged_gguf_file_reports_what_is_wrong(tmp_path: Path) -> None:
     file = tmp_path / DEMO
     file.write_bytes((GGUF_DIR / DEMO).read_bytes()[:-1])
     with pytest.raises(CheckpointError, match="truncated: "):
         open_model(str(file))
     found = identify(str(file))
-    assert (found.kind, "truncated" in found.told) == ("nothing", True)
+    assert (found.kind, "truncated" in found.summary) == ("nothing", True)
 
 
 @pytest.mark.parametrize(

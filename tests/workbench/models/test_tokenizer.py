@@ -205,7 +205,7 @@ def test_templates_by_name_and_by_file(tmp_path: Path) -> None:
     assert need_tokenizer(find_tokenizer(directory), directory).render([]) == "?"
 
 
-def test_what_is_missing_is_said(tmp_path: Path) -> None:
+def test_what_is_missing_is_reported(tmp_path: Path) -> None:
     assert find_tokenizer(tmp_path) is None
     with pytest.raises(RequestError, match=r"--ids"):
         need_tokenizer(None, tmp_path)

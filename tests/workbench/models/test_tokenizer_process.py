@@ -74,7 +74,7 @@ def test_a_process_that_was_killed_is_started_again_three_times(tmp_path: Path) 
             tokenizer.encode("ab")
 
 
-def test_what_takes_too_long_is_told_as_such(tmp_path: Path) -> None:
+def test_what_takes_too_long_is_reported_as_such(tmp_path: Path) -> None:
     tokenizer = need_tokenizer(find_tokenizer(write_tokenizer(tmp_path)), tmp_path)
     os.kill(_process(tokenizer)._process.pid, signal.SIGXCPU)  # as the system does
     with pytest.raises(CheckpointError, match=f"takes more than {SECONDS} s; "):

@@ -59,7 +59,7 @@ def test_a_reference_that_would_not_fit_is_refused_before_it_starts(
 
 
 @pytest.mark.usefixtures("fresh_processes")
-def test_a_recorder_that_the_kernel_kills_is_told_as_one(
+def test_a_recorder_that_the_kernel_kills_is_reported_as_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(

@@ -164,7 +164,7 @@ def test_whoever_waits_can_give_up_and_nothing_stays(model_dir: Path, own_cache:
 
 
 @pytest.mark.usefixtures("fresh_processes")
-def test_a_killed_recorder_is_told_as_such(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_killed_recorder_is_reported_as_such(model_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     suicide = [
         sys.executable,
         "-c",
@@ -217,7 +217,7 @@ def test_the_front_stays_light() -> None:
     subprocess.run([sys.executable, "-c", code], check=True, env=os.environ | {"PYTHONPATH": root})
 
 
-def test_the_key_tells_questions_apart(model_dir: Path) -> None:
+def test_the_key_reports_questions_apart(model_dir: Path) -> None:
     base = GoldenRequest("/a", (PROMPT,), 2, "float32")
     stamps = [(10, 20)]
     keys = {

@@ -14,7 +14,7 @@ from lockstep.workbench.references.recorder_process import RecorderListener
 
 def test_a_pipe_that_is_closed_while_it_is_read_ends_the_listening(monkeypatch: pytest.MonkeyPatch) -> None:
     failed: list[BaseException | None] = []
-    monkeypatch.setattr(threading, "excepthook", lambda told: failed.append(told.exc_value))
+    monkeypatch.setattr(threading, "excepthook", lambda reported: failed.append(reported.exc_value))
     lines = io.BytesIO(b"a library's warning\n" * 3)
     process: Any = SimpleNamespace(stderr=lines)
     listener = RecorderListener(process, None)

@@ -141,7 +141,7 @@ async def test_the_newest_query_stays_under_the_cursor_while_the_text_grows(benc
         assert _heatmap(pilot).cursor[0] == 18
 
 
-async def test_what_there_was_no_room_for_is_said(bench: Bench, tmp_path: Path) -> None:
+async def test_what_there_was_no_room_for_is_reported(bench: Bench, tmp_path: Path) -> None:
     path = build(tmp_path / "thin.session", nan_from=None, fork=False, emitted=[9])
     with Session.open(path) as session:
         whole = [session.capture("layers.0.attn.probs", step=0, rank=rank) for rank in range(2)]

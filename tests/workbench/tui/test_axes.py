@@ -110,7 +110,9 @@ def test_labels_stand_at_what_they_name(count: int, width: int, height: int) -> 
 
 
 @pytest.mark.parametrize("size", [(44, 20), (90, 30), (140, 50)])
-async def test_a_map_has_labels_on_both_axes_a_scale_and_says_how_it_is_pooled(size: tuple[int, int]) -> None:
+async def test_a_map_has_labels_on_both_axes_a_scale_and_reports_how_it_is_pooled(
+    size: tuple[int, int],
+) -> None:
     values = np.random.default_rng(0).random((300, 300)).astype(np.float32)
     values[200, 100] = 3.5
     values[7, 9] = np.nan

@@ -136,7 +136,7 @@ def ragged(tmp_path: Path) -> Path:
     return path
 
 
-async def test_sequences_that_are_not_in_a_step_are_told(bench: Bench, ragged: Path) -> None:
+async def test_sequences_that_are_not_in_a_step_are_reported(bench: Bench, ragged: Path) -> None:
     async with bench(path=ragged) as pilot:
         lines = text_of(pilot)
         assert "seq 0 of 3" in lines[0]

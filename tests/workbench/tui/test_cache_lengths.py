@@ -67,7 +67,7 @@ def test_only_what_is_wrong_is_marked() -> None:
     assert _wrong([[19] * 4] * 2) == []
 
 
-def test_a_width_that_holds_no_more_ranks_cuts_and_says_so() -> None:
+def test_a_width_that_holds_no_more_ranks_cuts_and_reports_it() -> None:
     lines = _lines([[19, rank] for rank in range(12)], width=60)
     assert lines[1] == "   cached          rank 0   rank 1   rank 2   rank 3  …"
     assert lines[3].endswith("…  ✗")
@@ -80,7 +80,7 @@ def test_many_lines_of_layers_are_cut_and_counted() -> None:
     assert lines[-1] == "   and 24 more such lines"
 
 
-def test_the_table_tells_layers_that_do_not_agree() -> None:
+def test_the_table_reports_layers_that_do_not_agree() -> None:
     assert layered([[19, 19], [19, 19]]) == "19 19"
     assert layered([[19, 0, 0], [19, 19, 19]]) == "19×1+0×2 19"
     assert layered([]) == ""

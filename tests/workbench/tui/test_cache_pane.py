@@ -66,7 +66,9 @@ def captured(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("size", SIZES)
-async def test_the_pool_is_told_in_blocks_and_bytes_and_drawn(bench: Bench, size: tuple[int, int]) -> None:
+async def test_the_pool_is_reported_in_blocks_and_bytes_and_drawn(
+    bench: Bench, size: tuple[int, int]
+) -> None:
     async with bench(size=size) as pilot:
         await press(pilot, "3")
         text = re.sub(r"\s+", " ", "\n".join(text_of(pilot)).replace("│", " "))
@@ -145,7 +147,7 @@ async def test_norms_have_labelled_rows_and_the_cursor_is_on_its_row(
         assert label.startswith("1 r0")
 
 
-async def test_m_changes_the_map_where_only_one_fits_and_says_so(bench: Bench, captured: Path) -> None:
+async def test_m_changes_the_map_where_only_one_fits_and_reports_it(bench: Bench, captured: Path) -> None:
     async with bench(path=captured, size=(80, 24)) as pilot:
         await press(pilot, "3")
         assert (_map(pilot, "norms").display, _map(pilot, "lengths").display) == (True, False)
@@ -158,7 +160,7 @@ async def test_m_changes_the_map_where_only_one_fits_and_says_so(bench: Bench, c
         assert _map(pilot, "lengths").display
 
 
-async def test_blocks_that_were_given_back_and_shared_ones_are_told(bench: Bench, tmp_path: Path) -> None:
+async def test_blocks_that_were_given_back_and_shared_ones_are_reported(bench: Bench, tmp_path: Path) -> None:
     path = tmp_path / "batch.session"
     build(path, nan_from=None, fork=False, emitted=[9, 10])
     with SessionWriter.reopen(path) as writer, Session.open(path) as session:

@@ -9,7 +9,7 @@ from tests.workbench.tui.conftest import Bench, press, text_of
 from tests.workbench.tui.synthetic import build
 
 
-async def test_damage_is_said_where_it_is_and_the_rest_is_shown(bench: Bench, tmp_path: Path) -> None:
+async def test_damage_is_reported_where_it_is_and_the_rest_is_shown(bench: Bench, tmp_path: Path) -> None:
     path = build(tmp_path / "a.session", nan_from=None)
     tamper(
         path,

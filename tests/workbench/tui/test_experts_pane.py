@@ -31,7 +31,7 @@ async def test_experts_and_tokens_can_be_read(bench: Bench, tmp_path: Path, size
         assert [row[2] for row in table.rows] == [f"{a} {b}" for a, b in IDS]
 
 
-async def test_a_dense_layer_says_so(bench: Bench, tmp_path: Path) -> None:
+async def test_a_dense_layer_reports_it(bench: Bench, tmp_path: Path) -> None:
     async with bench(path=build_mixture(tmp_path / "mixture.session")) as pilot:
         await press(pilot, "0")
         pilot.app.screen.look(pilot.app.screen.where.__class__(tap=4))
@@ -39,7 +39,7 @@ async def test_a_dense_layer_says_so(bench: Bench, tmp_path: Path) -> None:
         assert any("Layer 1 is dense" in line for line in text_of(pilot))
 
 
-async def test_a_dense_model_says_so(bench: Bench) -> None:
+async def test_a_dense_model_reports_it(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "0")
         assert any("The model is dense: no layer has experts." in line for line in text_of(pilot))

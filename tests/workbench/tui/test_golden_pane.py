@@ -17,7 +17,7 @@ from tests.workbench.tui.conftest import Bench, enter, press, text_of, until
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 
 
-async def test_golden_map_tells_injected_from_inherited(bench: Bench) -> None:
+async def test_golden_map_reports_injected_from_inherited(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "{", "7")
         lines = text_of(pilot)
@@ -65,7 +65,7 @@ async def test_the_error_over_depth_is_a_curve_with_its_noise_floor(
         assert set("⠁⠂⠄⡀") & set(drawn), "the floor under it"
 
 
-async def test_how_many_times_the_noise_floor_is_said_once(bench: Bench) -> None:
+async def test_how_many_times_the_noise_floor_is_reported_once(bench: Bench) -> None:
     async with bench((120, 40), RECORDED / "load_bias-false.session") as pilot:
         await enter(pilot, "colon", "goto 0")
         await press(pilot, "7", "o")
@@ -76,7 +76,7 @@ async def test_how_many_times_the_noise_floor_is_said_once(bench: Bench) -> None
         assert "e+" not in "".join(lines)
 
 
-async def test_a_golden_pane_without_verdicts_says_so(bench: Bench) -> None:
+async def test_a_golden_pane_without_verdicts_reports_it(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "1", "down", "down", "7")
         assert any("was not compared with a golden reference" in line for line in text_of(pilot))

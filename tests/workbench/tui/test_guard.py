@@ -1,4 +1,4 @@
-"""The outer net of the screens: whatever fails is told and logged, the program and its parts go on."""
+"""The outer net of the screens: whatever fails is reported and logged, the program and its parts go on."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def notices(pilot: Pilot[int]) -> list[str]:
 
 
 async def goes_on(pilot: Pilot[int]) -> None:
-    """The failure is told as it is, and the keys and panes work as before."""
+    """The failure is reported as it is, and the keys and panes work as before."""
     (notice,) = notices(pilot)
     assert "ValueError" in notice
     assert "[/bold]" in notice
@@ -133,7 +133,7 @@ async def test_a_timer_and_a_callback(bench: Bench, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("netted")
-async def test_what_cannot_be_drawn_says_so_and_is_told_once(
+async def test_what_cannot_be_drawn_says_so_and_is_reported_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as pilot:
@@ -149,7 +149,7 @@ async def test_what_cannot_be_drawn_says_so_and_is_told_once(
 
 
 @pytest.mark.usefixtures("netted")
-async def test_one_who_tries_again_is_told_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_one_who_tries_again_is_reported_again(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
     async with bench() as pilot:
         monkeypatch.setattr(WorkbenchScreen, "action_view", fails)
         await press(pilot, "z", "z")
@@ -188,7 +188,7 @@ def test_the_log_is_of_bounded_size(monkeypatch: pytest.MonkeyPatch) -> None:
     assert all(path.stat().st_size < 12_000 for path in file.parent.iterdir())
 
 
-def test_a_log_that_cannot_be_written_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_log_that_cannot_be_written_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "file").touch()
     monkeypatch.setenv("LOCKSTEP_STATE_DIR", str(tmp_path / "file"))
     assert "could not be kept" in error_log.record(ValueError("x"))
@@ -203,7 +203,7 @@ def test_a_session_that_cannot_be_opened_is_one_line(
     defect: bool,
     code: int,
 ) -> None:
-    """Its name is no markup; a defect is told as one, and logged."""
+    """Its name is no markup; a defect is reported as one, and logged."""
     path = tmp_path / "[red][x\x1b[2J].session"
     path.write_bytes(b"no session")
     if defect:

@@ -104,7 +104,7 @@ async def test_a_file_that_is_no_session_ends_with_one_line(tmp_path: Path) -> N
     assert app.return_code == 3
 
 
-def test_machine_problems_are_told_and_health_is_one_line() -> None:
+def test_machine_problems_are_reported_and_health_is_one_line() -> None:
     good = machine_lines(b'[{"what": "python", "level": "ok", "found": "3.11"}]')
     assert "everything" in good[0][1][0]
     bad = machine_lines(b'[{"what": "gloo", "level": "bad", "found": "missing", "advice": "install torch"}]')

@@ -150,7 +150,7 @@ def test_every_action_has_a_name_of_its_own() -> None:
     }
 
 
-def test_user_keys_replace_an_actions_own_and_say_what_cannot_be() -> None:
+def test_user_keys_replace_an_actions_own_and_report_what_cannot_be() -> None:
     made = keys.user_keys(
         list(commands().values()),
         {
@@ -243,7 +243,7 @@ async def test_the_help_cuts_no_word(session: Path, size: tuple[int, int], colum
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ('keys = "n"', r"config\.toml: keys = 'n': must be a table"),
         ("[keys]\nnext = 5", r"config\.toml: \[keys\] next = 5: 5 is no key"),
@@ -251,10 +251,10 @@ async def test_the_help_cuts_no_word(session: Path, size: tuple[int, int], colum
         ('[keys]\nnext = "ctrl-n"', r"'ctrl-n' is no key"),
     ],
 )
-def test_what_is_no_key_is_refused_with_key_and_file(tmp_path: Path, text: str, told: str) -> None:
+def test_what_is_no_key_is_refused_with_key_and_file(tmp_path: Path, text: str, reported: str) -> None:
     file = tmp_path / "config.toml"
     file.write_text(text)
-    with pytest.raises(settings.SettingsError, match=told):
+    with pytest.raises(settings.SettingsError, match=reported):
         settings.load(file)
 
 

@@ -281,7 +281,7 @@ async def test_a_lost_rank_is_named_and_restart_brings_it_back(model: Path, tmp_
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_processes")
 async def test_the_processes_of_a_run(model: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They stand back for the screens, are told of while they do not answer, and end with them."""
+    """They stand back for the screens, are reported while they do not answer, and end with them."""
     monkeypatch.setattr(client, "_SILENT_AFTER", 2.0)
     async with running(model, tmp_path) as pilot:
         pids = [*_driver(pilot).rank_pids, _driver(pilot).host_pid]
@@ -329,7 +329,7 @@ def _alive(pid: int) -> bool:
 
 
 @pytest.mark.parametrize("folder", ["short", "a-folder-with-a-long-name-" * 7])
-async def test_a_model_that_cannot_be_loaded_says_why(tmp_path: Path, folder: str) -> None:
+async def test_a_model_that_cannot_be_loaded_reports_why(tmp_path: Path, folder: str) -> None:
     model = tmp_path / folder
     model.mkdir()
     app = LockstepApp(routes.running([str(model), "--ids", "1"], "nothing"))
@@ -345,7 +345,7 @@ def _knocks(where: tuple[str, int]) -> bool:
         return stranger.connect_ex(where) == 0
 
 
-async def test_while_ranks_are_awaited_strangers_are_told_of(
+async def test_while_ranks_are_awaited_strangers_are_reported_of(
     model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_KEY", "5a1c0f9e" * 8)

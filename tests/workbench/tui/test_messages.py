@@ -46,7 +46,7 @@ def test_folding_loses_nothing_and_fits(pieces: list[str], width: int) -> None:
 
 
 @given(st.lists(WORDS, min_size=1, max_size=4), st.integers(2, 90))
-def test_a_line_that_is_cut_says_so(pieces: list[str], width: int) -> None:
+def test_a_line_that_is_cut_reports_it(pieces: list[str], width: int) -> None:
     line = [(text, "text") for text in pieces]
     shown = "".join(text for text, _ in cut(line, width))
     assert cell_len(shown) <= width
@@ -96,7 +96,7 @@ async def test_a_message_of_any_length_wraps_opens_and_is_kept(bench: Bench, siz
     async with bench(size=size) as pilot:
         for length in (10, 79, 80, 200, 2000):
             text = " ".join(f"word{i}" for i in range(length))[:length].strip() + f" end{length}"
-            _screen(pilot).tell(text, wrong=length % 2 == 0)
+            _screen(pilot).report(text, wrong=length % 2 == 0)
             await settle(pilot)
             await _is_reported(pilot, text)
         assert text_of(pilot)[-1].rstrip().endswith("^q quit"), "the keys stay in sight"
@@ -111,7 +111,7 @@ async def test_a_message_of_any_length_wraps_opens_and_is_kept(bench: Bench, siz
 
 async def test_enter_is_the_panes_own_where_no_message_is_cut(bench: Bench) -> None:
     async with bench(size=(80, 24)) as pilot:
-        _screen(pilot).tell("word " * 400)
+        _screen(pilot).report("word " * 400)
         await settle(pilot)
         await press(pilot, "enter")
         assert isinstance(pilot.app.screen, OutputScreen)
@@ -120,18 +120,18 @@ async def test_enter_is_the_panes_own_where_no_message_is_cut(bench: Bench) -> N
 
 
 @pytest.mark.slow
-async def test_what_every_command_says_of_nonsense_is_told_in_full(bench: Bench) -> None:
+async def test_what_every_command_says_of_nonsense_is_reported_in_full(bench: Bench) -> None:
     """Each command of the registry, with a long argument that it cannot want."""
     async with bench(size=(80, 24)) as pilot:
         screen = _screen(pilot)
         reported: list[str] = []
-        report = screen.tell
+        report = screen.report
 
         def heard(text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
             reported.append(text)
             report(text, wrong, keep, finding)
 
-        screen.tell = screen.runner.tell = heard  # type: ignore[method-assign]
+        screen.report = screen.runner.report = heard  # type: ignore[method-assign]
         for name in commands():
             if name in ("quit", "interrupt"):
                 continue
@@ -177,7 +177,7 @@ def _is_whole(pilot: Pilot[int]) -> None:
 
 
 def test_no_message_goes_another_way() -> None:
-    """What is said is said by `tell`, `notify`, `empty` or a sheet, and none of them is given a text that was cut."""
+    """What is said is said by `report`, `notify`, `empty` or a sheet, and none of them is given a text that was cut."""
     root = Path(lockstep.workbench.tui.__file__).parent
     ways = {"tell", "_tell", "notify", "empty", "_notify"}
     for file in sorted(root.rglob("*.py")):

@@ -17,7 +17,11 @@ from lockstep.workbench.tui.widgets.painted import PaintedWidget
 from lockstep.workbench.tui.widgets.status_line import Fact, StatusLine
 from lockstep.workbench.tui.widgets.text_block import TextBlock
 
-COLUMNS = (GridColumn("name", 30), GridColumn("value", 6, right=True, drop=1), GridColumn("told", 20, drop=2))
+COLUMNS = (
+    GridColumn("name", 30),
+    GridColumn("value", 6, right=True, drop=1),
+    GridColumn("reported", 20, drop=2),
+)
 
 
 class Widgets(Screen[None]):

@@ -136,7 +136,7 @@ async def test_sentinels_jump_to_the_first_nan(bench: Bench) -> None:
         assert _screen(pilot).where.step == 6
 
 
-async def test_what_was_said_goes_with_the_pane(bench: Bench) -> None:
+async def test_what_was_reported_goes_with_the_pane(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "2", "m")
         assert any("alone" in line for line in text_of(pilot)[-3:])
@@ -228,7 +228,7 @@ async def test_origin_goes_to_the_first_wrong_operation(bench: Bench) -> None:
         assert screen.overview.taps[screen.where.tap] == "layers.0.attn.scores"
 
 
-async def test_engine_only_keys_say_why_they_do_nothing(bench: Bench) -> None:
+async def test_engine_only_keys_report_why_they_do_nothing(bench: Bench) -> None:
     async with bench() as pilot:
         await enter(pilot, "colon", "toggle mask additive")
         assert any("this is a replay" in line for line in text_of(pilot))
@@ -296,7 +296,7 @@ async def test_layers_operations_and_ranks(bench: Bench) -> None:
         assert screen.where.rank is None
 
 
-async def test_tensor_that_was_not_captured_says_how(bench: Bench) -> None:
+async def test_tensor_that_was_not_captured_reports_how(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "enter")
         assert any("embed was not captured at step 11" in line for line in text_of(pilot))
@@ -350,7 +350,7 @@ async def test_the_sheet_of_formats_writes_and_never_replaces(
         assert len(reported["rows"][0]) == 1 + 19
 
 
-async def test_a_picture_of_a_table_says_how_many_rows_it_left(bench: Bench, tmp_path: Path) -> None:
+async def test_a_picture_of_a_table_reports_how_many_rows_it_left(bench: Bench, tmp_path: Path) -> None:
     for height, left in ((24, True), (200, False)):
         async with bench(size=(120, height)) as pilot:
             await press(pilot, "1")

@@ -60,7 +60,7 @@ async def test_tokens_under_each_other_and_the_first_row_that_differs(
         assert _row(pilot, "= layers.0.attn_norm")
 
 
-async def test_one_key_moves_both_and_says_where_nothing_can_be_compared(bench: Bench) -> None:
+async def test_one_key_moves_both_and_reports_where_nothing_can_be_compared(bench: Bench) -> None:
     async with bench((100, 30), RECORDED / "load_bias-false.session") as pilot:
         await enter(pilot, "colon", "goto 0")
         await press(pilot, "vertical_line", "n")
@@ -154,7 +154,7 @@ async def test_where_it_is_narrow_one_map_stands_alone_and_a_key_switches(bench:
         assert [column.display for column in maps.columns] == [True] * 3
 
 
-async def test_a_tensor_that_is_not_there_says_on_which_side_and_how_to_have_it(bench: Bench) -> None:
+async def test_a_tensor_that_is_not_there_reports_on_which_side_and_how_to_have_it(bench: Bench) -> None:
     async with bench((120, 40), RECORDED / "load_bias-false.session") as pilot:
         await enter(pilot, "colon", "goto 0")
         await press(pilot, "vertical_line", "enter")

@@ -103,7 +103,7 @@ async def test_a_tensor_fills_its_space(
         assert heatmap.matrix.scale == "difference", "values with a sign are on the diverging map"
 
 
-async def test_rows_and_values_say_what_they_are(bench: Bench, path: Path) -> None:
+async def test_rows_and_values_report_what_they_are(bench: Bench, path: Path) -> None:
     async with bench(path=path) as pilot:
         await enter(pilot, "colon", "goto 1")
         await enter(pilot, "colon", "print layers.0.attn.q_proj")

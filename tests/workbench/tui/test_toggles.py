@@ -1,4 +1,4 @@
-"""The list of toggles: groups once, found by what is typed, and what is told of a fault in full."""
+"""The list of toggles: groups once, found by what is typed, and what is reported of a fault in full."""
 
 from __future__ import annotations
 
@@ -86,7 +86,7 @@ async def test_slash_filters_and_escape_shows_all_again(bench: Bench, size: tupl
         assert grid.cursor == 1, "on the first fault, below its heading"
         await press(pilot, "enter")
         assert grid.has_focus
-        # All that is told of the fault is there, whatever the width.
+        # All that is reported of the fault is there, whatever the width.
         fault = next(fault for fault in FAULTS if fault.title == screen._rows[grid.cursor].fault.title)  # type: ignore[union-attr]
         flat = re.sub(r"\s+", " ", "\n".join(line.split("│")[-2:][0].strip() for line in text_of(pilot)))
         assert fault.symptom in flat

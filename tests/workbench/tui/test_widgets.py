@@ -128,7 +128,7 @@ def test_the_screens_own_lines_are_told_from_the_debuggers(line: str, do: str | 
     assert act is None or do != "pane" or act.number == 2
 
 
-def test_a_pane_that_is_not_there_is_said_so() -> None:
+def test_a_pane_that_is_not_there_is_reported_so() -> None:
     with pytest.raises(commands.CommandProblem, match="there are Operations"):
         commands.parse_own("pane nothing", ("Operations",))
 
@@ -182,11 +182,11 @@ def test_recent_things_are_remembered_newest_first(tmp_path: Path) -> None:
 
 
 def test_what_is_opened_is_identified(session: Path, tmp_path: Path) -> None:
-    assert identify(str(session)).told == "Demo-3.5M: 12 steps, 2 ranks, 2 branches"
+    assert identify(str(session)).summary == "Demo-3.5M: 12 steps, 2 ranks, 2 branches"
     (tmp_path / "bad.session").write_text("no database")
     assert identify(str(tmp_path / "bad.session")).kind == "nothing"
     assert identify(str(tmp_path)).kind == "directory"
-    assert "there is no" in identify("/nowhere/at/all").told
+    assert "there is no" in identify("/nowhere/at/all").summary
     assert completions(str(session)[:-4]) == [str(session)]
 
 

@@ -1,4 +1,4 @@
-"""What is odd about a cache is told: empty, overwritten, repeated and stale rows; what is right is not."""
+"""What is odd about a cache is reported: empty, overwritten, repeated and stale rows; what is right is not."""
 
 from __future__ import annotations
 

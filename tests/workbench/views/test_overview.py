@@ -25,7 +25,7 @@ def source(path: Path, foreign: ForeignMeta | None) -> SessionSource:
     return SessionSource(Session.open(path), TokenTexts({}))
 
 
-def test_whose_run_it_is_and_what_it_lacks_is_told(tmp_path: Path) -> None:
+def test_whose_run_it_is_and_what_it_lacks_is_reported(tmp_path: Path) -> None:
     found = overview(source(tmp_path / "a.session", ForeignMeta(mode="eager", ranks=(0,))))
     assert found.engine == "vllm 0.32.0␛, eager, 1 of 2 ranks"
     assert found.absent == {"layers.0.attn.probs": "not in the dump␛"}

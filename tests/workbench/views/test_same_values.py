@@ -18,41 +18,41 @@ from lockstep.workbench.views.logits import logits
 from lockstep.workbench.views.overview import overview, present
 from lockstep.workbench.views.request import Request
 from lockstep.workbench.views.sentinels import misaligned
-from lockstep.workbench.views.story import tell
+from lockstep.workbench.views.story import story_of
 from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.numbers import cell
-from tests.workbench.views.test_same_words import Told, told  # noqa: F401 - the fixture
+from tests.workbench.views.test_same_words import Surfaces, surfaces  # noqa: F401 - the fixture
 
 
-def _places(told: Told) -> Iterator[Where]:  # noqa: F811
+def _places(surfaces: Surfaces) -> Iterator[Where]:  # noqa: F811
     """Every step of every branch, the debugger standing there."""
-    for branch in told.branches:
-        told.debugger.execute(f"branch {branch}")
-        for step in told.session.steps(branch):
-            told.debugger.execute(f"goto {step}")
+    for branch in surfaces.branches:
+        surfaces.debugger.execute(f"branch {branch}")
+        for step in surfaces.session.steps(branch):
+            surfaces.debugger.execute(f"goto {step}")
             yield Where(branch, step)
 
 
-def _rows(told: Told, line: str) -> list[list[object]]:  # noqa: F811
-    table = told.debugger.execute(line)
+def _rows(surfaces: Surfaces, line: str) -> list[list[object]]:  # noqa: F811
+    table = surfaces.debugger.execute(line)
     assert isinstance(table, TableResult)
     return table.rows
 
 
 @pytest.mark.sampled(4)
-def test_the_candidates(told: Told) -> None:  # noqa: F811
-    lines = {branch: told.line(branch) for branch in told.branches}
-    for where in _places(told):
-        pane, seen = logits(told.source, where), present(told.source, where)
+def test_the_candidates(surfaces: Surfaces) -> None:  # noqa: F811
+    lines = {branch: surfaces.line(branch) for branch in surfaces.branches}
+    for where in _places(surfaces):
+        pane, seen = logits(surfaces.source, where), present(surfaces.source, where)
         assert pane is not None
         assert seen is not None
-        (tokens,) = told.stories[where.branch].tokens
+        (tokens,) = surfaces.stories[where.branch].tokens
         choices = next(line for line in tokens.lines if line.branch == where.branch).choices
         choice = choices[tokens.steps.index(where.step)]
         assert choice is not None
         candidates = [one.candidate for one in pane.candidates]
         assert repr(choice.candidates) == repr(tuple(candidates[: len(choice.candidates)]))
-        command = _rows(told, f"topk {len(candidates)}")
+        command = _rows(surfaces, f"topk {len(candidates)}")
         expected = [[one.token, one.label, one.logit, one.probability] for one in candidates]
         assert repr([row[:4] for row in command]) == repr(expected)
         assert [bool(row[4]) for row in command] == [one.chosen for one in candidates]
@@ -63,56 +63,56 @@ def test_the_candidates(told: Told) -> None:  # noqa: F811
         assert repr(cell.surprise) == repr(surprise)  # NaN too
 
 
-def test_the_token_that_is_read(told: Told) -> None:  # noqa: F811
-    for where in _places(told):
-        found = told.debugger.execute("where").to_json()["data"]
-        sequences = told.source.record(where.step, where.branch).sequences
-        if misaligned(told.session, sequences) is not None:
+def test_the_token_that_is_read(surfaces: Surfaces) -> None:  # noqa: F811
+    for where in _places(surfaces):
+        found = surfaces.debugger.execute("where").to_json()["data"]
+        sequences = surfaces.source.record(where.step, where.branch).sequences
+        if misaligned(surfaces.session, sequences) is not None:
             continue  # a position that is wrong names another token
-        assert found["reads"] == told.line(where.branch).label(found["position"])
+        assert found["reads"] == surfaces.line(where.branch).label(found["position"])
 
 
 @pytest.mark.sampled(4)
-def test_the_attention(told: Told) -> None:  # noqa: F811
-    branch = told.branches[-1]
-    told.debugger.execute(f"branch {branch}")
-    for step in (0, told.session.steps(branch).stop - 1):
-        told.debugger.execute(f"goto {step}")
-        for layer in range(overview(told.source).layers):
-            pane = attention(told.source, Where(branch, step), layer)
+def test_the_attention(surfaces: Surfaces) -> None:  # noqa: F811
+    branch = surfaces.branches[-1]
+    surfaces.debugger.execute(f"branch {branch}")
+    for step in (0, surfaces.session.steps(branch).stop - 1):
+        surfaces.debugger.execute(f"goto {step}")
+        for layer in range(overview(surfaces.source).layers):
+            pane = attention(surfaces.source, Where(branch, step), layer)
             request = Request(branch=branch, step=step, attention=((layer, None),))
-            (report,) = tell(told.session, request).attention
+            (report,) = story_of(surfaces.session, request).attention
             assert report.missing == pane.missing
             if pane.values is None:
                 with pytest.raises((CommandError, NotCaptured)):
-                    told.debugger.execute(f"attn {layer} 0")
+                    surfaces.debugger.execute(f"attn {layer} 0")
                 continue
             for ours, theirs in zip(pane.heads, report.heads, strict=True):
                 assert repr(ours.figures) == repr(theirs.figures)
                 assert (ours.rank, ours.kv_head) == (theirs.rank, theirs.kv_head)
-                text = told.debugger.execute(f"attn {layer} {ours.head}").to_text()
+                text = surfaces.debugger.execute(f"attn {layer} {ours.head}").to_text()
                 words = f"row sum {ours.figures.total:.6g}, entropy {cell(ours.figures.entropy)}"
                 assert words in text
 
 
-def test_the_cache(told: Told) -> None:  # noqa: F811
-    for where in _places(told):
-        pane = cache(told.source, where, 16, 0, "k_cache", False)
+def test_the_cache(surfaces: Surfaces) -> None:  # noqa: F811
+    for where in _places(surfaces):
+        pane = cache(surfaces.source, where, 16, 0, "k_cache", False)
         assert pane is not None
-        wrong = {row[0] for row in _rows(told, "info kv") if row[5]}
+        wrong = {row[0] for row in _rows(surfaces, "info kv") if row[5]}
         assert wrong == {one.seq for one in pane.sequences if not one.agrees}
-        sequences = told.source.record(where.step, where.branch).sequences
-        assert bool(wrong) == (misaligned(told.session, sequences) is not None)
-        blocks = _rows(told, "info blocks")
+        sequences = surfaces.source.record(where.step, where.branch).sequences
+        assert bool(wrong) == (misaligned(surfaces.session, sequences) is not None)
+        blocks = _rows(surfaces, "info blocks")
         assert [row[2] for row in blocks] == [" ".join(map(str, one.blocks)) for one in pane.sequences]
 
 
-def test_the_lens(told: Told) -> None:  # noqa: F811
-    for where in _places(told):
-        pane = lens(told.source, where)
+def test_the_lens(surfaces: Surfaces) -> None:  # noqa: F811
+    for where in _places(surfaces):
+        pane = lens(surfaces.source, where)
         if not pane.layers:
             with pytest.raises(NotCaptured):
-                told.debugger.execute("lens")
+                surfaces.debugger.execute("lens")
             continue
         best = [[one.candidates[0].label, one.candidates[0].probability, one.entropy] for one in pane.layers]
-        assert repr([row[1:4] for row in _rows(told, "lens")]) == repr(best)
+        assert repr([row[1:4] for row in _rows(surfaces, "lens")]) == repr(best)

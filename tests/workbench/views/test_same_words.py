@@ -32,7 +32,7 @@ from lockstep.workbench.views.request import Request
 from lockstep.workbench.views.sentinel_watch import SentinelWatch
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.step_verdicts import judged_step
-from lockstep.workbench.views.story import Story, tell
+from lockstep.workbench.views.story import Story, story_of
 from lockstep.workbench.views.token_line import TokenLine, TokenLines
 from lockstep.workbench.views.where import Where
 from tests.workbench.export import made
@@ -41,8 +41,8 @@ RECORDED = sorted((Path(__file__).parents[3] / "sessions" / "recorded").glob("*.
 
 
 @dataclass
-class Told:
-    """One recording as everyone who tells of it reads it."""
+class Surfaces:
+    """One recording as everyone who reports on it reads it."""
 
     path: Path
     source: SessionSource
@@ -83,12 +83,12 @@ class Told:
 
 
 @pytest.fixture(scope="module", params=[*RECORDED, None], ids=lambda path: path.stem if path else "forked")
-def told(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Told]:
+def surfaces(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Surfaces]:
     """A shipped recording; or one made by hand with a branch that shares two steps with main."""
     path = request.param or _forked(tmp_path_factory.mktemp("forked") / "a.session")
     with Session.open(path) as session, open_replay(path) as debugger:
-        stories = {b.id: tell(session, Request(branch=b.id), FAULTS) for b in session.branches()}
-        yield Told(path, SessionSource(session), debugger, stories)
+        stories = {b.id: story_of(session, Request(branch=b.id), FAULTS) for b in session.branches()}
+        yield Surfaces(path, SessionSource(session), debugger, stories)
 
 
 def _forked(path: Path) -> Path:
@@ -110,55 +110,59 @@ def test_there_are_recordings() -> None:
 
 
 @pytest.mark.sampled(4)
-def test_what_ran(told: Told, capsys: pytest.CaptureFixture[str]) -> None:
-    assert run(["sessions", "show", str(told.path), "--json"]) == 0
+def test_what_ran(surfaces: Surfaces, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sessions", "show", str(surfaces.path), "--json"]) == 0
     shown = json.loads(capsys.readouterr().out)
-    seen, identity, document = overview(told.source), told.stories[0].identity, told.json(0)["identity"]
+    seen, identity, document = (
+        overview(surfaces.source),
+        surfaces.stories[0].identity,
+        surfaces.json(0)["identity"],
+    )
     for name, value in (("model", seen.model), ("device", seen.device), ("dtype", seen.dtype)):
         assert value == getattr(identity, name) == document[name]
-        assert value in told.page(0)
+        assert value in surfaces.page(0)
     assert (seen.model, seen.dtype, seen.ranks) == (shown["model"], shown["dtype"], shown["tp"])
     assert seen.name == identity.file == document["file"]
 
 
-def test_the_faults(told: Told) -> None:
-    told.debugger.execute("goto -1")
-    differing = {(fault.name, fault.value): fault for fault in told.stories[0].identity.faults}
-    document = {(fault["name"], fault["value"]) for fault in told.json(0)["identity"]["faults"]}
-    seen = overview(told.source)
+def test_the_faults(surfaces: Surfaces) -> None:
+    surfaces.debugger.execute("goto -1")
+    differing = {(fault.name, fault.value): fault for fault in surfaces.stories[0].identity.faults}
+    document = {(fault["name"], fault["value"]) for fault in surfaces.json(0)["identity"]["faults"]}
+    seen = overview(surfaces.source)
     assert {fault for line in seen.branches for fault in line.rules} == set(differing) == document
-    for line, node in zip(seen.branches, journal(told.source, Where()).branches, strict=True):
+    for line, node in zip(seen.branches, journal(surfaces.source, Where()).branches, strict=True):
         assert line == node.line
-        assert dict(line.rules) == told.debugger.timeline.line(line.id).rules
-        told.debugger.execute(f"branch {line.id}")
-        where = told.debugger.execute("where").to_json()
+        assert dict(line.rules) == surfaces.debugger.timeline.line(line.id).rules
+        surfaces.debugger.execute(f"branch {line.id}")
+        where = surfaces.debugger.execute("where").to_json()
         assert dict(line.rules) == where["data"]["faults"]
     for fault in differing.values():
-        assert f"{fault.name}={fault.value} instead of {fault.correct}: {fault.title}" in told.page(0)
+        assert f"{fault.name}={fault.value} instead of {fault.correct}: {fault.title}" in surfaces.page(0)
 
 
-def test_the_owner_of_each_step(told: Told) -> None:
-    for branch in told.branches:
-        for at, step in enumerate(told.session.steps(branch)):
-            owner = told.session.owner(step, branch)
-            assert owner == told.debugger.timeline.owner(branch, step).id
-            (tokens,) = told.stories[branch].tokens
+def test_the_owner_of_each_step(surfaces: Surfaces) -> None:
+    for branch in surfaces.branches:
+        for at, step in enumerate(surfaces.session.steps(branch)):
+            owner = surfaces.session.owner(step, branch)
+            assert owner == surfaces.debugger.timeline.owner(branch, step).id
+            (tokens,) = surfaces.stories[branch].tokens
             choice = next(line for line in tokens.lines if line.branch == branch).choices[at]
             assert choice is not None
             assert choice.own == (owner == branch)
 
 
 @pytest.mark.sampled(4)
-def test_the_emitted_tokens(told: Told) -> None:
-    for branch in told.branches:
-        line, document = told.line(branch), told.json(branch)
-        label = told.source.texts.label
-        emitted = told.debugger.timeline.tokens(branch)
+def test_the_emitted_tokens(surfaces: Surfaces) -> None:
+    for branch in surfaces.branches:
+        line, document = surfaces.line(branch), surfaces.json(branch)
+        label = surfaces.source.texts.label
+        emitted = surfaces.debugger.timeline.tokens(branch)
         cells = [cell for cell in line.tokens.cells if cell.step is not None]
         assert [cell.token for cell in cells] == emitted
-        told.debugger.execute(f"branch {branch}")
-        told.debugger.execute(f"goto {len(emitted) - 1}")
-        printed = told.debugger.execute("print tokens").to_json()
+        surfaces.debugger.execute(f"branch {branch}")
+        surfaces.debugger.execute(f"goto {len(emitted) - 1}")
+        printed = surfaces.debugger.execute("print tokens").to_json()
         assert printed["data"]["value"] == emitted
         (tokens,) = document["tokens"]
         of_branch = next(one for one in tokens["lines"] if one["branch"] == branch)
@@ -166,29 +170,29 @@ def test_the_emitted_tokens(told: Told) -> None:
         labels = [label(token) for token in emitted]
         assert [one["label"] for one in choices] == labels == [cell.label for cell in cells]
         for step, one in enumerate(choices):
-            seen = present(told.source, Where(branch, step))
+            seen = present(surfaces.source, Where(branch, step))
             assert seen is not None
             assert seen.emitted == one["label"]
             assert seen.entropy == one["entropy"] or one["entropy"] == "nan"
-        assert all(" ".join(text.split()) in told.page(branch) for text in labels)
+        assert all(" ".join(text.split()) in surfaces.page(branch) for text in labels)
 
 
-def test_the_verdict_and_the_first_wrong_tap(told: Told) -> None:
-    for branch in told.branches:
-        story, document = told.stories[branch], told.json(branch)
-        told.debugger.execute(f"branch {branch}")
-        if last_golden_event(told.session, branch) is None:
-            assert (story.judgement.first, told.watch(branch)["golden"].step) == (None, None)
+def test_the_verdict_and_the_first_wrong_tap(surfaces: Surfaces) -> None:
+    for branch in surfaces.branches:
+        story, document = surfaces.stories[branch], surfaces.json(branch)
+        surfaces.debugger.execute(f"branch {branch}")
+        if last_golden_event(surfaces.session, branch) is None:
+            assert (story.judgement.first, surfaces.watch(branch)["golden"].step) == (None, None)
             with pytest.raises(NotCaptured, match="never held against"):
-                told.debugger.execute("golden")
+                surfaces.debugger.execute("golden")
             continue
-        found = told.debugger.execute("golden").to_json()
+        found = surfaces.debugger.execute("golden").to_json()
         first, summary = story.judgement.first, found["first_divergence"]
         assert (first is None) == (found["verdict"] == "match") == (summary is None)
-        fired = told.watch(branch)["golden"]
-        steps = [judged_step(told.source, Where(branch, step)) for step in told.session.steps(branch)]
+        fired = surfaces.watch(branch)["golden"]
+        steps = [judged_step(surfaces.source, Where(branch, step)) for step in surfaces.session.steps(branch)]
         failed = next((one for one in steps if one.first is not None), None)
-        words = " ".join(told.page(branch).split())
+        words = " ".join(surfaces.page(branch).split())
         if first is None:
             assert failed is None
             assert document["judgement"]["first"] is None
@@ -202,15 +206,15 @@ def test_the_verdict_and_the_first_wrong_tap(told: Told) -> None:
         assert place == (document["judgement"]["first"]["step"], document["judgement"]["first"]["tap"])
         assert place == (fired.step, fired.tap)
         assert f"Leaves the golden reference at {first.tap}" in words
-        seen = present(told.source, Where(branch, first.step))
+        seen = present(surfaces.source, Where(branch, first.step))
         assert seen is not None
         assert (seen.verdict, seen.first_wrong) == ("fail", first.tap)
         assert story.judgement.causes[0].in_words() == failed.causes[0] == found_cause(found)
         assert failed.causes[0] in words
-        told.debugger.execute("goto -1")
-        told.debugger.execute("catch golden")
-        stop = told.debugger.execute("continue")
-        told.debugger.execute("delete")
+        surfaces.debugger.execute("goto -1")
+        surfaces.debugger.execute("catch golden")
+        stop = surfaces.debugger.execute("continue")
+        surfaces.debugger.execute("delete")
         assert isinstance(stop, Stop)
         assert (stop.step, stop.tap) == place
         assert stop.description.endswith(fired.what)
@@ -226,20 +230,20 @@ def found_cause(golden: dict[str, Any]) -> str:
 
 
 @pytest.mark.sampled(4)
-def test_the_sentinels(told: Told) -> None:
+def test_the_sentinels(surfaces: Surfaces) -> None:
     """The report looks at a step where it was recorded, the pane and `catch` wherever it is shared."""
-    for branch in told.branches:
-        pane, story = told.watch(branch), told.stories[branch]
+    for branch in surfaces.branches:
+        pane, story = surfaces.watch(branch), surfaces.stories[branch]
         shared = {one.kind: one for one in story.sentinels if one.branch == 0}
         reported = {one.kind: one for one in story.sentinels if one.branch == branch}
         inherited = {
             kind for kind, one in pane.items()
-            if one.step is not None and told.session.owner(one.step, branch) != branch
+            if one.step is not None and surfaces.session.owner(one.step, branch) != branch
         }  # fmt: skip
         assert all(
             (pane[kind].step, pane[kind].what) == (shared[kind].step, shared[kind].what) for kind in inherited
         )
-        document = {one["name"]: one for one in told.json(branch)["sentinels"] if one["branch"] == branch}
+        document = {one["name"]: one for one in surfaces.json(branch)["sentinels"] if one["branch"] == branch}
         for kind, one in reported.items():
             if kind in inherited:
                 continue
@@ -252,13 +256,13 @@ def test_the_sentinels(told: Told) -> None:
                 one.what,
                 one.tap,
             )
-            assert one.name in told.page(branch)
-            assert " ".join(one.what.split()) in told.page(branch)
+            assert one.name in surfaces.page(branch)
+            assert " ".join(one.what.split()) in surfaces.page(branch)
         for kind in ("desync", "repetition", "nan", "inf"):
-            assert _caught(told.debugger, branch, kind) == pane[kind].step, kind
-        timeline = told.debugger.timeline
-        for step in told.session.steps(branch):
-            seen = operations(told.source, Where(branch, step))
+            assert _caught(surfaces.debugger, branch, kind) == pane[kind].step, kind
+        timeline = surfaces.debugger.timeline
+        for step in surfaces.session.steps(branch):
+            seen = operations(surfaces.source, Where(branch, step))
             assert ("≠" in seen.agreement) == (timeline.desync(branch, step) is not None)
 
 

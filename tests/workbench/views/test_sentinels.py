@@ -19,7 +19,7 @@ from lockstep.workbench.views.operations import operations
 from lockstep.workbench.views.request import Request
 from lockstep.workbench.views.sentinel_watch import SentinelWatch
 from lockstep.workbench.views.source import SessionSource
-from lockstep.workbench.views.story import tell
+from lockstep.workbench.views.story import story_of
 from lockstep.workbench.views.where import Where
 from tests.workbench.export import made
 
@@ -38,7 +38,7 @@ def _watched(path: Path, branch: int = 0) -> dict[str, BranchSentinel]:
 def _told(path: Path) -> dict[str, BranchSentinel]:
     """What the report tells."""
     with Session.open(path) as session:
-        return {one.kind: one for one in tell(session, Request()).sentinels if one.step is not None}
+        return {one.kind: one for one in story_of(session, Request()).sentinels if one.step is not None}
 
 
 def test_eight_equal_tokens_are_a_collapse_for_all_who_look(tmp_path: Path) -> None:
@@ -53,7 +53,7 @@ def test_eight_equal_tokens_are_a_collapse_for_all_who_look(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(("tokens", "length"), [([1, 2] * 4, 2), ([1, 2, 3, 4, 5] * 3, 0), ([7] * 7, 0)])
-def test_a_phrase_is_said_often_enough(tokens: list[int], length: int) -> None:
+def test_a_phrase_is_reported_often_enough(tokens: list[int], length: int) -> None:
     assert sentinels.repeated_phrase(tokens) == length
 
 
@@ -97,7 +97,7 @@ def test_the_first_failure_is_one_that_is_wrong_by_itself(tmp_path: Path) -> Non
         assert (found.words, found.tap) == (pane.what, session.tap("layers.0.attn.probs").index)
 
 
-def test_cache_lengths_are_told_alike(tmp_path: Path) -> None:
+def test_cache_lengths_are_reported_alike(tmp_path: Path) -> None:
     def change(step: int, stats: np.ndarray, sums: np.ndarray, sequence: dict[str, Any]) -> None:
         if step == 4:
             sequence["kv_lens"] = [[7, 7], [7, 6]]
@@ -108,7 +108,7 @@ def test_cache_lengths_are_told_alike(tmp_path: Path) -> None:
     assert pane.what == "sequence 0 has 6 rows in layer 1 on rank 1, its positions ask for 7"
 
 
-def test_a_count_that_is_no_number_is_told(tmp_path: Path) -> None:
+def test_a_count_that_is_no_number_is_reported(tmp_path: Path) -> None:
     """A stranger's statistics: infinitely many NaN ended the pane and the report with an OverflowError."""
 
     def change(step: int, stats: np.ndarray, sums: np.ndarray, sequence: dict[str, Any]) -> None:

@@ -197,7 +197,7 @@ def test_a_tensor_that_one_side_lacks_names_that_side(tmp_path: Path) -> None:
     assert compared_attention(source, Where(), 1, None, 0, "probs").lacking == ("main", "other")
 
 
-def test_shapes_that_differ_are_said(tmp_path: Path) -> None:
+def test_shapes_that_differ_are_reported(tmp_path: Path) -> None:
     source = _written(
         tmp_path / "shapes.session",
         _step(3, {"layers.0.attn.q_proj": [np.ones((2, 2))] * 2}, [1] * 4),
@@ -233,7 +233,7 @@ def test_golden_of_another_tp_is_compared_by_its_tensors_and_else_by_the_verdict
     assert rows["logits"].difference == "beyond"
     assert "9 × the noise floor" in rows["logits"].note
     assert rows["embed"].note == "no tensor of it in main nor in golden"
-    # The reference was given the run's tokens; what it would have chosen itself is told.
+    # The reference was given the run's tokens; what it would have chosen itself is reported.
     tokens = SidesReader().all_tokens(source, Where(), GOLDEN)
     assert tokens.parted == 0
     assert tokens.pair.theirs.tokens.cells[-1].token == 5

@@ -17,7 +17,7 @@ from lockstep.workbench.views.attention import attention
 from lockstep.workbench.views.request import Limits, Request
 from lockstep.workbench.views.series import history
 from lockstep.workbench.views.source import SessionSource
-from lockstep.workbench.views.story import Story, tell
+from lockstep.workbench.views.story import Story, story_of
 from lockstep.workbench.views.where import Where
 from tests.sessions.samples import tamper
 from tests.workbench.export import made
@@ -25,7 +25,7 @@ from tests.workbench.export import made
 
 def _tell(path: Path, request: Request | None = None) -> Story:
     with Session.open(path) as session:
-        return tell(session, request or Request(), FAULTS)
+        return story_of(session, request or Request(), FAULTS)
 
 
 def _fired(story: Story) -> dict[str, tuple[int, int | None, str]]:
@@ -140,7 +140,7 @@ def test_attention_is_gathered_over_the_steps(tmp_path: Path) -> None:
     assert ["no head 9" in missing[0].missing, "no tap" in missing[1].missing] == [True, True]
 
 
-def test_what_is_left_out_is_said_and_the_trouble_is_kept(tmp_path: Path) -> None:
+def test_what_is_left_out_is_reported_and_the_trouble_is_kept(tmp_path: Path) -> None:
     def change(step: int, stats: np.ndarray, sums: np.ndarray, sequence: dict[str, Any]) -> None:
         if step == 250:
             stats[4, 0, STATISTICS.index("nan")] = 1

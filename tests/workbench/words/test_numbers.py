@@ -14,24 +14,24 @@ from tests.workbench.tui.odd import build_odd
 
 
 @pytest.mark.parametrize(
-    ("probability", "told"),
+    ("probability", "reported"),
     [
         (None, "-"), (math.nan, "NaN"), (math.inf, "∞"), (0.0, "0"), (1.0, "1.0000"), (0.6065, "0.6065"),
         (0.01, "0.0100"), (1 / 120, "0.0083"), (1 / 39_800, "2.5e-5"), (4e-8, "4.0e-8"),
     ],
 )  # fmt: skip
-def test_a_probability_says_something(probability: float | None, told: str) -> None:
-    assert chance(probability) == told
+def test_a_probability_says_something(probability: float | None, reported: str) -> None:
+    assert chance(probability) == reported
 
 
 @pytest.mark.parametrize(
-    ("ratio", "told"),
+    ("ratio", "reported"),
     [
         (1.44, "1.4"), (12.3, "12"), (208_123.0, "210,000"), (3.456e9, "3.5e9"), (math.inf, "∞"), (math.nan, "NaN"),
     ],
 )  # fmt: skip
-def test_a_ratio_says_how_many_times(ratio: float, told: str) -> None:
-    assert times(ratio) == told
+def test_a_ratio_reports_how_many_times(ratio: float, reported: str) -> None:
+    assert times(ratio) == reported
 
 
 def test_decimals_only_of_numbers() -> None:

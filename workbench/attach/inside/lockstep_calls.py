@@ -77,7 +77,7 @@ class MegatronInputs:
 
 
 def _held(cache: Any) -> int | None:
-    """How many tokens a cache has seen, by the layer that tells of most: one with a window may count those that it
+    """How many tokens a cache has seen, by the layer that counts most: one with a window may count those that it
     keeps. None: this is no cache of layers."""
     layers = getattr(cache, "layers", None)
     if layers is None:

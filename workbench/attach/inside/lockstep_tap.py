@@ -92,7 +92,7 @@ class Tape:
             self.folder.mkdir(parents=True)
         except FileExistsError:
             raise FileExistsError(f"{self.folder} is there already: remove it, or record elsewhere") from None
-        self._tell()
+        self._write_facts()
         self._at_exit = Finalize(None, self.close, exitpriority=100)  # children run no atexit
 
     @alone
@@ -169,15 +169,15 @@ class Tape:
             )
             if not self.facts["dtype"] and x.is_floating_point():
                 self.facts |= {"dtype": dtype, "device": x.device.type}
-                self._tell()
+                self._write_facts()
         except Exception as error:
             self.stop(name, error)
 
-    def cache(self, told: dict[str, Any] | None) -> None:
+    def cache(self, cache: dict[str, Any] | None) -> None:
         """Note where the rows of the pass lie in a paged cache, and which are read (docs/tap-format.md); None: not
         known."""
-        if self.line is not None and told is not None:
-            self.line["cache"] = told
+        if self.line is not None and cache is not None:
+            self.line["cache"] = cache
 
     def _measured(self, key: str | None = None, x: Tensor | None = None) -> None:
         """Have `x` measured with others of its width, which takes a few kernels; without any, measure what waits."""
@@ -223,7 +223,7 @@ class Tape:
         elif not self.closed:
             self.facts["unrecorded"] = self.facts.get("unrecorded", 0) + 1
             with contextlib.suppress(OSError):  # told again, or found out, with the next pass
-                self._tell()
+                self._write_facts()
 
     def stop(self, where: str, error: Exception) -> None:
         """Record no more: the pass at hand is dropped, the engine goes on as if there were no tape."""
@@ -232,8 +232,8 @@ class Tape:
             f"pass {self.index}, {where[:100]}: {type(error).__name__}: {str(error)[:500]}"
         )
         print(f"lockstep_tap: {self.folder}: recording stopped at {self.facts['stopped']}", file=sys.stderr)
-        with contextlib.suppress(OSError):  # that the disk is full has just been told
-            self._tell()
+        with contextlib.suppress(OSError):  # that the disk is full has just been reported
+            self._write_facts()
         self.close()
 
     def close(self) -> None:
@@ -252,10 +252,10 @@ class Tape:
                 take_away()
             self.facts["closed"] = True
             with contextlib.suppress(OSError):  # the folder may be gone
-                self._tell()
+                self._write_facts()
             self._at_exit.cancel()
 
-    def _tell(self) -> None:
+    def _write_facts(self) -> None:
         new = self.folder / "tape.json.new"
         new.write_text(json.dumps(self.facts, indent=1), encoding="utf-8")
         os.replace(new, self.folder / "tape.json")

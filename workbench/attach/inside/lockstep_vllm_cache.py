@@ -1,6 +1,6 @@
 """Where vLLM puts the rows of its cache, and which it reads: what it hands its attention in a pass, as integers.
 
-Taken from the forward context, of each group of layers with a block table; what the scheduler counts is told beside
+Taken from the forward context, of each group of layers with a block table; what the scheduler counts is reported beside
 it, so that one can be held against the other.
 """
 

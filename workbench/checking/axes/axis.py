@@ -121,7 +121,7 @@ class AxisResult:
     """One variant held against the run that it must equal: `variant` says which two. `bugs` and `rounding` are in the
     order of execution; `tokens` that no logits chose are a bug as well; `why` is of a verdict that they do not explain.
     Of a variant of which no tap can be seen the tokens alone were compared (`taps` is 0).
-    `notes` tell of wrong accesses to a cache without an effect on what was compared."""
+    `notes` report on wrong accesses to a cache without an effect on what was compared."""
 
     axis: AxisName
     variant: str
@@ -167,7 +167,7 @@ def parse_axes(words: str) -> tuple[AxisName, ...]:
 
 
 def overall(results: Sequence[AxisResult]) -> AxisVerdict:
-    """The verdict on all of them: a bug before what cannot be told before rounding."""
+    """The verdict on all of them: a bug before what cannot be determined before rounding."""
     order: tuple[AxisVerdict, ...] = ("bug", "inconclusive", "rounding", "equal", "not tried")
     return min((one.verdict for one in results), key=order.index, default="not tried")
 

@@ -68,12 +68,12 @@ class Variants:
     def dtype(self) -> str:
         return coarser(*(side.session.meta.config.dtype or "float32" for side in (self.base, self.variant)))
 
-    def compare(self, axis: AxisName, told: str) -> AxisResult:
-        """Hold the two against each other; `told` says which they are."""
+    def compare(self, axis: AxisName, summary: str) -> AxisResult:
+        """Hold the two against each other; `summary` says which they are."""
         bits = compare_rows(self.base, self.variant)
         if not bits.rows or not bits.taps:
             why = "the two read no tokens in common" if not bits.rows else "no tap was recorded in both"
-            return AxisResult(axis, told, "inconclusive", why=why)
+            return AxisResult(axis, summary, "inconclusive", why=why)
         far = compare_rows(
             self.base, self.variant, WRONG_ABOVE * ROUNDING.get(self.dtype, ROUNDING["float32"])
         )
@@ -90,7 +90,9 @@ class Variants:
         elif verdict == "rounding" and not rounding:
             why = "other bits, each of which came in with an operation's inputs"
         notes = () if wrong else (*self._notes(), *self._alike())
-        return AxisResult(axis, told, verdict, bits.rows, len(bits.taps), bugs, rounding, why, tokens, notes)
+        return AxisResult(
+            axis, summary, verdict, bits.rows, len(bits.taps), bugs, rounding, why, tokens, notes
+        )
 
     def _bugs(self, far: RowComparison) -> Iterator[AxisBug]:
         """Operations that are wrong in one run and not in the other, or differently in each."""
@@ -313,7 +315,7 @@ def _unexplained(bits: RowComparison, far: RowComparison) -> str:
 
 
 def _doubt(bits: RowComparison) -> str:
-    """Why nothing can be said of two runs in which no bug was found; "" where it can."""
+    """Why nothing can be stated of two runs in which no bug was found; "" where it can."""
     if bits.parted:
         seq, at = bits.parted[0]
         return f"request {seq} goes on with another token at position {at}: what follows is not compared"

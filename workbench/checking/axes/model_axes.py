@@ -59,7 +59,7 @@ class _Run:
 class _Pair:
     """A variant, the run that it must equal, and both in words."""
 
-    told: str
+    summary: str
     base: _Run
     variant: _Run
 
@@ -113,18 +113,18 @@ class ModelAxes:
             yield AxisResult(axis, axis, "not tried", why=found)
             return
         for pair in found:
-            self.progress(f"{axis}: {pair.told}")
+            self.progress(f"{axis}: {pair.summary}")
             try:
                 paths = self._record(pair.base), self._record(pair.variant)
             except (ConfigError, RequestError) as error:
-                yield AxisResult(axis, pair.told, "not tried", why=str(error))
+                yield AxisResult(axis, pair.summary, "not tried", why=str(error))
             except RankError as error:
                 self._close()
-                yield AxisResult(axis, pair.told, "bug", why=str(error))
+                yield AxisResult(axis, pair.summary, "bug", why=str(error))
             else:
-                yield self._compared(axis, pair.told, *paths)
+                yield self._compared(axis, pair.summary, *paths)
 
-    def _compared(self, axis: AxisName, told: str, base: Path, variant: Path) -> AxisResult:
+    def _compared(self, axis: AxisName, summary: str, base: Path, variant: Path) -> AxisResult:
         facts, known = self._facts, self._known
         with (
             Session.open(base, UNLIMITED) as first,
@@ -136,7 +136,7 @@ class ModelAxes:
                 RowJudge.of(second, facts, known.setdefault(variant, {})),
             )
             sides = RowSide(first, counted=True), RowSide(second, counted=True)
-            return Variants(*sides, judges).compare(axis, told)
+            return Variants(*sides, judges).compare(axis, summary)
 
     def _record(self, run: _Run) -> Path:
         """The session of a run, recorded now or before. The first run of all says which tokens are emitted."""
@@ -187,8 +187,8 @@ class ModelAxes:
             self._engine[1].close()
             self._engine = None
 
-    def _scheduled(self, told: str, schedule: Schedule) -> list[_Pair]:
-        return [_Pair(told, self._base, _Run(self.config, schedule))]
+    def _scheduled(self, summary: str, schedule: Schedule) -> list[_Pair]:
+        return [_Pair(summary, self._base, _Run(self.config, schedule))]
 
     def _batch(self) -> list[_Pair] | str:
         if len(self._requests.prompts) < 2:

@@ -20,22 +20,22 @@ from lockstep.workbench.views.moved import ROUNDING
 from lockstep.workbench.views.verdicts import WRONG_ABOVE
 
 
-def compare_tokens(axis: AxisName, told: str, base: RowSide, variant: RowSide) -> AxisResult:
-    """Hold the tokens of `variant` against the logits of `base`; `told` says which they are."""
+def compare_tokens(axis: AxisName, summary: str, base: RowSide, variant: RowSide) -> AxisResult:
+    """Hold the tokens of `variant` against the logits of `base`; `summary` says which they are."""
     pairs = paired(base, variant)
     rows = sum(len(positions) for *_, positions in pairs)
     if not rows:
-        return AxisResult(axis, told, "inconclusive", why="the two read no tokens in common")
+        return AxisResult(axis, summary, "inconclusive", why="the two read no tokens in common")
     others = {seq: other for seq, other, _ in pairs}
     places = list(parted(base, variant, pairs))
     tokens = tuple(_far(base, variant, others, places))
     if tokens:
-        return AxisResult(axis, told, "bug", rows, tokens=tokens)
+        return AxisResult(axis, summary, "bug", rows, tokens=tokens)
     if places:
         seq, at = places[0]
         why = f"request {seq} goes on with another token at position {at}, where rounding or sampling may choose it"
-        return AxisResult(axis, told, "inconclusive", rows, why=why)
-    return AxisResult(axis, told, "equal", rows)
+        return AxisResult(axis, summary, "inconclusive", rows, why=why)
+    return AxisResult(axis, summary, "equal", rows)
 
 
 def _far(base: RowSide, variant: RowSide, others: dict[int, int], places: list[Place]) -> Iterator[AxisToken]:

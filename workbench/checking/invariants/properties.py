@@ -46,7 +46,7 @@ def replicas(run: Run, model: ModelConfig, tolerance: float) -> Invariant:
         "nondeterminism on one of them"
     )
     if len(run.passes[0].reports) == 1:
-        return Invariant(name=name, result="not tried", told="there is one rank")
+        return Invariant(name=name, result="not tried", summary="there is one rank")
     for i, one in enumerate(run.passes):
         for place, spec in enumerate(one.specs):
             if spec.layout.kind == "replicate" and len(set(one.checksums[:, place].tolist())) > 1:
@@ -130,7 +130,7 @@ def cached(run: Run, model: ModelConfig, tolerance: float) -> Invariant:
     return Invariant.of(name, means, f"every layer and rank of {_passes(run)}")
 
 
-#: Those of one run, in the order in which they are told.
+#: Those of one run, in the order in which they are reported.
 PROPERTIES: Sequence[Property] = (finite, replicas, softmax, rotation, cached)
 
 

@@ -45,7 +45,7 @@ LONG = 256
 _HIGHEST = 8
 
 #: Told which one is being tried.
-Told = Callable[[str], None]
+Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +59,7 @@ class Suite:
     rules: Mapping[str, str]
     prompt: Sequence[int]
     steps: int
-    progress: Told = lambda what: None
+    progress: Progress = lambda what: None
     found: list[Invariant] = field(default_factory=list)
 
     def run(self) -> list[Invariant]:
@@ -164,7 +164,7 @@ class Suite:
             return None
         held, broken = finite(ran, self.model, self.tolerance), ""
         if held.result == "broken":
-            broken = held.told
+            broken = held.summary
         elif empty := [ids[i] for i, row in ran.rows("embed").items() if not np.any(row)]:
             broken = f"embed: the row of token {empty[0]} is empty"
         self.found.append(Invariant.of(name, means, f"ids {ids[-1]} to {ids[0]}", broken, held.tap))
@@ -195,7 +195,7 @@ class Suite:
     def _one_rank(self, base: Run, highest: Run | None) -> None:
         if self.config.tp == 1:
             self.found.append(
-                Invariant(name="tp 1 = tp N", result="not tried", told="there is one rank (--tp 2)")
+                Invariant(name="tp 1 = tp N", result="not tried", summary="there is one rank (--tp 2)")
             )
             return
         with self._another(replace(self._roomy, tp=1, ep=1)) as engine:
@@ -281,7 +281,7 @@ class Suite:
     ) -> None:
         """One more, where nothing stands against it."""
         if why_not:
-            self.found.append(Invariant(name=name, result="not tried", told=why_not))
+            self.found.append(Invariant(name=name, result="not tried", summary=why_not))
             return
         self.progress(name)
         try:

@@ -69,7 +69,7 @@ class SplitResult(Result):
     " are told, and the first operation of this step that differs.",
 )  # fmt: skip
 def split(debugger: Debugger, other: str | None) -> SplitResult:
-    """Both sides, as far as a few lines tell of them."""
+    """Both sides, as far as a few lines report on them."""
     at = require_step(debugger)
     step = min(at.step, debugger.timeline.last(at.branch))
     if step < 0:

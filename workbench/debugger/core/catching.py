@@ -1,8 +1,8 @@
-"""Catchpoints that are told where something begins, and only once: NaN, Inf, ranks that disagree.
+"""Catchpoints that are reported where something begins, and only once: NaN, Inf, ranks that disagree.
 
 In the step after, the same operation may begin it again (a wrong mask does so in every pass), and all that is computed
-from it has it too. Neither is new: what was told is carried on for as long as every step has it again. What a motion
-that nothing stops has passed (`goto`, a toggle's run ahead) was not told: it is at the next step.
+from it has it too. Neither is new: what was reported is carried on for as long as every step has it again. What a
+motion that nothing stops has passed (`goto`, a toggle's run ahead) was not reported: it is at the next step.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from lockstep.workbench.debugger.stops.beginnings import Beginning, Wrong, carri
 from lockstep.workbench.debugger.stops.breakpoints import Breakpoint, Hit, recorded_hits
 from lockstep.workbench.views.sentinels import SentinelFinding, replicas_differ
 
-#: Steps that are looked back over for where something was told.
+#: Steps that are looked back over for where something was reported.
 _LOOKS_BACK = 256
 
 
@@ -57,7 +57,7 @@ def hits_in_flight(debugger: Debugger, flight: Flight) -> list[int]:
                 continue
             if not [cell for cell in cells if not _carried(timeline, one, flight.branch, cell)]:
                 continue
-            one.told.update(cells)
+            one.reported.update(cells)
         found.append(id)
     return found
 
@@ -71,13 +71,13 @@ def desyncs(timeline: Timeline, one: Breakpoint, branch: int, step: int) -> Iter
             yield replicas_differ(timeline.session, int(place), ranks)
 
 
-def tell(debugger: Debugger, hit: Hit, step: int) -> None:
+def report(debugger: Debugger, hit: Hit, step: int) -> None:
     """The catchpoints that hit there have come by it."""
     branch = debugger.timeline.owner(debugger.position.branch, step).id
     for id in hit.ids:
         one = debugger.breakpoints.get(id)
         if one.kind == "catch":
-            one.told.update(Beginning(branch, step, hit.place, rank) for rank in hit.ranks)
+            one.reported.update(Beginning(branch, step, hit.place, rank) for rank in hit.ranks)
 
 
 def _wrong(timeline: Timeline, sentinel: str, branch: int, step: int) -> Wrong | None:
@@ -104,7 +104,7 @@ def _new(timeline: Timeline, one: Breakpoint, branch: int, step: int) -> Wrong |
 
 
 def _carried(timeline: Timeline, one: Breakpoint, branch: int, cell: Beginning) -> bool:
-    return carries(one.told, cell, _before(timeline, one.what, branch, cell))
+    return carries(one.reported, cell, _before(timeline, one.what, branch, cell))
 
 
 def _before(timeline: Timeline, sentinel: str, branch: int, cell: Beginning) -> Iterator[Beginning]:

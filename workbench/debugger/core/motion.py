@@ -73,7 +73,7 @@ def _recorded(debugger: Debugger, goal: Goal, step: int) -> Stop | None:
     hits = catching.hits(debugger, candidates, at.branch, step) if candidates else {}
     for place in sorted(hits):
         if place > after and (target is None or place <= target):
-            catching.tell(debugger, hits[place], step)
+            catching.report(debugger, hits[place], step)
             stopping = debugger.breakpoints.count(hits[place].ids)
             if stopping:
                 debugger.position = Position(at.branch, step, place)

@@ -9,7 +9,7 @@ from lockstep.engine.faults.catalogue import faults_of
 from lockstep.sessions import Session
 from lockstep.workbench.debugger.answers import Position, Stop
 from lockstep.workbench.debugger.core import sentinels
-from lockstep.workbench.debugger.core.catching import desyncs, tell
+from lockstep.workbench.debugger.core.catching import desyncs, report
 from lockstep.workbench.debugger.core.debugger import Debugger
 from lockstep.workbench.debugger.core.goal import Goal
 from lockstep.workbench.debugger.stops.breakpoints import Breakpoint, Hit
@@ -57,7 +57,7 @@ def _caught(debugger: Debugger, one: Breakpoint, at: Position, passed: int) -> S
         None,
     )
     if found is not None and found.tap is not None:
-        tell(debugger, Hit(found.tap, (one.id,), found.ranks), at.step)
+        report(debugger, Hit(found.tap, (one.id,), found.ranks), at.step)
     return found
 
 

@@ -19,7 +19,7 @@ Execute = Callable[[str], Result]
 
 
 def follow(stop: Stop, breakpoints: Breakpoints, displays: Sequence[str], execute: Execute) -> Stop:
-    """Carry out what a stop brings with it. Returns the last stop of the chain, with all that was said."""
+    """Carry out what a stop brings with it. Returns the last stop of the chain, with all that was reported."""
     output: list[Result] = []
     stop = _run_commands(stop, breakpoints, execute, output)
     for shown in displays:
@@ -53,7 +53,9 @@ def _run_commands(stop: Stop, breakpoints: Breakpoints, execute: Execute, output
             result = execute(line)
         except RunEnded:
             raise
-        except DebuggerError as error:  # the stop is told all the same; the rest of the commands is not run
+        except (
+            DebuggerError
+        ) as error:  # the stop is reported all the same; the rest of the commands is not run
             output.append(Failure(type(error).__name__, f"{line}: {error}", int(exit_code(error))))
             break
         if isinstance(result, Stop):

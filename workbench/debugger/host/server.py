@@ -271,7 +271,7 @@ def _ready(debugger: Debugger) -> ReadyEvent:
 
 
 def described(error: Exception) -> ErrorInfo:
-    """An error for the client. What nobody expected is told with its traceback in the host's log, its stderr."""
+    """An error for the client. What nobody expected is reported with its traceback in the host's log, its stderr."""
     code, message = explain(error)
     if code is Exit.DEFECT:
         traceback.print_exception(error)

@@ -57,13 +57,13 @@ class Beginning:
     rank: int
 
 
-def carries(told: set[Beginning], one: Beginning, before: Iterable[Beginning]) -> bool:
-    """Whether `one` carries on what was told. `before` is the same in the steps before it, newest first, as far as they
-    have it without a gap. Those in between are told with it."""
+def carries(reported: set[Beginning], one: Beginning, before: Iterable[Beginning]) -> bool:
+    """Whether `one` carries on what was reported. `before` is the same in the steps before it, newest first, as far as
+    they have it without a gap. Those in between are reported with it."""
     passed = [one]
     for earlier in before:
-        if earlier in told:
-            told.update(passed)
+        if earlier in reported:
+            reported.update(passed)
             return True
         passed.append(earlier)
     return False

@@ -41,7 +41,7 @@ class Breakpoint:
     ignore: int = 0
     hits: int = 0
     inputs: Mapping[int, Sequence[int]] = field(default_factory=dict)  # of a catchpoint's places; see `Break`
-    told: set[Beginning] = field(default_factory=set)  # what a catchpoint has come by
+    reported: set[Beginning] = field(default_factory=set)  # what a catchpoint has come by
     commands: list[str] = field(default_factory=list)
 
     @property

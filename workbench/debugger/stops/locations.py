@@ -1,4 +1,4 @@
-"""Locations: what `break`, `until`, `goto` and `print` are told, as places (indices of taps in execution order).
+"""Locations: what `break`, `until`, `goto` and `print` are given, as places (indices of taps in execution order).
 
 layers.3.attn.q_proj     one tap              layers.3        a layer: its first tap
 layers.3.attn.*          a glob of taps       attn.q_proj     that tap in every layer

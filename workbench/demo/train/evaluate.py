@@ -152,20 +152,20 @@ def main() -> None:
     path = demo_path(options.model) or Path(options.model)
     examples = unseen_examples(options.count, options.seed)
     if path.suffix == ".gguf":
-        _tell(answer_with_engine(path, examples), options.show, path.name)
+        _report(answer_with_engine(path, examples), options.show, path.name)
         return
     model, tokenizer = load(path, options.dtype)
     if options.without_biases:
         remove_biases(model)
     answers = answer_all(model, tokenizer, examples)
-    _tell(answers, options.show, options.dtype)
+    _report(answers, options.show, options.dtype)
     median, low, least = margin_quantiles(answers)
     print(f"margins: median {median:.2f}, 1 % quantile {low:.2f}, least {least:.3f}")
     for value, layer, channel in largest_key_biases(model):
         print(f"k-bias {value:8.2f}  layer {layer} channel {channel}")
 
 
-def _tell(answers: list[Answer], show: int, what: str) -> None:
+def _report(answers: list[Answer], show: int, what: str) -> None:
     for answer in [a for a in answers if not a.right][:show] + answers[:show]:
         print(f"[{'right' if answer.right else 'wrong'}] {answer.example.question}\n{answer.text}\n")
     right = sum(answer.right for answer in answers)

@@ -13,7 +13,7 @@
 Another operation needs a `Tried` of its own and its `Choices`; a bank then is
 
     for solved in single(tried, edits_of(tried.formula, choices)):
-        words = told(site, solved.edits)
+        words = wording(site, solved.edits)
         yield Variant(words.name, words.kind, words.text, words.fitted, predicted, solved.cost, edits=solved.edits)
 
 Functions that only some operations have are added to `functions.FAMILIES`, sentences to `words`.

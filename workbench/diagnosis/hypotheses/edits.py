@@ -4,7 +4,7 @@
     apply(edit, FORMULAS["norm"])                     # ... mean(square(x)) + 1e-05 ...
 
 A hypothesis is one edit or several; two that are equal are the same hypothesis, at whatever layer, rank or step. What
-they are called is said in `words`, nowhere else.
+they are called is reported in `words`, nowhere else.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from lockstep.engine.graph.routing import candidates
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.hypotheses.words import told
+from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -27,7 +27,7 @@ def masked_groups(site: Site) -> Iterator[Variant]:
     scores = np.asarray(evaluate(formula_at(site).args[0], given))
     masked = candidates(scores, experts.groups, experts.top_groups, experts.group_best, outside=0.0)
     edit = Edit((), "applied", ("masked_by_zero",))
-    words = told(site, (edit,))
+    words = wording(site, (edit,))
     predicted = _settled(masked, site.seen, site.expected.shape[-1])
     yield Variant(words.name, words.kind, words.text, words.fitted, predicted, edits=(edit,))
 

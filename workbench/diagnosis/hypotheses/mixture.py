@@ -30,7 +30,7 @@ from lockstep.workbench.diagnosis.hypotheses.search import distinct, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved
 from lockstep.workbench.diagnosis.hypotheses.trial import evenly
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.hypotheses.words import told
+from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.expected import Operands
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.mixture import OUTPUT, MixtureValues, mixture_formula
@@ -39,7 +39,7 @@ from lockstep.workbench.diagnosis.recording import Array
 
 #: What the experts' outputs are multiplied by.
 _WEIGHTS = "mlp.topk_weights"
-#: Wrong tokens on which hypotheses are tried, and hypotheses that are told.
+#: Wrong tokens on which hypotheses are tried, and hypotheses that are reported.
 ROWS, _TOLD = 12, 12
 
 
@@ -60,7 +60,7 @@ def mixture_edits(site: Site) -> Iterator[Variant]:
     if site.deviation is None or site.seen.shape != site.expected.shape:
         return
     values, found, stages = MixtureValues(operands_of(site)), list[Solved](), dict[int, InnerOperation]()
-    # Of hypotheses that give the same those of the operation nearest to the end are told.
+    # Of hypotheses that give the same those of the operation nearest to the end are reported.
     for operation in reversed(list(values.operations.values())):
         stage = InnerOperation(site, values, operation)
         for one in single(stage, stage.edits()):
@@ -68,7 +68,7 @@ def mixture_edits(site: Site) -> Iterator[Variant]:
             stages[id(one)] = stage
     for one in distinct(next(iter(stages.values())), found)[:_TOLD] if found else ():
         stage = stages[id(one)]
-        words, tree = told(stage.own_site, one.edits), together(one.edits, stage.formula)
+        words, tree = wording(stage.own_site, one.edits), together(one.edits, stage.formula)
         yield Variant(words.name, words.kind, words.text, words.fitted, stage.whole(tree), one.cost)
 
 

@@ -34,7 +34,7 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
 )
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST, NORMALISED_IN
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
-from lockstep.workbench.diagnosis.hypotheses.words import told
+from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
 from lockstep.workbench.diagnosis.operations.facts import rounded
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
@@ -113,7 +113,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
 
 
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:
-    words = told(site, edits)
+    words = wording(site, edits)
     return Variant(words.name, words.kind, words.text, words.fitted, predicted, edits=edits)
 
 
@@ -127,7 +127,7 @@ def _scaled(site: Site) -> Iterator[Variant]:
     nearest = round(2 * by) / 2
     by = nearest if abs(by - nearest) <= resolution(site) * max(1.0, abs(by)) else by
     edits = (Edit((), "applied", ("scaled", by)),)
-    words = told(site, edits)
+    words = wording(site, edits)
     yield Variant(words.name, words.kind, words.text, words.fitted, by * site.expected, 1, edits=edits)
 
 

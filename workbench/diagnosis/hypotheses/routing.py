@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
 from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.hypotheses.words import told
+from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.mixture import expert_placements
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -41,7 +41,7 @@ _MIXING = ("rows_before", "rows_after", "rows_before_in_turn")
 _OVER_TOKENS = ("rows_softmax_of_sequence", "rows_softmax_of_step")
 #: The experts that a rank has where they are divided among so many groups of ranks.
 _HELD = "experts of the rank, of {}"
-#: Hypotheses that are told of a site.
+#: Hypotheses that are reported of a site.
 _TOLD = 12
 
 
@@ -73,7 +73,7 @@ def formula_edits(
     with an axis of them, and `others`."""
     trial = RowTrial(site, formula, Lazy(tokens), Lazy(others))
     for solved in single(trial, edits)[:_TOLD]:
-        tree, words = together(solved.edits, formula), told(site, solved.edits)
+        tree, words = together(solved.edits, formula), wording(site, solved.edits)
         noise = None if site.operation == "choice" else trial.noise_of(tree)
         yield Variant(
             words.name, words.kind, words.text, words.fitted, trial.whole(tree), solved.cost, noise=noise,

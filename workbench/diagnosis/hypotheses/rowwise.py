@@ -42,14 +42,14 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
     recorded,
 )
 from lockstep.workbench.diagnosis.hypotheses.packs import by_own_width
-from lockstep.workbench.diagnosis.hypotheses.products.products import told_of
 from lockstep.workbench.diagnosis.hypotheses.products.products import trial_of as product_trial
+from lockstep.workbench.diagnosis.hypotheses.products.products import wording_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.search import pairs, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, Load, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.hypotheses.words import told
+from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.layers import normalise
 from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
 from lockstep.workbench.diagnosis.operations.shares import weight_names
@@ -61,7 +61,7 @@ KNOWN_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)
 EDITED = ("norm", "residual", "activation")
 #: Norms of latents.
 LATENT_NORMS = tuple(one.tap for one in LAYER.values() if one.kind == "norm" and "latent" in one.width)
-#: Hypotheses that are told of a site.
+#: Hypotheses that are reported of a site.
 _TOLD = 12
 #: Elements on which pairs are tried.
 PAIR_ELEMENTS = 1 << 11
@@ -94,7 +94,7 @@ def known_edits(site: Site, known: Iterable[tuple[int | None, tuple[Edit, ...]]]
         moved = tuple(replace(one, detail=tuple(_moved(x, by) for x in one.detail)) for one in edits)
         solved = solve(trial, moved) if _readable(trial, moved) else None
         if solved is not None:
-            yield from (told_of if of_product else _edited)(trial, [solved])
+            yield from (wording_of if of_product else _edited)(trial, [solved])
 
 
 def _moved(detail: str | float | None, by: int) -> str | float | None:
@@ -151,7 +151,7 @@ def row_free_maps(site: Site) -> Iterator[Variant]:
 
 def _edited(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
     for solved in found[:_TOLD]:
-        tree, words = together(solved.edits, trial.formula), told(trial.site, solved.edits)
+        tree, words = together(solved.edits, trial.formula), wording(trial.site, solved.edits)
         yield Variant(
             words.name, words.kind, words.text, words.fitted, trial.whole(tree), solved.cost,
             noise=trial.noise_of(tree), edits=solved.edits,
@@ -160,7 +160,7 @@ def _edited(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
 
 def _mapped(site: Site, found: Mapped) -> Variant:
     edit, predicted, fitted = found
-    words = told(site, [edit])
+    words = wording(site, [edit])
     return Variant(words.name, words.kind, words.text, words.fitted, predicted, fitted, edits=(edit,))
 
 

@@ -19,7 +19,7 @@ FIRST, FIRST_SOLVED = 6, 3
 _HELPFUL = 0.95
 #: A pair is worth telling if it leaves less than this share of what its better half does.
 _BETTER = 0.5
-#: Of such the later one is told if it leaves less than this share of what the earlier one does.
+#: Of such the later one is reported if it leaves less than this share of what the earlier one does.
 _NEARER = 0.98
 #: At the numbers that each has alone a pair has to leave less than this share for others to be looked for.
 _PROMISING = 0.9

@@ -14,7 +14,7 @@ from lockstep.workbench.diagnosis.operations.site import Site
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class Wording:
     """`name` is a stable id, `kind` the class of bug, `text` one sentence, `fitted` what it is about."""
 
     name: str
@@ -30,7 +30,7 @@ class Setting:
     `channels` are the only wrong columns where these are few, `replica` says that the copies of other ranks are right.
     `ranks` is how many there are, `first` the rank's first (out feature, in feature) of the whole, `size` how many it
     has of each. `row`: how many columns of a norm's row the rank has, and all ranks. `seen`: of several places
-    together, whether tensors are told as seen from each layer, or by their own.
+    together, whether tensors are reported as seen from each layer, or by their own.
     """
 
     operation: str

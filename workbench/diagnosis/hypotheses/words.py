@@ -34,12 +34,12 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_words import (
     shared_slot_words,
 )
 from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
-from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Wording
 from lockstep.workbench.diagnosis.operations.shares import whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.judgements.cause import numbers_in_words
 
-#: Functions that round, and how that is said.
+#: Functions that round, and how that is reported.
 PRECISIONS = ("bfloat16", "float16", "float32")
 #: Operation -> what its leaves are called in formulas, and what they are in a sentence.
 _LEAVES: Mapping[str, Mapping[str, str]] = {
@@ -133,7 +133,7 @@ _TENSORS: Mapping[str, str] = {
 }
 
 
-def told(site: Site, edits: Sequence[Edit]) -> Told:
+def wording(site: Site, edits: Sequence[Edit]) -> Wording:
     """What edits of the operation of a site are called."""
     at = Setting.of(site)
     kinds = [class_of(at, one) for one in edits]
@@ -143,7 +143,7 @@ def told(site: Site, edits: Sequence[Edit]) -> Told:
     name = f"{site.operation}_{'_and_'.join(dict.fromkeys(map(_id, edits)))}"
     if len(edits) == 1 and (routing := _routing_words(at, edits[0])) is not None:
         name = routing[0]
-    return Told(name, kind, sentence(at, edits), _figures(at, edits))
+    return Wording(name, kind, sentence(at, edits), _figures(at, edits))
 
 
 def sentence(at: Setting, edits: Sequence[Edit]) -> str:
@@ -164,7 +164,7 @@ def sentence(at: Setting, edits: Sequence[Edit]) -> str:
 
 
 def sentence_of(places: Sequence[tuple[Setting, Sequence[Edit]]]) -> str:
-    """The same edits at several places: what is another at each is told as seen from each."""
+    """The same edits at several places: what is another at each is reported as seen from each."""
     (first, edits), *rest = places
     if first.operation in PRODUCTS:
         return of_products(places)

@@ -57,18 +57,18 @@ def raw_logprobs(side: Side, line: Line) -> dict[int, float]:
     for position, token in targets.items():
         if (
             position not in found
-            and (told := _of_candidates(side.rows, line.seq, position, token)) is not None
+            and (recorded := _of_candidates(side.rows, line.seq, position, token)) is not None
         ):
-            found[position] = told
+            found[position] = recorded
     return dict(sorted(found.items()))
 
 
 def _of_candidates(side: RowSide, seq: int, position: int, token: int) -> float | None:
     """From the candidates of a pass, for its last row; None where the token is not among them."""
-    told = side.ended_by(seq, position)
-    if told is None or told.logsumexp is None or token not in told.topk_ids:
+    recorded = side.ended_by(seq, position)
+    if recorded is None or recorded.logsumexp is None or token not in recorded.topk_ids:
         return None
-    return float(told.topk_logits[list(told.topk_ids).index(token)]) - told.logsumexp
+    return float(recorded.topk_logits[list(recorded.topk_ids).index(token)]) - recorded.logsumexp
 
 
 def _logsumexp(row: Values) -> float:

@@ -60,7 +60,7 @@ def compare_operations(
     size = _size(a, b, one)
     within = size is not None and size <= ROUNDINGS
     reasons = list(_reasons(a, b, one))
-    text = _said(one, size)
+    text = _in_words(one, size)
     if not within or causes:
         unasked = "not asked: an operation differs by more than rounding"
         # What the checkpoint says is wrong comes first: the first difference may be no more than rounding.
@@ -94,7 +94,7 @@ def _size(a: RowSide, b: RowSide, one: TapRows) -> float | None:
     return one.metrics.rel_l2 / UNIT.get(dtype, UNIT["float32"])
 
 
-def _said(one: TapRows, size: float | None) -> str:
+def _in_words(one: TapRows, size: float | None) -> str:
     where = one.first_own or one.first
     place = "" if where is None else f", first at sequence {where[0]}, position {where[1]}"
     tap, rows = clean(one.tap, limit=80), plural(one.rows, "row")

@@ -1,7 +1,7 @@
 "use strict";
 // Moves the present step along the tokens. Everything that comes from the session is put in as text, never as markup.
 for (const box of document.querySelectorAll(".sequence")) {
-  const told = JSON.parse(box.querySelector("script").textContent);
+  const recorded = JSON.parse(box.querySelector("script").textContent);
   const cells = [...box.querySelectorAll("td[data-step]")];
   const heads = [...box.querySelectorAll("th[data-step]")];
   const sides = box.querySelector(".sides");
@@ -33,9 +33,9 @@ for (const box of document.querySelectorAll(".sequence")) {
   };
   const show = (step) => {
     for (const cell of [...cells, ...heads]) cell.classList.toggle("now", cell.dataset.step === String(step));
-    slider.value = told.steps.indexOf(step);
+    slider.value = recorded.steps.indexOf(step);
     output.textContent = "step " + step;
-    const found = told.lines.filter((line) => line.choices[step]).map((line) => side(line, line.choices[step]));
+    const found = recorded.lines.filter((line) => line.choices[step]).map((line) => side(line, line.choices[step]));
     sides.replaceChildren(...found);
   };
   for (const cell of cells) {
@@ -43,7 +43,7 @@ for (const box of document.querySelectorAll(".sequence")) {
     cell.addEventListener("mouseenter", () => show(step));
     cell.addEventListener("click", () => show(step));
   }
-  slider.max = told.steps.length - 1;
-  slider.addEventListener("input", () => show(told.steps[slider.value]));
-  if (told.steps.length) show(told.steps.includes(told.now) ? told.now : told.steps[told.steps.length - 1]);
+  slider.max = recorded.steps.length - 1;
+  slider.addEventListener("input", () => show(recorded.steps[slider.value]));
+  if (recorded.steps.length) show(recorded.steps.includes(recorded.now) ? recorded.now : recorded.steps[recorded.steps.length - 1]);
 }

@@ -53,11 +53,11 @@ class LlamaRun:
     folder: Path
     shape: Shape
     homes: Sequence[Path]
-    _told: dict[str, None] = field(default_factory=dict)
+    _notes: dict[str, None] = field(default_factory=dict)
 
     @property
     def facts(self) -> ForeignFacts:
-        return ForeignFacts("llama.cpp", 1, "", ModelMeta(), "float32", notes=tuple(self._told))
+        return ForeignFacts("llama.cpp", 1, "", ModelMeta(), "float32", notes=tuple(self._notes))
 
     def passes(self, rank: int) -> Iterator[ForeignPass]:
         read = 0
@@ -99,7 +99,7 @@ class LlamaRun:
         if rows.ndim == 3 and local_name(tap) in ("attn.scores", "attn.probs"):
             rows = np.ascontiguousarray(np.moveaxis(rows, 0, 1))
         if len(rows) < len(positions):
-            self._told[
+            self._notes[
                 "without logits of every token, llama.cpp keeps the last row alone of what follows them"
             ] = None
         last = (len(positions) - 1,) if len(rows) == 1 < len(positions) else None

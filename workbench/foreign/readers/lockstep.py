@@ -34,7 +34,7 @@ _RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
 
 
 class TapeFacts(Struct, kw_only=True):
-    """tape.json: what one rank tells of the whole run. `stopped` says why it recorded no more, `closed` that
+    """tape.json: what one rank reports on the whole run. `stopped` says why it recorded no more, `closed` that
     it came to its end (None: not told)."""
 
     format: Literal["lockstep-tape"]
@@ -105,19 +105,19 @@ def _ranks(folder: Path) -> Iterator[tuple[int, TapeFacts]]:
             yield rank, _decoded(path, str(path), _small(path, LONGEST_FACTS), TapeFacts)
 
 
-def _check_rank(folder: Path, rank: int, told: TapeFacts, first: TapeFacts) -> None:
+def _check_rank(folder: Path, rank: int, facts: TapeFacts, first: TapeFacts) -> None:
     where = f"{folder / f'rank{rank}' / 'tape.json'}"
-    if told.version > VERSION:
+    if facts.version > VERSION:
         raise ForeignDumpError(
-            f"{where}: version {told.version}; this Lockstep reads up to {VERSION}: update it"
+            f"{where}: version {facts.version}; this Lockstep reads up to {VERSION}: update it"
         )
-    if told.rank != rank or rank >= told.size:
+    if facts.rank != rank or rank >= facts.size:
         raise ForeignDumpError(
-            f"{where}: says rank {told.rank} of {told.size}: the folder was renamed; record again"
+            f"{where}: says rank {facts.rank} of {facts.size}: the folder was renamed; record again"
         )
-    if (told.size, told.capture) != (first.size, first.capture):
+    if (facts.size, facts.capture) != (first.size, first.capture):
         raise ForeignDumpError(
-            f"{where}: rank {rank} says {told.size} ranks and capture {told.capture}, rank {first.rank} {first.size} "
+            f"{where}: rank {rank} says {facts.size} ranks and capture {facts.capture}, rank {first.rank} {first.size} "
             f"and {first.capture}: left from another run; remove the folder and record again"
         )
 
@@ -163,11 +163,11 @@ def _line_notes(home: Path, rank: int) -> Iterator[str]:
         yield f"rank {rank}: {skipped} outputs that are not one row a token were not recorded"
 
 
-def _model(told: TapeFacts) -> ModelMeta:
+def _model(facts: TapeFacts) -> ModelMeta:
     """The model as far as the config tells; a value that is not of its type is not taken."""
-    known: dict[str, object] = {"name": Path(told.model).name, "path": told.model}
+    known: dict[str, object] = {"name": Path(facts.model).name, "path": facts.model}
     for theirs, ours in HUGGING_FACE.items():
-        value = told.config.get(theirs)
+        value = facts.config.get(theirs)
         try:
             msgspec.convert({ours: value}, ModelMeta)
         except (msgspec.ValidationError, OverflowError):

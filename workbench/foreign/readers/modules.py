@@ -38,7 +38,7 @@ from lockstep.workbench.foreign.readers.shape import Sizes
 
 Array = NDArray[Any]
 
-#: How a tap lies on the ranks: the same on each, cut in columns, cut by KV head, or not told by its name (a
+#: How a tap lies on the ranks: the same on each, cut in columns, cut by KV head, or not stated by its name (a
 #: row-parallel linear gives the sum, or this rank's part of it where the engine reduces later).
 Spread = Literal["replicate", "columns", "kv", "unknown"]
 

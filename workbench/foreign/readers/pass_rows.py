@@ -43,7 +43,7 @@ class PassRows:
 
     @classmethod
     def rows(cls, ids: NDArray[np.integer], positions: NDArray[np.integer]) -> PassRows:
-        """Rows of which nothing more is told."""
+        """Rows of which nothing more is reported."""
         reported = tuple(ids.tolist())
         return cls(reported, tuple(positions.tolist()), None, (len(reported),), ())
 

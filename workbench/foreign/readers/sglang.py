@@ -58,11 +58,11 @@ class SglangRun:
     model: ModelMeta
     ranks: Mapping[int, Path]
     size: int
-    _told: dict[str, None] = field(default_factory=dict)
+    _notes: dict[str, None] = field(default_factory=dict)
 
     @property
     def facts(self) -> ForeignFacts:
-        return ForeignFacts("SGLang", self.size, "eager", self.model, notes=tuple(self._told))
+        return ForeignFacts("SGLang", self.size, "eager", self.model, notes=tuple(self._notes))
 
     def passes(self, rank: int) -> Iterator[ForeignPass]:
         files = [] if rank not in self.ranks else numbered(self.ranks[rank], _PASS).items()
@@ -78,13 +78,13 @@ class SglangRun:
             before = file
         if before is not None:
             if not in_place:
-                self._tell("SGLang does not write the logits of the last pass")
+                self._note("SGLang does not write the logits of the last pass")
             yield self._pass(rank, before, before.late if in_place else {})
 
     def _pass(self, rank: int, file: _File, late: Outputs) -> ForeignPass:
         batch, own = file.batch, dict(file.own) | late
         if len(batch.ids) < batch.lead[0]:
-            self._tell("rows behind the last request are padding: left out")
+            self._note("rows behind the last request are padding: left out")
         names = ModuleNames.of(own, self.size, self.model)
         self._leave_out(own, file)
         found = [
@@ -96,20 +96,20 @@ class SglangRun:
 
     def _leave_out(self, own: dict[str, list[Numbers]], file: _File) -> None:
         if file.overwritten:
-            self._tell(
+            self._note(
                 "tensors that share memory were overwritten by later operations (a run on the CPU): left out"
             )
         rotary = [name for name in own if name.endswith(".rotary_emb")]
         same = len(rotary) > 1 and len({own[name][0][1].tobytes() for name in rotary if own[name]}) == 1
         if same:
-            self._tell(
+            self._note(
                 "all layers share one rotary_emb, of which SGLang keeps the last call: only that layer's is used"
             )
         for name in (*file.overwritten, *(rotary[:-1] if same else ())):
             own.pop(name, None)
 
-    def _tell(self, note: str) -> None:
-        self._told[note] = None
+    def _note(self, note: str) -> None:
+        self._notes[note] = None
 
 
 def open_sglang(folder: Path, model: Path | None = None) -> SglangRun:

@@ -92,11 +92,11 @@ class DumperRun:
     model: ModelMeta
     steps: Mapping[int, Mapping[int, Sequence[_Entry]]]
     size: int
-    _told: dict[str, None] = field(default_factory=dict)
+    _notes: dict[str, None] = field(default_factory=dict)
 
     @property
     def facts(self) -> ForeignFacts:
-        return ForeignFacts("SGLang dumper", self.size, "", self.model, notes=tuple(self._told))
+        return ForeignFacts("SGLang dumper", self.size, "", self.model, notes=tuple(self._notes))
 
     def passes(self, rank: int) -> Iterator[ForeignPass]:
         for step, entries in self.steps.get(rank, {}).items():
@@ -133,7 +133,7 @@ class DumperRun:
             named = [replace(named[0], layout=layout_of(dims))]
         tensors = [batch.tensor(one, found[0][0]) for one in named]
         if None in tensors:
-            self._told["tensors without a row a token are left out"] = None
+            self._notes["tensors without a row a token are left out"] = None
         return [one for one in tensors if one is not None]
 
 
@@ -179,7 +179,7 @@ def _context(entries: Sequence[_Entry]) -> int | None:
 
 
 def _load(entry: _Entry) -> tuple[object, Mapping[str, object]]:
-    """The value of a file, and what it tells of it."""
+    """The value of a file, and what it reports on it."""
     loaded = load_torch(entry.path)
     if not isinstance(loaded, Mapping) or "value" not in loaded:
         return loaded, {}

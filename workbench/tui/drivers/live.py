@@ -23,7 +23,14 @@ from lockstep.workbench.debugger.events import ProgressEvent, RankLostEvent, Ste
 from lockstep.workbench.debugger.host.client import HostClient
 from lockstep.workbench.debugger.host.messages import ClosedEvent, DebuggerState, HostEvent, OutputEvent
 from lockstep.workbench.debugger.host.pending import HostError
-from lockstep.workbench.tui.drivers.port import CLOSING, CommandFailed, CommandStage, Progressed, Reply, Said
+from lockstep.workbench.tui.drivers.port import (
+    CLOSING,
+    CommandFailed,
+    CommandStage,
+    Progressed,
+    Reply,
+    Reported,
+)
 from lockstep.workbench.tui.widgets.status_line import Fact
 from lockstep.workbench.views.weight_tensor import RankArrays
 from lockstep.workbench.views.where import Where
@@ -94,7 +101,7 @@ class LiveDriver:
 
     @property
     def stages(self) -> Sequence[CommandStage]:
-        """What was told of the command that runs."""
+        """What was reported of the command that runs."""
         ends = [*(began for began, _ in self._stages[1:]), time.monotonic()]
         return [
             CommandStage(clean(reported.what, limit=80), reported.done, reported.of, end - began)
@@ -180,17 +187,19 @@ class LiveDriver:
                 elif self.running is not None:
                     self._stages.append((time.monotonic(), event))
             case OutputEvent(text=text):
-                self._post(Said(clean(text, newlines=True), wrong=False))
+                self._post(Reported(clean(text, newlines=True), wrong=False))
             case RankLostEvent(message=message):
                 self.at = structs.replace(self.at, lost=message or "a rank was lost")
                 reported = (
                     f"{clean(message, newlines=True)}   the session is kept; :restart starts the ranks again"
                 )
-                self._post(Said(reported, wrong=True))
+                self._post(Reported(reported, wrong=True))
             case ClosedEvent(message=message):
                 self.at = structs.replace(self.at, live=False)
                 reported = clean(message or "the engine has ended", newlines=True)
-                self._post(Said(f"{reported}; the session is kept and can still be looked at", wrong=True))
+                self._post(
+                    Reported(f"{reported}; the session is kept and can still be looked at", wrong=True)
+                )
 
     def _post(self, message: Message) -> None:
         if self.listener is not None and self.listener.is_running:

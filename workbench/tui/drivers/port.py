@@ -59,7 +59,7 @@ class CommandStage:
     seconds: float
 
     @property
-    def told(self) -> str:
+    def summary(self) -> str:
         """ "golden reference: 3 of 18"."""
         return f"{self.what}: {self.done} of {self.of}" if self.of else self.what
 
@@ -72,7 +72,7 @@ class Progressed(Message):
         return isinstance(message, Progressed)
 
 
-class Said(Message):
+class Reported(Message):
     """Something for the message line that no command answered."""
 
     def __init__(self, text: str, *, wrong: bool) -> None:
@@ -81,7 +81,7 @@ class Said(Message):
 
 
 class Driver(Protocol):
-    """A debugger. One command at a time; `listener` gets `Progressed` and `Said`."""
+    """A debugger. One command at a time; `listener` gets `Progressed` and `Reported`."""
 
     #: Whether a model runs, so that the session grows by commands.
     live: bool

@@ -41,7 +41,7 @@ class ReplayDriver:
         self._debugger: RecordedDebugger | None = None
 
     def state(self, where: Where, busy: bool) -> Fact | None:
-        """A search through a long recording; the session alone decides what else is said."""
+        """A search through a long recording; the session alone decides what else is reported."""
         return Fact(f"● {self.running.split()[0]} …", "accent") if busy and self.running else None
 
     async def commands(self) -> Sequence[Command]:

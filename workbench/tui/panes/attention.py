@@ -163,7 +163,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
             column = column if before is not None or strongest is None else strongest
             if self.mode != "rows":
                 self.query_one(Heatmap).cursor = (snapshot.values.shape[1] - 1, column)
-        self._tell_under()
+        self._report_cursor()
 
     def _linear(self) -> str:
         """Of a layer that keeps a state which layers have scores instead, in words; "" of any other."""
@@ -213,13 +213,13 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
             heatmap.cursor = (self.head, heatmap.cursor[1])
         lines = about(snapshot, self.mode, self.head, wide, unit, self.label, self.size.width - 2)
         self.query_one("#about", TextBlock).show(lines)
-        self._tell_under()
+        self._report_cursor()
 
     def _head_cells(self, head: int) -> list[GridCell]:
         assert self.snapshot is not None
         return head_cells(self.snapshot.heads[head], self.snapshot.kind, self.label)
 
-    def _tell_under(self) -> None:
+    def _report_cursor(self) -> None:
         """What is under the cursor."""
         if self.snapshot is None or self._values is None:
             return
@@ -264,7 +264,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
         if self.mode == "rows":
             # Not the message's row: drawing moves the cursor too, and two messages under way would call each other.
             self.head = self.query_one(Heatmap).cursor[0]
-        self._tell_under()
+        self._report_cursor()
 
     def watch_head(self) -> None:
         """Draw the other head."""
@@ -282,10 +282,10 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
         self.mode = mode
         self._draw()
         self.query_one({"heads": "#tiles", "head": "#map", "rows": "#heads"}[mode]).focus()
-        self._say(view_name(mode, self.head))
+        self._report_text(view_name(mode, self.head))
 
-    def _say(self, text: str) -> None:
-        self.post_message(self.Tell((Fact(text),)))
+    def _report_text(self, text: str) -> None:
+        self.post_message(self.Report((Fact(text),)))
 
     def action_kind(self) -> None:
         """Probabilities or scores."""
@@ -293,7 +293,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
             self.notify("This recording has no scores.", severity="warning")
             return
         self.kind = "scores" if self.kind == "probs" else "probs"
-        self._say("scores, masked, before softmax" if self.kind == "scores" else "probabilities")
+        self._report_text("scores, masked, before softmax" if self.kind == "scores" else "probabilities")
         self.again()
 
     def action_difference(self) -> None:
@@ -304,7 +304,7 @@ Under the maps: what the cursor is on. A map that has more elements than room sh
             )
             return
         self.difference = not self.difference
-        self._say("difference to golden" if self.difference else "the values themselves")
+        self._report_text("difference to golden" if self.difference else "the values themselves")
         self._draw()
 
     def table(self) -> Table | None:

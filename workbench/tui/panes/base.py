@@ -116,7 +116,7 @@ class Pane(PaintedWidget):
         line: str
 
     @dataclass
-    class Tell(Message):
+    class Report(Message):
         """Say something in the message line."""
 
         facts: tuple[Fact, ...]
@@ -125,7 +125,7 @@ class Pane(PaintedWidget):
         super().__init__(id=f"pane-{self.NUMBER}")
         self.reader = reader
         self.live = True  # whether there is a model to run
-        self.said: MessageLog | None = None  # what the message line has said
+        self.messages: MessageLog | None = None  # what the message line has said
         self._empty = Static("", classes="empty", markup=False)
         self._older = Static("", classes="older", markup=False)
 
@@ -234,7 +234,7 @@ class Pane(PaintedWidget):
         except SessionError as error:
             self.empty(clean(str(error), newlines=True, limit=2000))
         except Exception as error:
-            # What was shown before is of another place. The outer net tells of the rest.
+            # What was shown before is of another place. The outer net reports on the rest.
             self.empty(f"This cannot be shown: {clean(f'{type(error).__name__}: {error}', limit=2000)}")
             raise
 

@@ -157,7 +157,7 @@ one has changed it, as far as states were captured.
             ]
         )
         self._draw_maps(snapshot, ranks)
-        self._tell()
+        self._report()
 
     def _draw_maps(self, snapshot: Cache, ranks: int) -> None:
         lengths, norms = self.query_one("#lengths", Heatmap), self.query_one("#norms", Heatmap)
@@ -221,7 +221,7 @@ one has changed it, as far as states were captured.
         """Whether there is room for the tokens in each block: a map has it where it is low."""
         return self.size.height >= _TALL - 12 or not self._maps(snapshot)
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """What is under the cursor of the map that is looked at, and what is missing."""
         snapshot = self.snapshot
         if snapshot is None or self.overview is None:
@@ -254,11 +254,11 @@ one has changed it, as far as states were captured.
     @on(Heatmap.Pointed)
     def _pointed(self, event: Heatmap.Pointed) -> None:
         event.stop()
-        self._tell()
+        self._report()
 
     @on(DescendantFocus)
     def _focused(self) -> None:
-        self._tell()
+        self._report()
 
     def action_map(self) -> None:
         """The other map."""
@@ -270,15 +270,15 @@ one has changed it, as far as states were captured.
         self.chosen = "norms" if shown == "lengths" else "lengths"
         self._draw()
         self.query_one(f"#{self.chosen}", Heatmap).focus()
-        self._say("rows cached after each step" if self.chosen == "lengths" else "norms by position")
+        self._report_text("rows cached after each step" if self.chosen == "lengths" else "norms by position")
 
-    def _say(self, text: str) -> None:
-        self.post_message(self.Tell((Fact(text),)))
+    def _report_text(self, text: str) -> None:
+        self.post_message(self.Report((Fact(text),)))
 
     def action_kind(self) -> None:
         """Keys or values."""
         self.kind = "v_cache" if self.kind == "k_cache" else "k_cache"
-        self._say(f"cached {CACHED[self._cached]}")
+        self._report_text(f"cached {CACHED[self._cached]}")
         self.again()
 
     @property
@@ -295,7 +295,7 @@ one has changed it, as far as states were captured.
             )
             return
         self.error = not self.error
-        self._say("error to golden's rows" if self.error else "norms")
+        self._report_text("error to golden's rows" if self.error else "norms")
         self.again()
 
     def table(self) -> Table | None:

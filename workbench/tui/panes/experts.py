@@ -107,7 +107,7 @@ under the cursor with weights and logits.
         self._draw()
         if at_end:  # on the newest token: it stays there
             tokens.cursor = len(snapshot.choices) - 1
-        self._tell_under()
+        self._report_cursor()
 
     def _draw(self) -> None:
         found = self.snapshot
@@ -122,7 +122,7 @@ under the cursor with weights and logits.
         self.query_one("#tokens", Grid).show(len(found.choices), self._token_cells)
         golden = found.choices.golden is not None
         self.query_one("#about", TextBlock).show(about(found, golden, self.size.width - 2))
-        self._tell_under()
+        self._report_cursor()
 
     def _token_cells(self, row: int) -> list[GridCell]:
         assert self.snapshot is not None
@@ -131,7 +131,7 @@ under the cursor with weights and logits.
             self.snapshot.choices.token(row), self.query_one("#experts", Grid).cursor, self.label
         )
 
-    def _tell_under(self) -> None:
+    def _report_cursor(self) -> None:
         """The token under the cursor."""
         found = self.snapshot
         if found is not None and found.choices is not None:
@@ -152,7 +152,7 @@ under the cursor with weights and logits.
     @on(Grid.Pointed, "#tokens")
     def _token_pointed(self, event: Grid.Pointed) -> None:
         event.stop()
-        self._tell_under()
+        self._report_cursor()
 
     def watch_line(self) -> None:
         """The tokens came in: name them."""
@@ -170,7 +170,7 @@ under the cursor with weights and logits.
         self.shows_tokens = not self.shows_tokens
         self._draw()
         self.focus_content()
-        self.post_message(self.Tell((Fact("tokens" if self.shows_tokens else "experts"),)))
+        self.post_message(self.Report((Fact("tokens" if self.shows_tokens else "experts"),)))
 
     def table(self) -> Table | None:
         """The list that has the keys: experts, or tokens."""

@@ -21,7 +21,7 @@ _HIGHEST, _WIDEST = 6, 6
 
 def recent_lines(history: Sequence[Figures], width: int, height: int) -> list[TextLine]:
     """Margin, entropy and probability of the chosen token over the last steps, in at most `height` lines (3 at least)
-    of `width` cells: bars from nought to the greatest, which is said, where there is room for that."""
+    of `width` cells: bars from nought to the greatest, which is reported, where there is room for that."""
     high = min(_HIGHEST, (height - 2) // 3)
     lines: list[TextLine] = []
     for i, name in enumerate(("margin", "entropy", "p")):

@@ -56,7 +56,7 @@ the script that makes this session again.
     def answer(self, snapshot: Journal) -> None:
         """Show it; a journal that grew is followed if its end was in view."""
         names = {node.line.id: node.line.name for node in snapshot.branches}
-        entries = tuple(self.said.among(snapshot.entries, names)) if self.said else snapshot.entries
+        entries = tuple(self.messages.among(snapshot.entries, names)) if self.messages else snapshot.entries
         first, grown = self.snapshot is None, len(entries) > len(self.entries)
         self.snapshot, self.entries = snapshot, entries
         self.filled()
@@ -67,9 +67,9 @@ the script that makes this session again.
         events.show(len(entries), self._event)
         if first or (grown and at_end):
             events.cursor = events.count - 1
-        self._tell()
+        self._report()
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """The event under the cursor, all of it."""
         cursor = self.query_one("#events", Grid).cursor
         lines: list[TextLine] = []
@@ -90,7 +90,7 @@ the script that makes this session again.
             (stem + line.name, "strong" if here else "text"),
             (f"step {line.fork_step}" if node.depth else "", "quiet"),
             (str(line.steps), "quiet"),
-            (line.told("none"), "wrong" if line.rules else "quiet"),
+            (line.summary("none"), "wrong" if line.rules else "quiet"),
             (node.last_tokens, "quiet"),
         ]
 
@@ -120,7 +120,7 @@ the script that makes this session again.
     @on(Grid.Pointed)
     def _pointed(self, event: Grid.Pointed) -> None:
         event.stop()
-        self._tell()
+        self._report()
 
     def table(self) -> Table | None:
         """The events."""

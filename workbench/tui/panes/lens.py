@@ -26,7 +26,7 @@ LENS_COLUMNS = (
 
 
 def lens_cells(layer: LensLayer, emitted: bool, styles: Paint) -> list[GridCell]:
-    """Three candidates of a layer; `emitted`: the step emitted a token, of which the place is told."""
+    """Three candidates of a layer; `emitted`: the step emitted a token, of which the place is reported."""
     best = layer.candidates[0]
     shown: list[GridCell] = [(one.label, _ground(one, styles)) for one in layer.candidates[:3]]
     shown += [("", "quiet")] * (3 - len(shown))

@@ -92,7 +92,7 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
             return
         self.filled()
         self._lay_out()
-        self._tell()
+        self._report()
 
     def _lay_out(self) -> None:
         assert self.overview is not None
@@ -180,14 +180,14 @@ Statistics are of the whole batch; ( and ) choose the sequence whose tensor ente
         values = past[:, rank, STATISTICS.index(self.statistic)]
         return sparkline([float("nan") if bad else float(v) for v, bad in zip(values, broken, strict=True)])
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         snapshot, overview = self.snapshot, self.overview
         if snapshot is None or overview is None or snapshot.first_broken is None:
-            self.post_message(self.Tell(()))
+            self.post_message(self.Report(()))
             return
         name = overview.taps[snapshot.first_broken]
         self.post_message(
-            self.Tell(
+            self.Report(
                 (
                     Fact("●", "wrong"),
                     Fact(f"{name} is the first to hold NaN or Inf: what went in was finite", "text"),

@@ -21,9 +21,11 @@ class PaneSwitcher(ContentSwitcher, PaintedWidget):
 
     BINDINGS: ClassVar[list[BindingType]] = [Binding("escape", "back", "Back from what a pane has opened")]
 
-    def __init__(self, reader: Reader, said: MessageLog, driver: Driver, *, id: str | None = None) -> None:
+    def __init__(
+        self, reader: Reader, messages: MessageLog, driver: Driver, *, id: str | None = None
+    ) -> None:
         super().__init__(id=id)
-        self.reader, self.said, self.driver = reader, said, driver
+        self.reader, self.messages, self.driver = reader, messages, driver
         self.front: Pane | None = None
         self._made: dict[int, Pane] = {}
         self._making = asyncio.Lock()
@@ -33,7 +35,7 @@ class PaneSwitcher(ContentSwitcher, PaintedWidget):
         async with self._making:  # two may ask for the same one
             if number not in self._made:
                 made = pane_class(number)(self.reader)
-                made.live, made.said = self.driver.live, self.said
+                made.live, made.messages = self.driver.live, self.messages
                 await self.add_content(made)
                 self._made[number] = made
         self.current = f"pane-{number}"

@@ -167,7 +167,7 @@ values with their places (u goes from one to the next).
         scale: Scale = "difference" if signed or found.view.startswith(DIFFERENCE) else "magnitude"
         axes = sheet_axes(laid, self.label)
         self.query_one(Heatmap).matrix = Matrix(laid.values, scale, masked=masked, axes=axes)
-        self._tell()
+        self._report()
 
     def _words(self, place: Coordinates) -> str:
         """A row's or a column's place."""
@@ -176,7 +176,7 @@ values with their places (u goes from one to the next).
 
     # --- words and numbers ---------------------------------------------------------------------------
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Everything but the map."""
         look = self.snapshot
         if look is None or look.sheet is None:
@@ -218,7 +218,7 @@ values with their places (u goes from one to the next).
             heatmap = self.query_one(Heatmap)
             if heatmap.matrix is not None:
                 heatmap.matrix = replace(heatmap.matrix, axes=sheet_axes(look.sheet, self.label))
-            self._tell()
+            self._report()
 
     def on_resize(self, event: events.Resize) -> None:
         """What is folded is folded to the room there is."""

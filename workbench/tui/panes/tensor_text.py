@@ -34,7 +34,7 @@ def coordinate(name: str, number_: int, label: Label) -> str:
 
 
 def place_words(laid: Sheet, place: Coordinates, label: Label) -> str:
-    """A row's or a column's place: of axes with a single element nothing is said."""
+    """A row's or a column's place: of axes with a single element nothing is reported."""
     single = {axis.name for axis in laid.axes if len(axis) == 1}
     reported = [(name, number_) for name, number_ in place if name not in single]
     if len(reported) == 1:

@@ -99,7 +99,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
             self.snapshot = snapshot
             self._lay_out()
 
-    def _told(self, snapshot: Weights) -> TextLine:
+    def _summary_line(self, snapshot: Weights) -> TextLine:
         """How what the ranks hold compares with the checkpoint, in one line."""
         if not snapshot.compared:
             return [
@@ -123,7 +123,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         assert self.snapshot is not None
         needle = self.needle
         self._shown = [p for p in self.snapshot.parameters if needle in p.name.lower()]
-        self.query_one("#held", TextBlock).show([self._told(self.snapshot)])
+        self.query_one("#held", TextBlock).show([self._summary_line(self.snapshot)])
         ranks = self.overview.ranks if self.overview else 1
         columns = [
             GridColumn("", 1),

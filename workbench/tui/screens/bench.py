@@ -41,7 +41,7 @@ class Bench(Protocol):
     def look(self, where: Where) -> None:
         """Look at a place; at the same one again, where more is known of it now."""
 
-    def tell(self, text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
+    def report(self, text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
         """Show a text in the message line, and in the Journal if it is to be kept: as an error where it is `wrong`,
         unless it is a `finding` about the model."""
 

@@ -56,7 +56,7 @@ class CommandDispatcher:
         if reply is None or overview is None:
             return
         shown = shown_as(reply, overview.taps)
-        if quiet and not isinstance(shown, AsMessage):  # the pane shows it; that it came is said
+        if quiet and not isinstance(shown, AsMessage):  # the pane shows it; that it came is reported
             shown = AsMessage(shown.text.splitlines()[0] if isinstance(shown, AsSheet) else "")
         if isinstance(shown, AsTensor):
             await self.opener.open_tap(shown.tap)
@@ -64,7 +64,7 @@ class CommandDispatcher:
             self.bench.app.push_screen(OutputScreen(line, shown.text, prose=line.split()[0] in ("help", "h")))
         elif shown.text:
             keep = not (shown.recorded and self.runner.driver.live)
-            self.bench.tell(shown.text, shown.wrong, keep, finding=True)
+            self.bench.report(shown.text, shown.wrong, keep, finding=True)
 
     async def key(self, name: str) -> None:
         """The key of a command: the command, with what it needs to know."""
@@ -106,12 +106,12 @@ class CommandDispatcher:
             begin = "x forks another, g records a golden reference"
             if bench.overview.engine:
                 begin = f"{compared_by(bench.overview.name)} records a golden reference"
-            bench.tell(f"there is nothing to put beside this branch: {begin}")
+            bench.report(f"there is nothing to put beside this branch: {begin}")
         elif name:
             named = next((side.other for side in found if name in (side.name, str(side.other))), None)
             if named is None:
                 there = ", ".join(side.name for side in found)
-                bench.tell(f"there is no {name!r} to put beside this branch: there are {there}", True)
+                bench.report(f"there is no {name!r} to put beside this branch: there are {there}", True)
             else:
                 self._open_split(named)
         elif any(side.other == shown for side in found):
@@ -159,7 +159,7 @@ class CommandDispatcher:
         try:
             act = commands.parse_own(line, TITLES)
         except commands.CommandProblem as problem:
-            self.bench.tell(str(problem), True)
+            self.bench.report(str(problem), True)
             return
         if act is None:
             self.run(line.strip().lstrip(":"))
@@ -182,7 +182,7 @@ class CommandDispatcher:
         if found:
             self.bench.app.theme = found[0]
         else:
-            self.bench.tell(f"no theme {name!r}: there are {', '.join(known)}", True)
+            self.bench.report(f"no theme {name!r}: there are {', '.join(known)}", True)
 
     def complete(self, line: str) -> list[str]:
         """What the command line may become."""

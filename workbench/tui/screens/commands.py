@@ -18,7 +18,7 @@ _MOST = 50
 
 
 class CommandProblem(ValueError):
-    """A line that cannot be done: what is wrong, and what can be said instead."""
+    """A line that cannot be done: what is wrong, and what can be stated instead."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,27 +19,27 @@ from lockstep.workbench.tui.screenshots import Screenshot
 @dataclass(frozen=True, slots=True)
 class Exporter:
     """Exports from one screen. `picture` gives what is shown and a file's name for it without the ending, `table` its
-    data; both None while there is nothing. `tell(text, wrong)` says what was done."""
+    data; both None while there is nothing. `report(text, wrong)` says what was done."""
 
     screen: Screen[Any]
     picture: Callable[[], tuple[Screenshot, str] | None]
     table: Callable[[], Table | None]
-    tell: Callable[[str, bool], None]
+    report: Callable[[str, bool], None]
 
     def copy(self) -> None:
         """The data to the clipboard, tab-separated."""
         table = self.table()
         if table is None:
-            self.tell("there is nothing here to copy", False)
+            self.report("there is nothing here to copy", False)
             return
         self.screen.app.copy_to_clipboard(as_text(table))
-        self.tell(f"copied {len(table.rows)} rows of {table.title}", False)
+        self.report(f"copied {len(table.rows)} rows of {table.title}", False)
 
     def ask(self) -> None:
         """Ask as what and where to, then write it."""
         found = self.picture()
         if found is None:
-            self.tell("there is nothing here to export", False)
+            self.report("there is nothing here to export", False)
             return
         what, stem = found
 
@@ -65,6 +65,6 @@ class Exporter:
         try:
             written = await asyncio.to_thread(screenshots.write, what, file.expanduser())
         except screenshots.ExportError as error:
-            self.tell(str(error), True)
+            self.report(str(error), True)
         else:
-            self.tell(f"wrote {written}", False)
+            self.report(f"wrote {written}", False)

@@ -19,7 +19,7 @@ class Follower:
 
     def __init__(self, bench: Bench, reader: Reader, driver: Driver, navigator: Navigator) -> None:
         self.bench, self.reader, self.driver, self.navigator = bench, reader, driver, navigator
-        #: Whether steps were told of that were not looked at yet.
+        #: Whether steps were reported that were not looked at yet.
         self.behind = False
         self._turn = asyncio.Lock()
         self._stood: tuple[int, int, str | None] | None = (

@@ -69,7 +69,7 @@ class Frame:
         self.tabs.marked = frozenset({SENTINELS}) if self.present and self.present.alarm else frozenset()
         self._show_message()
         if self.present is not None and self.present.damage:
-            self.message.tell(self.present.damage, True)
+            self.message.report(self.present.damage, True)
         if self.tree.display or self.inspector.display:
             found = await self.reader.ask(operations, where)
             self.tree.update(overview, where, found, marks)

@@ -42,7 +42,7 @@ class MenuRow:
     """A line of the menu."""
 
     name: str
-    told: str
+    summary: str
     when: str
     does: Literal["demo", "open", "recent", "heading"]
     path: Path | None = None
@@ -117,10 +117,10 @@ class HomeScreen(Guarded, Screen[None]):
         ]
         if found:
             rows += [MenuRow("", "", "", "heading"), MenuRow("recent", "", "", "heading")]
-            rows += [MenuRow(r.path.name, r.told, r.when, "recent", r.path) for r in found]
+            rows += [MenuRow(r.path.name, r.summary, r.when, "recent", r.path) for r in found]
         if gallery:
             rows += [MenuRow("", "", "", "heading"), MenuRow("gallery: recorded bugs", "", "", "heading")]
-            rows += [MenuRow(r.path.stem, r.told, r.when, "recent", r.path) for r in gallery]
+            rows += [MenuRow(r.path.stem, r.summary, r.when, "recent", r.path) for r in gallery]
         self._rows = rows
         grid = self.query_one("#menu", Grid)
         grid.styles.height = len(rows)
@@ -132,7 +132,12 @@ class HomeScreen(Guarded, Screen[None]):
             return [("", "quiet"), (row.name, "quiet"), ("", "quiet"), ("", "quiet")]
         here = index == self.query_one("#menu", Grid).cursor
         name = printable(row.name, 60)
-        return [("▸" if here else "", "accent"), (name, "strong"), (row.told, "quiet"), (row.when, "quiet")]
+        return [
+            ("▸" if here else "", "accent"),
+            (name, "strong"),
+            (row.summary, "quiet"),
+            (row.when, "quiet"),
+        ]
 
     @work(thread=True, exclusive=True, group="recent")
     def _read_recent(self) -> None:
@@ -166,7 +171,7 @@ class HomeScreen(Guarded, Screen[None]):
             grid.cursor = row
         self._before = grid.cursor
         grid.refresh()
-        whole = [[(self._rows[grid.cursor].told, "quiet")]] if grid.is_cut(grid.cursor, _TOLD) else []
+        whole = [[(self._rows[grid.cursor].summary, "quiet")]] if grid.is_cut(grid.cursor, _TOLD) else []
         self.query_one("#check", TextBlock).show(whole)
 
     _before: int = 0
@@ -201,12 +206,12 @@ class HomeScreen(Guarded, Screen[None]):
         from lockstep.workbench.models.identify import identify
 
         found = identify(text)
-        self.app.call_from_thread(self._tell, found)
+        self.app.call_from_thread(self._report, found)
 
-    def _tell(self, found: Found) -> None:
+    def _report(self, found: Found) -> None:
         mark = {"session": "✓", "model": "✓"}.get(found.kind, "·")
         role = "text" if mark == "✓" else "quiet"
-        self.query_one("#check", TextBlock).show([[(f"{mark} ", "accent"), (found.told, role)]])
+        self.query_one("#check", TextBlock).show([[(f"{mark} ", "accent"), (found.summary, role)]])
 
     @on(CommandLine.Closed)
     def _line_closed(self) -> None:
@@ -228,7 +233,7 @@ class HomeScreen(Guarded, Screen[None]):
         if found.kind in ("session", "model"):
             self.post_message(self.Open(found))
         else:
-            self.query_one("#check", TextBlock).show([[("✗ ", "wrong"), (found.told, "text")]])
+            self.query_one("#check", TextBlock).show([[("✗ ", "wrong"), (found.summary, "text")]])
 
     def on_key_bar_pressed(self, event: KeyBar.Pressed) -> None:
         """A clicked hint is its key."""

@@ -41,7 +41,7 @@ class ModelForm(Dialog[ModelChoice | None]):
         with Vertical(id="form") as form:
             form.border_title = Content(printable(self._found.path.name))
             form.border_subtitle = "enter starts   esc goes back"
-            yield Static(self._found.told, id="told", markup=False)
+            yield Static(self._found.summary, id="summary", markup=False)
             yield Static("ranks (tp)", classes="label")
             yield Field("2" if 2 in self._found.tps else "1", id="tp", type="integer", compact=True)
             yield Static("prompt", classes="label")

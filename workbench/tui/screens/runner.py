@@ -19,7 +19,7 @@ _MOST_WAITING = 8
 
 class CommandRunner:
     """Runs command lines on a driver. `looking` gives the place that the screen looks at, `arrived` has it follow the
-    debugger, and look at the sequence that a command has chosen (None: none has), `tell(text, wrong)` writes into the
+    debugger, and look at the sequence that a command has chosen (None: none has), `report(text, wrong)` writes into the
     message line."""
 
     def __init__(
@@ -27,11 +27,11 @@ class CommandRunner:
         driver: Driver,
         looking: Callable[[], Where],
         arrived: Callable[[int | None], Awaitable[None]],
-        tell: Callable[[str, bool], None],
+        report: Callable[[str, bool], None],
     ) -> None:
         self.driver = driver
         self.waiting = 0  # commands behind the one that runs
-        self.tell = tell
+        self.report = report
         self._looking, self._arrived = looking, arrived
         self._turn = asyncio.Lock()
         self._began = 0.0
@@ -44,7 +44,7 @@ class CommandRunner:
 
     @property
     def busy(self) -> bool:
-        """Whether a command has been running for so long that it is said."""
+        """Whether a command has been running for so long that it is reported."""
         return self.elapsed > SAY_AFTER
 
     @property
@@ -52,17 +52,17 @@ class CommandRunner:
         """What runs, for how long, and how many commands wait behind it."""
         full = " (no more are taken)" if self.waiting >= _MOST_WAITING else ""
         waiting = f"   {plural(self.waiting, 'command')} waiting{full}" if self.waiting else ""
-        stage = f"   {self.driver.stages[-1].told}" if self.driver.stages else ""
+        stage = f"   {self.driver.stages[-1].summary}" if self.driver.stages else ""
         return f"{self.driver.running}{stage}   {self.elapsed:.0f} s{waiting}   ctrl+c interrupts"
 
     async def run(self, line: str) -> Reply | None:
-        """Carry out a command and show where that led. None: it was not, and why has been told.
+        """Carry out a command and show where that led. None: it was not, and why has been reported.
 
         While one runs the next may be given: keys are typed faster than steps are run and rules are changed. An
         interrupt takes back those that wait.
         """
         if self.waiting >= _MOST_WAITING:
-            self.tell(self.progress, True)
+            self.report(self.progress, True)
             return None
         interrupts = self._interrupts
         self.waiting += 1
@@ -81,7 +81,7 @@ class CommandRunner:
             reply = await self.driver.run(line, sent)
         except CommandFailed as error:
             await self._arrived(None)
-            self.tell(clean(str(error), newlines=True), True)
+            self.report(clean(str(error), newlines=True), True)
             return None
         at = self.driver.at
         await self._arrived(at.sequence if at is not None and at.sequence != sent.seq else None)
@@ -91,8 +91,8 @@ class CommandRunner:
         """Stop what runs, and forget what waits."""
         running = self.driver.running
         if running is None:
-            self.tell("nothing runs; ctrl+q quits", False)
+            self.report("nothing runs; ctrl+q quits", False)
             return
         self._interrupts += 1
         self.driver.interrupt()
-        self.tell(f"interrupting {running} …", False)
+        self.report(f"interrupting {running} …", False)

@@ -41,7 +41,7 @@ class SideChooser(Dialog[Other | None]):
 
     def _cells(self, index: int) -> list[GridCell]:
         side = self._sides[index]
-        return [(side.name, "text"), (side.told, "quiet")]
+        return [(side.name, "text"), (side.summary, "quiet")]
 
     @on(Grid.Chosen)
     def _chosen(self, event: Grid.Chosen) -> None:

@@ -16,7 +16,7 @@ from lockstep.workbench.views.where import Where
 
 
 class SideCommands:
-    """Commands on both sides, one after another. What they answer goes to the runner's `tell`."""
+    """Commands on both sides, one after another. What they answer goes to the runner's `report`."""
 
     def __init__(self, bench: Bench, reader: Reader, runner: CommandRunner) -> None:
         self.bench, self.reader, self.runner = bench, reader, runner
@@ -67,14 +67,14 @@ class SideCommands:
         reply = await self.runner.run(line)
         if reply is not None and self.bench.overview is not None:
             shown = shown_as(reply, self.bench.overview.taps)
-            self.runner.tell(shown.text if isinstance(shown, AsMessage) else "", False)
+            self.runner.report(shown.text if isinstance(shown, AsMessage) else "", False)
         return reply is not None
 
     async def fill(self, line: str) -> None:
         """A command that brings what is missing; a replay says why it cannot."""
         reply = await self.runner.run(line)
         if reply is not None and not self.runner.driver.live:
-            self.runner.tell(reply.text.strip().partition("\n")[0], False)
+            self.runner.report(reply.text.strip().partition("\n")[0], False)
 
     async def fetch(self, found: ComparedTensor, where: Where, other: Other) -> None:
         """Have an engine that is idle compute again what a branch did not capture."""

@@ -62,11 +62,11 @@ class SplitScreen(Guarded, Screen[Where | None]):
         self.active = part
         self.head = SplitHeader()
         self.commands = SideCommands(bench, reader, runner)
-        self.exporter = Exporter(self, self._picture, lambda: self.front.table(), self._say)
+        self.exporter = Exporter(self, self._picture, lambda: self.front.table(), self._report)
         self._sides = SidesReader()
         self._strayed = False  # whether it looks elsewhere than the workbench
         self._opening = True
-        self._report_before = runner.tell
+        self._report_before = runner.report
 
     def compose(self) -> ComposeResult:
         """Title, both strips with the arrow under them, the parts, a line that tells, the keys."""
@@ -79,7 +79,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
 
     def on_mount(self) -> None:
         """Hear what the commands say, and look."""
-        self.runner.tell = self._say
+        self.runner.report = self._report
         tabs = self.query_one(PaneTabs)
         tabs.titles, tabs.short_titles = (
             tuple(p.TITLE for p in PARTS),
@@ -92,7 +92,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
 
     def on_unmount(self) -> None:
         """The workbench hears the commands again."""
-        self.runner.tell = self._report_before
+        self.runner.report = self._report_before
 
     @property
     def overview(self) -> Overview:
@@ -141,7 +141,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
                     part.line = tokens.pair.ours
                     part.look(self.overview, self.where, Marks())
         except SessionError as error:
-            self._say(str(error), True)
+            self._report(str(error), True)
 
     async def _open_at_what_both_have(self, tokens: SidesTokens) -> None:
         """Where the other side ends before the present step, the screen opens at the last one that can be compared."""
@@ -153,15 +153,15 @@ class SplitScreen(Guarded, Screen[Where | None]):
             step = end if tokens.parted is None else min(end, tokens.parted)
             self.where = replace(self.where, step=step)
             self._show_tokens(tokens)
-            self._say(f"{self.names[1]} ends at step {end}: step {step} is the last to compare")
+            self._report(f"{self.names[1]} ends at step {end}: step {step} is the last to compare")
 
     def _show_tokens(self, tokens: SidesTokens) -> None:
         state = self.runner.driver.state(self.where, self.runner.busy) or Fact("replay", "quiet", drop=1)
         sequence = Fact(self.overview.batch.label(self.where.seq), "text", drop=1)
         self.head.show(tokens, self.where.step, self.names, (sequence, state), golden=self.other == GOLDEN)
 
-    def _say(self, text: str, wrong: bool = False) -> None:
-        self.query_one(SplitMessage).say(text, wrong)
+    def _report(self, text: str, wrong: bool = False) -> None:
+        self.query_one(SplitMessage).report(text, wrong)
 
     def _tick(self) -> None:
         if self.is_current:
@@ -172,7 +172,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
     def _look(self, where: Where) -> None:
         self._strayed |= (where.step, where.seq) != (self.where.step, self.where.seq)
         self.where = where
-        self._say("")
+        self._report("")
         self._show()
 
     async def action_scrub(self, by: int) -> None:
@@ -180,7 +180,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         steps = await self.reader.ask(lambda source: source.session.steps(self.where.branch))
         there = clamped(replace(self.where, step=self.where.step + by), steps)
         if there == self.where:
-            self._say(f"{self.names[0]} has no step {self.where.step + by}")
+            self._report(f"{self.names[0]} has no step {self.where.step + by}")
         else:
             self._look(there)
 
@@ -193,22 +193,24 @@ class SplitScreen(Guarded, Screen[Where | None]):
         beside = operation_beside if what == "operation" else layer_beside
         there = beside(self.overview.taps, self.where, by)
         if there == self.where:
-            self._say(f"no {what} {'follows in' if by > 0 else 'before this one in'} step {self.where.step}")
+            self._report(
+                f"no {what} {'follows in' if by > 0 else 'before this one in'} step {self.where.step}"
+            )
         else:
             self._look(there)
-            self._say(f"at {self.overview.taps[there.tap]}")
+            self._report(f"at {self.overview.taps[there.tap]}")
 
     def on_key(self, event: events.Key) -> None:
         """A key that nothing took."""
         if event.is_printable:
-            self._say(
+            self._report(
                 f"{shown(event.key)} does nothing here: ? shows the keys, esc goes back to the workbench"
             )
 
     def action_parting(self) -> None:
         """The step of the first different token."""
         if self.tokens is None or self.tokens.parted is None:
-            self._say("the tokens are the same as far as both go")
+            self._report("the tokens are the same as far as both go")
         else:
             self._look(replace(self.where, step=self.tokens.parted))
 
@@ -216,7 +218,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         """The next other side."""
         found = [side.other for side in await self.reader.ask(other_sides, self.where.branch)]
         if len(found) < 2:
-            self._say("there is no other side to choose")
+            self._report("there is no other side to choose")
             return
         self.other = found[(found.index(self.other) + 1) % len(found)] if self.other in found else found[0]
         self._look(self.where)

@@ -82,7 +82,7 @@ def _of_other_steps(event: GoldenEvent, step: int) -> Fact:
 
 
 def step_facts(present: Present | None) -> Facts:
-    """What the present step did, when nothing more urgent is to be said."""
+    """What the present step did, when nothing more urgent is to be reported."""
     if present is None:
         return ((Fact("no steps yet", "quiet"),), ())
     if present.absent:

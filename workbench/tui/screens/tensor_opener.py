@@ -35,7 +35,7 @@ class TensorOpener:
             try:
                 parameter = HeldParameter(name, await self.runner.driver.shares(name))
             except CommandFailed as error:
-                self.runner.tell(clean(str(error), newlines=True), True)
+                self.runner.report(clean(str(error), newlines=True), True)
         await self._show(parameter)
 
     async def _show(self, parameter: HeldParameter | None) -> None:

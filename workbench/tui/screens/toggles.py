@@ -162,7 +162,7 @@ class TogglesScreen(Dialog[Toggled | None]):
 
     @on(Field.Changed)
     def _filtered(self, event: Field.Changed) -> None:
-        """The faults that have every word in what is told of them, under their groups."""
+        """The faults that have every word in what is reported of them, under their groups."""
         event.stop()
         self._rows = filtered_rows(self._all, event.value)
         self._list()

@@ -31,7 +31,7 @@ class ViewActions:
     ) -> None:
         self.bench, self.navigator, self.tokens, self.keymap = bench, navigator, tokens, keymap
         self.follower = follower
-        self.exporter = Exporter(bench.screen, self.picture, self.table, bench.tell)
+        self.exporter = Exporter(bench.screen, self.picture, self.table, bench.report)
 
     async def pane(self, number: int) -> None:
         """Bring a pane to the front."""
@@ -47,7 +47,7 @@ class ViewActions:
         """Look at the stop before, or the next one."""
         where = await self.navigator.stop_beside(self.bench.place, by)
         if where is None:
-            self.bench.tell("no stop before this one" if by < 0 else "no further stop on this branch")
+            self.bench.report("no stop before this one" if by < 0 else "no further stop on this branch")
         else:
             self.bench.look(where)
 
@@ -68,20 +68,20 @@ class ViewActions:
             seq = self.bench.overview.batch.beside(self.bench.place.seq, by)
             self.bench.look(replace(self.bench.place, seq=seq))
         else:
-            self.bench.tell("there is only one sequence: a batch has a --prompt for each")
+            self.bench.report("there is only one sequence: a batch has a --prompt for each")
 
     def rank(self) -> None:
         """One rank, then the next, then all."""
         if self.bench.overview is not None:
             where = next_rank(self.bench.place, self.bench.overview.ranks)
             self.bench.look(where)
-            self.bench.tell("all ranks" if where.rank is None else f"rank {where.rank} alone")
+            self.bench.report("all ranks" if where.rank is None else f"rank {where.rank} alone")
 
     def compare(self) -> None:
         """The next other branch under this one, token for token; after the last, none."""
         bench = self.bench
         if bench.overview is None or not self.tokens.compare_next(bench.overview, bench.place):
-            bench.tell("there is only one branch: x forks another")
+            bench.report("there is only one branch: x forks another")
         else:
             bench.look(bench.place)
 
@@ -89,7 +89,7 @@ class ViewActions:
         """Colour the tokens by something else, and remember it."""
         colour = self.tokens.next_colour()
         self.bench.look(self.bench.place)
-        self.bench.tell(f"tokens coloured by {colour}: {COLOURS[colour]}")
+        self.bench.report(f"tokens coloured by {colour}: {COLOURS[colour]}")
         self.bench.screen.post_message(SettingChosen("token_colour", colour))
 
     def fill(self) -> None:

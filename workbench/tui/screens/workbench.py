@@ -15,7 +15,7 @@ from textual.screen import Screen
 
 from lockstep.sessions.errors import SessionError
 from lockstep.workbench.tui import keys
-from lockstep.workbench.tui.drivers.port import CommandFailed, Driver, Progressed, Said
+from lockstep.workbench.tui.drivers.port import CommandFailed, Driver, Progressed, Reported
 from lockstep.workbench.tui.guard import Guarded
 from lockstep.workbench.tui.marks import Marks
 from lockstep.workbench.tui.message_log import MessageLog
@@ -63,12 +63,12 @@ class WorkbenchScreen(Guarded, Screen[None]):
         self.reader, self.driver = reader, driver
         self.overview: Overview | None = None
         self.frame = Frame(reader, chosen.token_colour)
-        self.said = MessageLog(reader)
-        self.panes = PaneSwitcher(reader, self.said, driver, id="panes")
+        self.messages = MessageLog(reader)
+        self.panes = PaneSwitcher(reader, self.messages, driver, id="panes")
         self.navigator = Navigator(reader)
         self.key_keeper = self.keymap = Keymap(self, driver, chosen.keys)
         self.follower = Follower(self, reader, driver, self.navigator)
-        self.runner = CommandRunner(driver, lambda: self.where, self.follower.follow, self.tell)
+        self.runner = CommandRunner(driver, lambda: self.where, self.follower.follow, self.report)
         self.actions = ViewActions(self, self.navigator, self.frame.tokens, self.keymap, self.follower)
         self.commands = CommandDispatcher(self, reader, self.runner, self.keymap, self.actions)
         self._unresponsive = False
@@ -97,11 +97,11 @@ class WorkbenchScreen(Guarded, Screen[None]):
             self.look(last)
             await self.show_pane(self.pane)
         if lost := self.overview.lost:
-            self.tell(lost, True)
+            self.report(lost, True)
         try:
             await self.keymap.load()
         except CommandFailed as error:
-            self.tell(str(error), True)
+            self.report(str(error), True)
             return
         self._show_keys()
         self.panes.load()
@@ -152,7 +152,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
                 if self.front is not None:
                     self.front.line = line
         except SessionError as error:
-            self.tell(str(error), True)
+            self.report(str(error), True)
 
     async def show_pane(self, number: int) -> None:
         """Bring a pane to the front."""
@@ -173,13 +173,13 @@ class WorkbenchScreen(Guarded, Screen[None]):
             shown = self.keymap.hints(self.front.hints)
             self.query_one(KeyBar).show(shown, list(map(self.keymap.moved, keys.PINNED)))
 
-    def tell(self, text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
+    def report(self, text: str, wrong: bool = False, keep: bool = True, finding: bool = False) -> None:
         """Show a text in the message line, and in the Journal if it is to be kept: as an error where it is `wrong`,
         unless it is a `finding` about the model."""
-        self.frame.message.tell(text, wrong)
+        self.frame.message.report(text, wrong)
         kind = "said" if not wrong else "finding" if finding else "error"
         if keep:
-            self.run_worker(self.said.add(self.where, text, kind), group="said")
+            self.run_worker(self.messages.add(self.where, text, kind), group="said")
 
     # --- the debugger --------------------------------------------------------------------------------
 
@@ -193,7 +193,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         if why or before or self.runner.busy:
             self.frame.show_state(self._state())
             reported = why or ("the host answers again" if before else self.runner.progress)
-            self.tell(reported, bool(why), keep=bool(why) is not before)
+            self.report(reported, bool(why), keep=bool(why) is not before)
         self._unresponsive = bool(why)
         self.panes.show_progress()
 
@@ -207,10 +207,10 @@ class WorkbenchScreen(Guarded, Screen[None]):
     def _progressed(self) -> None:
         self.follower.behind = True
 
-    @on(Said)
-    def _said(self, event: Said) -> None:
+    @on(Reported)
+    def _on_report(self, event: Reported) -> None:
         self.frame.show_state(self._state())
-        self.tell(event.text, event.wrong)
+        self.report(event.text, event.wrong)
 
     def on_unmount(self) -> None:
         """The debugger and the session are closed with the screen."""
@@ -236,7 +236,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
     @on(KeyBar.Pressed)
     def _pressed(self, event: KeyBar.Pressed) -> None:
         hint = event.hint
-        self.tell(f"{hint.label}: {hint.why_not}") if hint.why_not else self.app.simulate_key(hint.press)
+        self.report(f"{hint.label}: {hint.why_not}") if hint.why_not else self.app.simulate_key(hint.press)
 
     # --- messages of the widgets ---------------------------------------------------------------------
 
@@ -274,9 +274,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
     def _pane_asks(self, event: Pane.Command) -> None:
         self.commands.run(event.line, quiet=True)
 
-    @on(Pane.Tell)
-    def _pane_reports(self, event: Pane.Tell) -> None:
-        self.frame.message.tell_story(event.facts)
+    @on(Pane.Report)
+    def _pane_reports(self, event: Pane.Report) -> None:
+        self.frame.message.show_story(event.facts)
 
     @on(Pane.OpenTensor)
     def _open_tensor(self, event: Pane.OpenTensor) -> None:

@@ -168,7 +168,7 @@ difference is a key that the mask hides on one side alone.
         matrix = _matrix(difference, "difference", axes)
         maps.append(SideMap(f"{ours} − {theirs}", matrix, [[(found.why_not, "accent")]]))
         self.query_one(SideMaps).show(maps)
-        self._tell_under()
+        self._report_cursor()
 
     def _axes(self, values: NDArray[np.float32] | None, side: LayerAttention | None) -> Axes | None:
         """Positions and their tokens, queries down and keys across."""
@@ -199,7 +199,7 @@ difference is a key that the mask hides on one side alone.
             ],
         ]
 
-    def _tell_under(self) -> None:
+    def _report_cursor(self) -> None:
         """Three lines: the place, the comparison, and what is under the cursor."""
         found = self.snapshot
         assert found is not None
@@ -234,7 +234,7 @@ difference is a key that the mask hides on one side alone.
     def _cell_pointed(self, event: Heatmap.Pointed) -> None:
         event.stop()
         if self.snapshot is not None:
-            self._tell_under()
+            self._report_cursor()
 
     def watch_line(self) -> None:
         """The tokens came in: name them."""

@@ -48,7 +48,7 @@ as the recorded candidates show: the true one is no less. ▸ is the token that 
             self.empty(f"No candidates were recorded at step {snapshot.step}.")
             return
         self.filled()
-        self.query_one(TextBlock).show(self._told(snapshot))
+        self.query_one(TextBlock).show(self._lines(snapshot))
         ours, theirs = snapshot.names
         columns = (
             GridColumn("", 2),
@@ -63,7 +63,7 @@ as the recorded candidates show: the true one is no less. ▸ is the token that 
         )
         self.query_one(Grid).show(len(snapshot.rows), self._cells, columns=columns)
 
-    def _told(self, found: ComparedLogits) -> list[TextLine]:
+    def _lines(self, found: ComparedLogits) -> list[TextLine]:
         ours, theirs = found.names
         if found.why_not:
             return [[(found.why_not, "accent")]]

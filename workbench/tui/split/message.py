@@ -12,7 +12,7 @@ class SplitMessage(StatusLine):
         super().__init__(id=id)
         self._running = False
 
-    def say(self, text: str, wrong: bool = False) -> None:
+    def report(self, text: str, wrong: bool = False) -> None:
         """Say what was done."""
         self._running = False
         self.show([*([Fact("✗", "wrong")] if wrong else []), Fact(text, "text")])
@@ -20,5 +20,5 @@ class SplitMessage(StatusLine):
     def progress(self, text: str) -> None:
         """Say what runs; "" where nothing does."""
         if text or self._running:
-            self.say(text)
+            self.report(text)
         self._running = bool(text)

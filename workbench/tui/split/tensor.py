@@ -110,7 +110,7 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
             shared = None if laid is self._sheets[2] else top
             maps.append(SideMap(title, None if laid is None else self._matrix(laid, scale, shared), missing))
         self.query_one(SideMaps).show(maps)
-        self._tell()
+        self._report()
 
     def _matrix(self, laid: Sheet, scale: Scale, top: float | None) -> Matrix:
         masked = laid.masked or laid.count < laid.values.size
@@ -141,7 +141,7 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
         )
         return [[(reported, "quiet")], [], [(how, "text")]]
 
-    def _tell(self) -> None:
+    def _report(self) -> None:
         """Three lines: the tensor, how far the sides are apart, what is under the cursor."""
         found = self.snapshot
         assert found is not None
@@ -175,7 +175,7 @@ of the difference (the largest, relative L2, cosine) and the values under the cu
     def _pointed(self, event: Heatmap.Pointed) -> None:
         event.stop()
         if self.snapshot is not None:
-            self._tell()
+            self._report()
 
     def action_arrange(self) -> None:
         """Lay it out otherwise."""

@@ -25,30 +25,30 @@ class MessageLine(StatusLine):
 
     def __init__(self, *, id: str | None = None) -> None:
         super().__init__(id=id)
-        self._said: Facts = ()
+        self._message: Facts = ()
         self._story: Facts = ()
         self._step: tuple[Facts, Facts] = ((), ())
         self._difference: Facts = ()
         self._height = 1
         self.read = False  # it was opened
 
-    def tell(self, text: str, wrong: bool = False) -> None:
+    def report(self, text: str, wrong: bool = False) -> None:
         """Say something about the last action, until the next place or pane."""
         mark = (Fact("✗", "wrong"),) if wrong else ()
-        self._said = (*mark, Fact(text, "text"))
+        self._message = (*mark, Fact(text, "text"))
         self.read = False
         self._show()
 
     def forget(self) -> None:
-        """What was said belongs to the place before; it stays on screen until the next one was read."""
-        self._said = ()
+        """What was reported belongs to the place before; it stays on screen until the next one was read."""
+        self._message = ()
 
     def forget_story(self) -> None:
         """Another pane came to the front: what was said goes at once, as the place may be the same."""
-        self._said = self._story = ()
+        self._message = self._story = ()
         self._show()
 
-    def tell_story(self, facts: Facts) -> None:
+    def show_story(self, facts: Facts) -> None:
         """What the pane in front has to tell."""
         self._story = facts
         self._show()
@@ -70,7 +70,7 @@ class MessageLine(StatusLine):
 
     def _show(self) -> None:
         left, right = self._step
-        self.show(self._said or self._story or left, self._difference or right)
+        self.show(self._message or self._story or left, self._difference or right)
         if self.is_attached and self._room_for(self.size.width) != self._height:
             self.refresh(layout=True)
 
@@ -85,7 +85,7 @@ class MessageLine(StatusLine):
 
     def _room_for(self, width: int) -> int:
         most = max(1, min(_MOST, self.screen.size.height // 8))
-        return max(1, min(most, len(self._rows(width)))) if self._said or self._story else 1
+        return max(1, min(most, len(self._rows(width)))) if self._message or self._story else 1
 
     def get_content_height(self, container: Size, viewport: Size, width: int) -> int:
         """As many lines as the message takes."""

@@ -40,7 +40,7 @@ class StripLine:
     led: bool = False
 
 
-#: What is there before anything is known, of which not even that there are no tokens is said.
+#: What is there before anything is known, of which not even that there are no tokens is reported.
 _UNKNOWN = StripLine()
 
 
@@ -115,8 +115,8 @@ class TokenStrip(LineWidget):
         """The cost does not grow with the number of tokens."""
         row, left = line.tokens, self._left.get(line.seq, 0)
         if not row.cells:
-            said = "" if line is _UNKNOWN else "no tokens yet"
-            return Strip([Segment(said, styles.quiet)]).adjust_cell_length(width)
+            text = "" if line is _UNKNOWN else "no tokens yet"
+            return Strip([Segment(text, styles.quiet)]).adjust_cell_length(width)
         first = max(0, bisect_right(row.starts, left) - 1)
         segments: list[Segment] = []
         for index in range(first, len(row.cells)):

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 PADDING = -1
 #: The slot of a row that is not written (padding), and of a token whose row the request takes from the cache.
 NOT_WRITTEN, FROM_CACHE = -1, -2
-#: The tokens or blocks of a request that are not told.
+#: The tokens or blocks of a request that are not reported.
 UNKNOWN = -1
 
 #: Columns of the table of rows; of reads these, and then the blocks, filled up with UNKNOWN.
@@ -40,7 +40,7 @@ class CachedRow:
 
 @dataclass(frozen=True, slots=True)
 class CacheRead:
-    """What attention is told of a request in a pass: the blocks that hold its first `length` tokens, of which
+    """What attention is given of a request in a pass: the blocks that hold its first `length` tokens, of which
     `computed` had a row before the pass, by the scheduler's count."""
 
     request: int

@@ -1,4 +1,4 @@
-"""What a session tells of its engine's paged cache: reads of rows that are not the request's own, in words."""
+"""What a session reports on its engine's paged cache: reads of rows that are not the request's own, in words."""
 
 from __future__ import annotations
 
@@ -117,12 +117,12 @@ def _findings(foreign: ForeignMeta, by_rank: dict[int, list[WrongAccess]]) -> It
     for rank, wrong in by_rank.items():
         for one in wrong:
             found.setdefault(_reason(one), []).append((rank, one))
-    for told in sorted(found.values(), key=lambda told: told[0][1].number):
-        first = min(rank for rank, _ in told)
-        groups = sorted({one.group for _, one in told})
+    for given in sorted(found.values(), key=lambda given: given[0][1].number):
+        first = min(rank for rank, _ in given)
+        groups = sorted({one.group for _, one in given})
         yield CacheFinding(
-            tuple(one for rank, one in told if rank == first),
-            tuple(sorted({rank for rank, _ in told})),
+            tuple(one for rank, one in given if rank == first),
+            tuple(sorted({rank for rank, _ in given})),
             tuple(sorted({layer for group in groups for layer in foreign.caches[group].layers})),
         )
 
@@ -132,7 +132,7 @@ def _reason(one: WrongAccess) -> tuple[Misuse, int]:
     if one.kind == Misuse.LOST:  # as another request's: it is the table that is another
         return Misuse.FOREIGN, 0
     if one.kind in (Misuse.POSITION, Misuse.LENGTH):
-        return one.kind, one.told - one.right
+        return one.kind, one.given - one.right
     written = one.owner if one.kind == Misuse.CLOBBERED else one.own if one.kind == Misuse.MISPLACED else None
     if written is None or not written.misplaced:
         return one.kind, 0
@@ -194,8 +194,8 @@ def _lost(one: WrongAccess) -> str:
 def _collision(one: WrongAccess) -> str:
     other = (
         "another beginning"
-        if one.told == one.right
-        else f"other tokens ({one.told}, not {one.right}, at the first)"
+        if one.given == one.right
+        else f"other tokens ({one.given}, not {one.right}, at the first)"
     )
     return (
         f"{request_name(one.request)} takes block {one.block} from the prefix cache ({_at(one.places)}), which "
@@ -248,21 +248,21 @@ def _stale(one: WrongAccess) -> str:
 
 def _rejected(one: WrongAccess) -> str:
     return (
-        f"{request_name(one.request)} still reads the row of token {one.told} at {_at(one.places)}, which was taken "
+        f"{request_name(one.request)} still reads the row of token {one.given} at {_at(one.places)}, which was taken "
         f"back for {one.right}: a rejected draft's"
     )
 
 
 def _position(one: WrongAccess) -> str:
-    where = f"the row of place {one.right} of {request_name(one.request)} has position {one.told} (pass {one.number})"
+    where = f"the row of place {one.right} of {request_name(one.request)} has position {one.given} (pass {one.number})"
     return f"positions are not those of the tokens: {where}" + (
-        ": they begin again behind the rows that come from the cache" if one.told == 0 else ""
+        ": they begin again behind the rows that come from the cache" if one.given == 0 else ""
     )
 
 
 def _length(one: WrongAccess) -> str:
     return (
-        f"attention is told that {request_name(one.request)} has {plural(one.told, 'row')}, where it has {one.right} "
+        f"attention is told that {request_name(one.request)} has {plural(one.given, 'row')}, where it has {one.right} "
         f"(pass {one.number})"
     )
 

@@ -34,7 +34,7 @@ class Misuse(StrEnum):
     """What is wrong with an access to the cache."""
 
     POSITION = "position"  # a row has another position than its place in the request
-    LENGTH = "length"  # attention is told of more or fewer rows than the request has
+    LENGTH = "length"  # attention is given more or fewer rows than the request has
     MISPLACED = "misplaced"  # the row was written to another slot than the block table says
     PADDING = "padding"  # a row that fills up a batch was written over it
     CLOBBERED = "clobbered"  # a misplaced row was written over it
@@ -80,8 +80,8 @@ class CacheWrite:
 class WrongAccess:
     """In pass `number`, `request` meets at `places` (first and last) what is not its own, first in `slot` of blocks of
     `block_size`. `owner` wrote what is there first, `last_owner` at the last place; `own` is the row that should be,
-    where there is one. `told` and `right`: a length, position or token as it is, and as it should be. The pass computes
-    the rows from `start` to before `stop` of the request."""
+    where there is one. `given` and `right`: a length, position or token as it is, and as it should be. The pass
+    computes the rows from `start` to before `stop` of the request."""
 
     kind: Misuse
     group: int
@@ -92,7 +92,7 @@ class WrongAccess:
     owner: CacheWrite | None = None
     last_owner: CacheWrite | None = None
     own: CacheWrite | None = None
-    told: int = UNKNOWN
+    given: int = UNKNOWN
     right: int = UNKNOWN
     block_size: int = 1
     start: int = 0
@@ -259,7 +259,7 @@ class SlotLedger:
                 self._note(
                     WrongAccess(
                         Misuse.POSITION, group, number, row.request, (row.place, row.place), slot, own=one,
-                        told=row.position, right=row.place,
+                        given=row.position, right=row.place,
                     )
                 )  # fmt: skip
         if one.misplaced:
@@ -282,7 +282,7 @@ class SlotLedger:
             self._note(
                 WrongAccess(
                     Misuse.LENGTH, group, one.number, read.request, places,
-                    self._slot(group, read, places[0]), told=read.length, right=right,
+                    self._slot(group, read, places[0]), given=read.length, right=right,
                 )
             )  # fmt: skip
 

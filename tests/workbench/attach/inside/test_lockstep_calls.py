@@ -29,7 +29,7 @@ def filled(cache: Any, count: int) -> Any:
     return cache
 
 
-def told(calls: CallInputs, ids: list[list[int]], cache: Any, **kwargs: Any) -> tuple[Any, Any]:
+def reported(calls: CallInputs, ids: list[list[int]], cache: Any, **kwargs: Any) -> tuple[Any, Any]:
     """The request and the place of each row of a call."""
     found = calls((), {"input_ids": torch.tensor(ids), "cache": cache, **kwargs})
     assert found is not None
@@ -38,7 +38,7 @@ def told(calls: CallInputs, ids: list[list[int]], cache: Any, **kwargs: Any) -> 
 
 
 @pytest.mark.parametrize("name", ["cache", "past_key_values"])
-def test_a_cache_tells_positions_by_either_of_its_names(name: str) -> None:
+def test_a_cache_reports_positions_by_either_of_its_names(name: str) -> None:
     """transformers 5.24 renamed the argument; engines of others keep to the older name."""
     found = CallInputs()((), {"input_ids": torch.tensor([[5]]), name: filled(DynamicCache(), 7)})
     assert found is not None
@@ -48,7 +48,7 @@ def test_a_cache_tells_positions_by_either_of_its_names(name: str) -> None:
 def test_whole_masks_of_a_static_cache_leave_every_token_in() -> None:
     """`generate` with a static cache hands on a dict of masks [B, 1, T, K], one a kind of layer."""
     masks = {"full_attention": torch.ones(1, 1, 3, 8, dtype=torch.bool)}
-    assert told(CallInputs(), [[5, 6, 7]], None, attention_mask=masks) == (["1.0"] * 3, None)
+    assert reported(CallInputs(), [[5, 6, 7]], None, attention_mask=masks) == (["1.0"] * 3, None)
 
 
 @pytest.mark.parametrize("kind", CACHES)
@@ -56,7 +56,7 @@ def test_places_do_not_depend_on_what_positions_are_given(kind: str) -> None:
     """A chunk of three, one of two, then single tokens past the window: position ids that begin again in each call."""
     calls, cache, read = CallInputs(), CACHES[kind](), 0
     for count in (3, 2, 1, 1):
-        found = told(calls, [[9] * count], cache, position_ids=torch.arange(count)[None])
+        found = reported(calls, [[9] * count], cache, position_ids=torch.arange(count)[None])
         assert found == (["1.0"] * count, list(range(read, read + count)))
         filled(cache, count)
         read += count
@@ -66,40 +66,40 @@ def test_a_window_that_counts_the_keys_it_keeps_is_seen_through(monkeypatch: pyt
     cache = filled(filled(CACHES["windows"](), 9), 1)
     monkeypatch.setattr(type(cache.layers[0]), "get_seq_length", lambda self: self.keys.shape[-2])
     assert cache.get_seq_length() == 3
-    assert told(CallInputs(), [[9]], cache)[1] == [10]
+    assert reported(CallInputs(), [[9]], cache)[1] == [10]
 
 
 def test_padding_in_front_is_no_place() -> None:
     calls, cache = CallInputs(), DynamicCache()
     mask = torch.tensor([[0, 0, 1, 1], [1, 1, 1, 1]])
-    names, places = told(calls, [[0, 0, 5, 17], [9, 8, 7, 6]], cache, attention_mask=mask)
+    names, places = reported(calls, [[0, 0, 5, 17], [9, 8, 7, 6]], cache, attention_mask=mask)
     assert names == ["", "", "1.0", "1.0", "1.1", "1.1", "1.1", "1.1"]
     assert places[2:] == [0, 1, 0, 1, 2, 3]
     longer = torch.cat([mask, mask[:, -1:]], 1)
-    assert told(calls, [[3], [5]], filled(cache, 4), attention_mask=longer) == (["1.0", "1.1"], [2, 4])
+    assert reported(calls, [[3], [5]], filled(cache, 4), attention_mask=longer) == (["1.0", "1.1"], [2, 4])
 
 
 def test_a_batch_goes_on_with_its_own_cache() -> None:
     """Two conversations in turn: the second begins before the first goes on."""
     calls, one, other = CallInputs(), DynamicCache(), DynamicCache()
-    assert told(calls, [[5, 6]], one)[0] == ["1.0"] * 2
-    assert told(calls, [[7, 8]], other)[0] == ["2.0"] * 2
-    assert told(calls, [[6]], filled(one, 2)) == (["1.0"], [2])
-    assert told(calls, [[8]], filled(other, 2)) == (["2.0"], [2])
+    assert reported(calls, [[5, 6]], one)[0] == ["1.0"] * 2
+    assert reported(calls, [[7, 8]], other)[0] == ["2.0"] * 2
+    assert reported(calls, [[6]], filled(one, 2)) == (["1.0"], [2])
+    assert reported(calls, [[8]], filled(other, 2)) == (["2.0"], [2])
 
 
 def test_a_cache_that_is_made_inside_a_call_is_of_that_call() -> None:
     calls = CallInputs()
-    assert told(calls, [[5, 6]], None) == (["1.0"] * 2, [0, 1])
-    assert told(calls, [[6]], filled(DynamicCache(), 2)) == (["1.0"], [2])
+    assert reported(calls, [[5, 6]], None) == (["1.0"] * 2, [0, 1])
+    assert reported(calls, [[6]], filled(DynamicCache(), 2)) == (["1.0"], [2])
 
 
 def test_what_was_taken_back_is_no_longer_before() -> None:
     """A draft of four tokens, of which one stays."""
     calls, cache = CallInputs(), filled(DynamicCache(), 5)
-    told(calls, [[1, 2, 3, 4]], cache)
+    reported(calls, [[1, 2, 3, 4]], cache)
     filled(cache, 4).crop(-3)
-    assert told(calls, [[7]], cache)[1] == [6]
+    assert reported(calls, [[7]], cache)[1] == [6]
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_what_was_taken_back_is_no_longer_before() -> None:
     ids=["axes", "form", "length"],
 )
 def test_places_are_not_told_where_they_are_not_known(given: dict[str, Any]) -> None:
-    assert told(CallInputs(), [[5, 6, 7, 8]], None, **given)[1] is None
+    assert reported(CallInputs(), [[5, 6, 7, 8]], None, **given)[1] is None
 
 
 @pytest.mark.parametrize(
@@ -130,7 +130,7 @@ def test_places_are_not_told_where_they_are_not_known(given: dict[str, Any]) -> 
 def test_texts_packed_into_a_row_are_requests_of_their_own(
     given: dict[str, Any], texts: str, places: list[int] | None
 ) -> None:
-    names, found = told(CallInputs(), [[5, 6, 7, 8, 9]], None, **given)
+    names, found = reported(CallInputs(), [[5, 6, 7, 8, 9]], None, **given)
     if places is None:
         assert set(names) == {"1.0"}
     else:
@@ -138,11 +138,11 @@ def test_texts_packed_into_a_row_are_requests_of_their_own(
     assert found == places
 
 
-def test_a_cache_of_others_tells_no_place() -> None:
+def test_a_cache_of_others_reports_no_place() -> None:
     class Cache:
         def get_seq_length(self) -> int:
             return 7
 
     cache = Cache()
-    assert told(CallInputs(), [[5]], cache) == (["0.0"], None)
-    assert told(CallInputs(), [[5]], copy.copy(cache)) == (["0.0"], None)
+    assert reported(CallInputs(), [[5]], cache) == (["0.0"], None)
+    assert reported(CallInputs(), [[5]], copy.copy(cache)) == (["0.0"], None)

@@ -72,9 +72,9 @@ FLOODS: list[tuple[Callable[[Tape], None], str]] = [
 
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("capture", ["full", "stats"])
-@pytest.mark.parametrize(("flood", "said"), FLOODS, ids=lambda one: getattr(one, "__name__", ""))
+@pytest.mark.parametrize(("flood", "printed"), FLOODS, ids=lambda one: getattr(one, "__name__", ""))
 def test_a_flood_is_stopped_and_said(
-    flood: Callable[[Tape], None], said: str, capture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+    flood: Callable[[Tape], None], printed: str, capture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     monkeypatch.setattr(lockstep_limits, "MOST_TAPS", 50)
@@ -87,12 +87,12 @@ def test_a_flood_is_stopped_and_said(
     if capture == "stats" and flood in (many_tensors, more_than_may_be_written):  # of which little is kept
         assert "more than 50 taps" in tape.facts["stopped"]
     else:
-        assert said in tape.facts["stopped"]
+        assert printed in tape.facts["stopped"]
     assert capfd.readouterr().err.count("recording stopped at") == 1
     assert sum(file.stat().st_size for file in (tmp_path / "rank0").iterdir()) < 5 << 20
     run = LockstepDump.open(tmp_path)
     assert next(run.passes(0)).ids == (0,)  # what was recorded before is kept
-    assert said.split(":")[0] in run.facts.notes[0] or capture == "stats"
+    assert printed.split(":")[0] in run.facts.notes[0] or capture == "stats"
 
 
 def test_threads_that_tap_at_a_time_stop_the_tape_and_nothing_else(tmp_path: Path) -> None:

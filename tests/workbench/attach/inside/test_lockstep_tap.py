@@ -213,7 +213,7 @@ def test_positions_of_any_form(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("bad", "said"),
+    ("bad", "printed"),
     [
         (lambda tape: tape.tap("q", object()), "pass 1, q: "),
         (lambda tape: tape.tap("q", torch.zeros(2, 2, dtype=torch.cfloat)), "pass 1, writing: KeyError: 'complex64'"),
@@ -222,7 +222,7 @@ def test_positions_of_any_form(tmp_path: Path) -> None:
     ],
 )  # fmt: skip
 def test_an_error_ends_the_recording_not_the_engine(
-    bad: Any, said: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    bad: Any, printed: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     tape = Tape(tmp_path)
     for index in range(2):
@@ -232,11 +232,11 @@ def test_an_error_ends_the_recording_not_the_engine(
     tape.tap("late", torch.ones(2, 2))
     tape.step([1, 2], 0)
     tape.close()
-    assert f"recording stopped at {said}" in capsys.readouterr().err
+    assert f"recording stopped at {printed}" in capsys.readouterr().err
     run = LockstepDump.open(tmp_path)
-    assert said in run.facts.notes[0]
+    assert printed in run.facts.notes[0]
     whole = [[x.tap for x in one.tensors] for one in run.passes(0)]
-    assert whole == [["x"]] * (2 if said.startswith("pass 2") else 1)
+    assert whole == [["x"]] * (2 if printed.startswith("pass 2") else 1)
     assert not list((tmp_path / "rank0").glob("*late*"))
 
 
@@ -348,7 +348,7 @@ def test_the_files_stand_alone() -> None:
                 assert top == "torch" or top in own or top in sys.stdlib_module_names, (path.name, name)
 
 
-def test_tape_json_says_what_it_is(tmp_path: Path) -> None:
+def test_tape_json_reports_what_it_is(tmp_path: Path) -> None:
     Tape(tmp_path, 1, 2, engine="e", model="m", mode="eager").close()
     reported = json.loads((tmp_path / "rank1" / "tape.json").read_text())
     assert reported["format"] == "lockstep-tape"

@@ -1,4 +1,4 @@
-"""What the tap tells of vLLM's sampling, by stand-ins of its requests."""
+"""What the tap reports on vLLM's sampling, by stand-ins of its requests."""
 
 from __future__ import annotations
 

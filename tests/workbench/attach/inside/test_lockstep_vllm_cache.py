@@ -76,6 +76,6 @@ def test_slots_and_blocks_of_each_group(monkeypatch: pytest.MonkeyPatch) -> None
     assert first["blocks"] == [[7, 9], [2, 10]]
 
 
-def test_a_layer_without_a_block_table_tells_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_layer_without_a_block_table_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     without = group(FullAttentionSpec(block_size=4), 0, metadata=SimpleNamespace())
     assert cache_accesses(runner([without], monkeypatch), scheduled([NEW], {"a": 4}), SPANS) is None

@@ -35,7 +35,7 @@ ROWS = np.arange(1.0, 13.0).reshape(4, 3)
         (np.where(ROWS == 11, np.nan, ROWS), None, ("b", 3)),
     ],
 )
-def test_the_first_row_that_differs_is_told(
+def test_the_first_row_that_differs_is_reported(
     changed: np.ndarray, below: int | None, expected: tuple[str, int] | None
 ) -> None:
     apart = first_apart(_Rows({"a": ROWS, "b": ROWS}), _Rows({"a": ROWS, "b": changed}), 1e-6, below)

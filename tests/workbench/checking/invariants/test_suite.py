@@ -25,7 +25,7 @@ def tried(path: Path, tp: int = 1, **rules: str) -> dict[str, Invariant]:
 
 
 def broken(found: dict[str, Invariant]) -> dict[str, str]:
-    return {name: one.told for name, one in found.items() if one.result == "broken"}
+    return {name: one.summary for name, one in found.items() if one.result == "broken"}
 
 
 @pytest.mark.slow
@@ -59,7 +59,7 @@ def test_what_a_fault_must_break_is_broken(
     rules: dict[str, str], tp: int, name: str, tap: str, tmp_path: Path
 ) -> None:
     found = tried(tiny_checkpoint(tmp_path, "qwen2"), tp, **rules)
-    assert found[name].result == "broken", found[name].told
+    assert found[name].result == "broken", found[name].summary
     assert found[name].tap.startswith(tap)
     assert found[name].means
 

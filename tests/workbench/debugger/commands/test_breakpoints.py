@@ -206,7 +206,7 @@ def test_nan_that_begins_anew_is_another_stop(live: Live) -> None:
     assert stats[-1, :, STATISTICS.index("nan")].all(), "though the logits have it still"
 
 
-def test_a_toggle_tells_nothing_and_the_next_motion_does(live: Live) -> None:
+def test_a_toggle_reports_nothing_and_the_next_motion_does(live: Live) -> None:
     """The run ahead is for comparing; whoever goes on is told what a catchpoint finds."""
     debugger = live(tp=2)
     texts(debugger, "catch nan", "catch desync", "next 2")
@@ -295,6 +295,6 @@ def test_catch_golden_wants_a_reference(live: Live) -> None:
         ("re", "ambiguous"),
     ],
 )
-def test_mistakes_are_told(live: Live, line: str, message: str) -> None:
+def test_mistakes_are_reported(live: Live, line: str, message: str) -> None:
     with pytest.raises(Exception, match=message):
         live().execute(line)

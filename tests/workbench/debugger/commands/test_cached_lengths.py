@@ -40,7 +40,7 @@ def test_layers_that_agree_are_one_line_and_others_are_named(live: Live) -> None
     assert kv(broken) == [[seq, rank, *rest] for rank in (0, 1) for seq, *rest in found]
 
 
-def test_an_expression_tells_the_layer_that_is_stood_in(live: Live) -> None:
+def test_an_expression_reports_the_layer_that_is_stood_in(live: Live) -> None:
     debugger = live(tp=2, rules=SHARED)
     debugger.execute("next 3")
     reported = {

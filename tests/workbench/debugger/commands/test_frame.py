@@ -10,7 +10,7 @@ from lockstep.workbench.debugger.errors import CommandError
 from tests.workbench.debugger.conftest import PROMPT, Live, texts
 
 
-def test_where_tells_the_token_that_is_read_and_the_one_that_comes_out(live: Live) -> None:
+def test_where_reports_the_token_that_is_read_and_the_one_that_comes_out(live: Live) -> None:
     debugger = live(tp=2)
     assert "no token yet" in debugger.execute("where").to_text()
     debugger.execute("next 2")

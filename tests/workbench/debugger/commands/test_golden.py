@@ -25,7 +25,7 @@ LEDGER = (
 
 
 @pytest.mark.slow
-def test_every_faulty_operation_is_told_live_and_in_a_replay(live: Live) -> None:
+def test_every_faulty_operation_is_reported_live_and_in_a_replay(live: Live) -> None:
     debugger = live(tp=2, rules=RULES, prompts=PROMPTS)
     debugger.execute("next 3")
     reported = debugger.execute("golden")
@@ -72,7 +72,7 @@ def test_a_patched_tap_is_a_fault_of_its_own_at_its_step(live: Live) -> None:
     assert debugger.timeline.line(1).patches
 
 
-def test_a_match_has_no_ledger_and_tells_how_far_it_has_come(live: Live) -> None:
+def test_a_match_has_no_ledger_and_reports_how_far_it_has_come(live: Live) -> None:
     debugger = live()
     debugger.execute("next 2")
     heard: list[ProgressEvent] = []

@@ -21,7 +21,7 @@ needs_llamacpp = pytest.mark.skipif(not library.is_installed(), reason=library.I
 
 @needs_llamacpp
 @pytest.mark.llamacpp
-def test_golden_asks_whom_it_is_told_and_then_the_same_again(tmp_path: Path) -> None:
+def test_golden_asks_whom_it_is_reported_and_then_the_same_again(tmp_path: Path) -> None:
     keys = {"tokenizer.ggml.model": "none"}
     file = gguf_twin(tiny_variant(tmp_path, "qwen2-tied"), tmp_path / "tiny.gguf", "Q8_0", keys=keys)
     path = tmp_path / "a.session"

@@ -123,7 +123,7 @@ def test_a_toggle_stops_at_the_first_different_token(live: Live) -> None:
         )
 
 
-def test_a_toggle_that_changes_no_token_says_so(live: Live) -> None:
+def test_a_toggle_that_changes_no_token_reports_it(live: Live) -> None:
     debugger = live()
     text = texts(debugger, "next 3", "toggle rope interleaved")[-1]
     found = re.fullmatch(

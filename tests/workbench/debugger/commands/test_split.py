@@ -12,7 +12,7 @@ from lockstep.workbench.debugger.host.replay import open_replay
 from tests.workbench.debugger.conftest import Live, finish, texts
 
 
-def test_split_tells_tokens_and_the_first_operation_live_and_in_replay(live: Live) -> None:
+def test_split_reports_tokens_and_the_first_operation_live_and_in_replay(live: Live) -> None:
     debugger = live(tp=2)
     with pytest.raises(DebuggerError, match="nothing was run yet"):
         debugger.execute("split")
@@ -28,7 +28,7 @@ def test_split_tells_tokens_and_the_first_operation_live_and_in_replay(live: Liv
     tokens = [debugger.timeline.tokens(branch) for branch in (1, 0)]
     parted = next((i for i, (a, b) in enumerate(zip(*tokens, strict=False)) if a != b), None)
     assert found.parted == parted
-    # Inside a step it tells of the last one that is over, and finishes nothing.
+    # Inside a step it reports on the last one that is over, and finishes nothing.
     debugger.execute("goto 8")
     debugger.execute("stepi")
     assert isinstance(inside := debugger.execute("split main"), SplitResult)

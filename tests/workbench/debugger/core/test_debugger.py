@@ -38,7 +38,7 @@ def fail(debugger: Debugger) -> None:
     raise ZeroDivisionError("by chance")
 
 
-def test_a_defect_is_told_and_the_debugger_goes_on(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_is_reported_and_the_debugger_goes_on(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     debugger = live(tp=2)
     debugger.execute("next 2")
     debugger.execute("until layers.1.attn.probs")  # a pass stands still in its middle
@@ -60,7 +60,7 @@ def test_a_defect_is_told_and_the_debugger_goes_on(live: Live, monkeypatch: pyte
     assert event.data["raised_at"].startswith("tests.workbench.debugger.core.test_debugger:")
 
 
-def test_a_defect_that_costs_the_engine_says_so(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_defect_that_costs_the_engine_reports_it(live: Live, monkeypatch: pytest.MonkeyPatch) -> None:
     debugger = live()
     debugger.execute("next")
 
@@ -76,7 +76,7 @@ def test_a_defect_that_costs_the_engine_says_so(live: Live, monkeypatch: pytest.
     assert debugger.execute("next 2").to_json()["step"] == 1
 
 
-def test_a_rank_that_died_meanwhile_is_told_before_the_next_command(
+def test_a_rank_that_died_meanwhile_is_reported_before_the_next_command(
     live: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Also where the command asks nothing of the engine: a script ends with 5."""

@@ -75,7 +75,7 @@ class HostProcess:
                 client.connect(str(self.directory / "socket"))
             except (FileNotFoundError, ConnectionRefusedError):
                 client.close()
-                assert self.process.poll() is None, self.said()
+                assert self.process.poll() is None, self.printed()
                 assert time.monotonic() < deadline
                 time.sleep(0.02)
             else:
@@ -99,7 +99,7 @@ class HostProcess:
         assert not self.directory.exists()
         return code
 
-    def said(self) -> str:
+    def printed(self) -> str:
         """Its stderr, once it has ended."""
         assert self.process.stderr is not None
         return self.process.stderr.read().decode()
@@ -147,7 +147,7 @@ def folded(session: Path) -> int:
 
 
 def run_until(connection: Connection[HostFrame], step: int) -> None:
-    """Have it run without an end, until a step was told of."""
+    """Have it run without an end, until a step was reported."""
     connection.send(RequestFrame(1, LineRequest("until 100000")))
     while not (isinstance(frame := connection.receive(), StepEvent) and frame.step >= step):
         continue
@@ -178,7 +178,7 @@ def test_junk_ends_the_connection_and_the_host_with_it(hosts: Callable[..., Host
             if not stated:
                 client.shutdown(socket.SHUT_WR)
             host.ended()
-        assert stated in (reported := host.said()), name
+        assert stated in (reported := host.printed()), name
         assert "Traceback" not in reported, name
 
 
@@ -186,12 +186,12 @@ def test_a_client_that_never_comes_is_not_waited_for(hosts: Callable[..., HostPr
     """The lifeline tells; and the last of both removes the folder."""
     host = hosts(*_REPLAY)
     while not (host.directory / "socket").exists():
-        assert host.process.poll() is None, host.said()
+        assert host.process.poll() is None, host.printed()
         time.sleep(0.02)
     host.folder.close()
     host.lifeline.close()
     host.process.wait(20)  # less than a host waits for a client
-    assert "the client has ended before it came" in host.said()
+    assert "the client has ended before it came" in host.printed()
     assert not host.directory.exists()
 
 
@@ -213,7 +213,7 @@ def test_a_signal_folds_the_session_and_ends_the_ranks(
     assert host.ended() == 128 + signal.SIGTERM
     last = folded(session)
     assert last > 20
-    assert host.said() == f"lockstep host: ended by SIGTERM; {session} is recorded up to step {last}\n"
+    assert host.printed() == f"lockstep host: ended by SIGTERM; {session} is recorded up to step {last}\n"
 
 
 def folded_steps(session: Path) -> int:
@@ -341,7 +341,7 @@ def fuzz(host: HostProcess, seed: int, requests: int) -> None:
         client.sendall(framed(bytes(body)) + chance.randbytes(50))
         client.shutdown(socket.SHUT_WR)
         host.ended()
-    assert "Traceback" not in host.said()
+    assert "Traceback" not in host.printed()
 
 
 @pytest.mark.slow

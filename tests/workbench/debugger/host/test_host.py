@@ -47,12 +47,12 @@ class Heard:
             self.changed.notify_all()
 
     def wait_for_step(self, step: int, timeout: float = 60) -> None:
-        """Until a step from `step` on was told of."""
+        """Until a step from `step` on was reported."""
         with self.changed:
             assert self.changed.wait_for(lambda: self.last_step() >= step, timeout), step
 
     def last_step(self) -> int:
-        """The newest step that was told of, 0 for none."""
+        """The newest step that was reported, 0 for none."""
         return max((event.step for event in self.events if isinstance(event, StepEvent)), default=0)
 
     def wait_for(self, kind: type[E], timeout: float = 60) -> E:
@@ -155,7 +155,7 @@ def test_a_temporary_directory_too_deep_for_a_socket_is_no_obstacle(
         client.close()
 
 
-def test_what_cannot_start_says_why(tmp_path: Path) -> None:
+def test_what_cannot_start_reports_why(tmp_path: Path) -> None:
     client = HostClient.start([str(tmp_path / "nothing")], program=PROGRAM)
     with pytest.raises(HostError, match="no such file") as info:
         client.ready.result(60)
@@ -165,7 +165,7 @@ def test_what_cannot_start_says_why(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("fresh_processes")
-def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path) -> None:
+def test_a_lost_rank_is_reported_and_restart_works(checkpoint: Path, tmp_path: Path) -> None:
     heard = Heard()
     client = launch(checkpoint, tmp_path / "lost.session", heard, tp=2)
     try:
@@ -199,7 +199,7 @@ def test_a_lost_rank_is_told_and_restart_works(checkpoint: Path, tmp_path: Path)
     assert verify(tmp_path / "lost.session") == []
 
 
-def test_a_stopped_host_is_told_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_stopped_host_is_reported_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay's, which has no ranks."""
     monkeypatch.setattr(client_module, "_SILENT_AFTER", 2.0)
     heard = Heard()

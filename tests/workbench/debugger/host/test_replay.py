@@ -141,7 +141,7 @@ def test_the_recordings_are_described_and_small() -> None:
     assert {path.name for path in RECORDED.glob("*.session")} == {file_name(bug) for bug in BUGS}
 
 
-def test_what_is_not_there_says_how_to_have_it(live: Live) -> None:
+def test_what_is_not_there_reports_how_to_have_it(live: Live) -> None:
     debugger = live(tp=2)
     texts(debugger, "next 3", "print layers.0.mlp.act[0, 0]")
     path = finish(debugger)
@@ -192,7 +192,7 @@ def test_the_prefill_has_all_rows_of_its_attention(live: Live) -> None:
         assert "was captured" not in reported
 
 
-def test_rows_that_there_was_no_room_for_are_told_of(live: Live) -> None:
+def test_rows_that_there_was_no_room_for_are_reported_of(live: Live) -> None:
     """As float16 a row of a layer takes 8 heads × 10 keys × 2 bytes; the newest 8 of 10 rows are offered, and of their
     keys the strongest are kept."""
     debugger = live(tp=2, prompts=[list(range(10))])

@@ -55,7 +55,7 @@ def test_a_cache_with_rows_of_an_earlier_step_begins_nothing() -> None:
     assert (FLOW.begun(again, again) == again).all(), "what no operation remembers begins in each step anew"
 
 
-def test_places_that_cannot_tell_are_as_their_inputs() -> None:
+def test_places_that_cannot_report_are_as_their_inputs() -> None:
     found = wrong("layers.0.attn.o_proj", "layers.0.attn_residual", "layers.0.mlp_norm", "layers.0.mlp.down")
     blind = {place for place, name in enumerate(NAMES) if name.endswith(("gate", "up", "act", ".partial"))}
     assert cells(FLOW.begun(found, None, blind)) == ["layers.0.attn.o_proj@0", "layers.0.attn.o_proj@1"]
@@ -75,7 +75,7 @@ def at(step: int) -> Beginning:
 
 
 @pytest.mark.parametrize(
-    ("told", "before", "carried"),
+    ("reported", "before", "carried"),
     [
         ({4}, [7, 6, 5, 4], True),  # every step since has had it
         ({7}, [7], True),
@@ -83,7 +83,9 @@ def at(step: int) -> Beginning:
         (set(), [7, 6, 5, 4], False),  # passed without being told
     ],
 )
-def test_what_was_told_is_carried_on_without_a_gap(told: set[int], before: list[int], carried: bool) -> None:
-    known = {at(step) for step in told}
+def test_what_was_reported_is_carried_on_without_a_gap(
+    reported: set[int], before: list[int], carried: bool
+) -> None:
+    known = {at(step) for step in reported}
     assert carries(known, at(8), [at(step) for step in before]) is carried
     assert (at(8) in known) is carried, "so that the next step needs to look back at this one alone"

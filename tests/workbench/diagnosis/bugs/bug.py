@@ -45,7 +45,7 @@ class Place:
 class Bug:
     """`patch` spoils a loaded model. `accepted` are the classes of cause that are right; `words` is a regular
     expression that a sentence has to match which says what is wrong, not only where. `ep`: of Lockstep's own engine, in
-    so many groups of experts; 0: of transformers' modules. `harmless`: a control, of which no cause may be told."""
+    so many groups of experts; 0: of transformers' modules. `harmless`: a control, of which no cause may be reported."""
 
     name: str
     group: str

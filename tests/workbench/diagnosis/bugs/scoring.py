@@ -19,7 +19,7 @@ from tests.workbench.diagnosis.bugs.recording import Recorded
 
 #: What vLLM, SGLang and others have in their attention kernel.
 _INSIDE = ("attn.scores", "attn.probs", *CACHES)
-#: Confidence under which a cause is said with reservation.
+#: Confidence under which a cause is reported with reservation.
 SURE = 0.5
 #: named: the first cause has the right class and place; misleading: it has not, and says so without reservation;
 #: unnamed: no cause, or with reservation; missed: no divergence.
@@ -28,7 +28,7 @@ Outcome = Literal["named", "unnamed", "misleading", "missed"]
 
 @dataclass(frozen=True, slots=True)
 class Answer:
-    """What was said of a recording."""
+    """What was reported of a recording."""
 
     verdict: str
     first: Divergence | None
@@ -44,7 +44,7 @@ class Score:
     placed: bool
     worded: bool
     why: str
-    said: str
+    printed: str
 
 
 def diagnose(

@@ -107,7 +107,7 @@ def test_wrong_norms_are_named(case: str, dtype: str) -> None:
     reported = [one.variant for one in best(found) if one.variant.name == name]
     assert reported, [one.variant.text for one in accepted(found)]
     assert words in reported[0].text
-    # The epsilons that bfloat16 cannot tell apart are all told, and nothing else.
+    # The epsilons that bfloat16 cannot tell apart are all reported, and nothing else.
     assert {one.variant.name for one in best(found)} == {name}, [o.variant.text for o in best(found)]
 
 

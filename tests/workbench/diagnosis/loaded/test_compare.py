@@ -231,21 +231,22 @@ def test_rows_that_are_still_themselves_are_looked_for_nowhere(
     assert {one.mistake.kind for one in compared(checkpoint, tmp_path, bug).wrong} == {kind}
 
 
-def said(found: LoadedWeights) -> str:
+def printed(found: LoadedWeights) -> str:
     return "\n".join(f"{one.parameter} {one.ranks} {one.layers}: {one.mistake.text}" for one in found.wrong)
 
 
 def test_words_say_whose_it_is(checkpoint: Path, tmp_path: Path) -> None:
-    assert said(compared(checkpoint, tmp_path / "a", _exchanged(_O))).splitlines() == [
+    assert printed(compared(checkpoint, tmp_path / "a", _exchanged(_O))).splitlines() == [
         "model.layers.1.self_attn.o_proj.weight (0,) (1,): rank 1's part instead",
         "model.layers.1.self_attn.o_proj.weight (1,) (1,): rank 0's part instead",
     ]
     bug = _set(_NORM, lambda x, states: states[0][_NORM.replace("1", "0", 1)])
     assert (
-        said(compared(checkpoint, tmp_path / "b", bug)) == f"{_NORM} (0, 1) (1,): the layer before's instead"
+        printed(compared(checkpoint, tmp_path / "b", bug))
+        == f"{_NORM} (0, 1) (1,): the layer before's instead"
     )
     halves = next(one[1] for one in _PLANTED if one[0] == "halves as neighbours")
-    assert "halves made neighbours, in every 16" in said(compared(checkpoint, tmp_path / "c", halves))
+    assert "halves made neighbours, in every 16" in printed(compared(checkpoint, tmp_path / "c", halves))
 
 
 def test_the_same_mistake_of_all_layers_is_one(checkpoint: Path, tmp_path: Path) -> None:

@@ -45,7 +45,7 @@ def test_what_says_something_and_is_read_by_nobody_is_found(
     assert unread_keys(QWEN | more) == found
 
 
-def test_it_is_said_with_its_value(tmp_path: Path) -> None:
+def test_it_is_reported_with_its_value(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps(QWEN | {"logit_scale": 0.0625}))
     (reported,) = unread_words(tmp_path)
     assert reported.endswith("not what the family has by itself: logit_scale = 0.0625")

@@ -1,4 +1,4 @@
-"""The memory of engines that hold a model which reads images: its text model is compared, the rest is said."""
+"""The memory of engines that hold a model which reads images: its text model is compared, the rest is reported."""
 
 from __future__ import annotations
 

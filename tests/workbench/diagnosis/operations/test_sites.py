@@ -101,7 +101,7 @@ def test_one_element_off_by_a_thousandth_is_found(case: Case, tmp_path: Path) ->
     assert deviation.columns == (17,)
 
 
-def test_operations_without_their_inputs_are_told_as_unjudged(case: Case, tmp_path: Path) -> None:
+def test_operations_without_their_inputs_are_reported_as_unjudged(case: Case, tmp_path: Path) -> None:
     session = synthetic(tmp_path / "a.session", case.floor, skip=lambda tap: tap == "layers.1.mlp_norm")
     found = [site for site in read(session, case.model_dir) if isinstance(site, Unjudged)]
     assert {site.tap for site in found} >= {"layers.1.mlp.gate", "layers.1.mlp.up"}

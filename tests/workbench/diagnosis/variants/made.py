@@ -121,7 +121,7 @@ def accepted(site: Site) -> list[Fit]:
 
 
 def best(site: Site) -> list[Fit]:
-    """Of those, the ones that are told first: with the fewest fitted numbers, and right where the operation is."""
+    """Of those, the ones that are reported first: with the fewest fitted numbers, and right where the operation is."""
     found = accepted(site)
     return [one for one in found if _rank(one) == _rank(found[0])]
 

@@ -68,7 +68,7 @@ def linear(seen_of: Callable[[np.ndarray, np.ndarray], np.ndarray], width: int =
     return made_site("linear", "layers.1.mlp.gate", {"x": x}, seen_of(x, w), weights=weights)
 
 
-def test_in_features_that_count_a_trifle_more_are_told() -> None:
+def test_in_features_that_count_a_trifle_more_are_reported() -> None:
     """No in feature by itself is off by a thousandth."""
     site = linear(lambda x, w: x @ (w * np.where(np.arange(64) < 32, 1.0006, 1.0004)).T)
     assert "feature_scale" in {one.variant.name for one in fits(site, [product_fits])}

@@ -78,7 +78,7 @@ def test_a_right_run_has_no_wrong_layer(case: Case, tmp_path: Path) -> None:
     assert wrong(synthetic(tmp_path / "right.session", case.floor), case) == {}
 
 
-def test_a_layer_that_left_nothing_is_told_as_skipped(case: Case, tmp_path: Path) -> None:
+def test_a_layer_that_left_nothing_is_reported_as_skipped(case: Case, tmp_path: Path) -> None:
     def spoil(x: np.ndarray, at: Place) -> np.ndarray:
         return normed(case, streams(case, [0, 2], at.seq)[1][rows_of(case, at)], 2)
 

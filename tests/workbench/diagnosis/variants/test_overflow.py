@@ -83,7 +83,7 @@ def test_ranges_and_roundings_are_named(tap: str, spoil: Any, size: float, name:
     assert any(one == name and words in text for one, text in reported[:2]), reported
 
 
-def test_a_half_precision_engine_whose_scores_overflow_is_told_of_it() -> None:
+def test_a_half_precision_engine_whose_scores_overflow_is_reported_of_it() -> None:
     """The reference overflows as well there, so that this is no deviation of the operation's own."""
     run = Run(model(), {"scores": fp16_product}, dtype=torch.float16, size=200.0)
     assert causes(run, "scores")[0].variant.name == "overflow_before_scale"

@@ -114,7 +114,7 @@ def test_llama_debug_leaves_logits_and_means(model: Any, run: Computed, tmp_path
     assert any("of all rows together" in note for note in opened.facts.notes)
 
 
-def test_what_cannot_be_read_is_said(model: Any, run: Computed, checkpoint: Path, tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported(model: Any, run: Computed, checkpoint: Path, tmp_path: Path) -> None:
     with pytest.raises(ForeignDumpError, match="--save-logits"):
         open_llamacpp(tmp_path)
     write_callback(tmp_path / "dump", model, run)

@@ -35,7 +35,7 @@ def test_the_least_dump_is_read(tmp_path: Path) -> None:
     assert (facts.source, facts.ranks, facts.mode, facts.notes) == ("lockstep_tap", 1, "", ())
 
 
-def test_what_is_told_of_the_run(tmp_path: Path) -> None:
+def test_what_is_reported_of_the_run(tmp_path: Path) -> None:
     config = {
         "hidden_size": 64,
         "num_attention_heads": "many",
@@ -77,7 +77,7 @@ def test_a_line_cut_short_by_the_engines_death_is_left_out(tmp_path: Path) -> No
     assert len(read_all(tmp_path)) == 1
 
 
-def test_an_engine_that_raises_all_the_time_is_told_once(tmp_path: Path) -> None:
+def test_an_engine_that_raises_all_the_time_is_reported_once(tmp_path: Path) -> None:
     lines = [LINE | {"pass": index, "raised": "E: no"} for index in range(12)]
     notes = LockstepDump.open(dump(tmp_path, lines=lines)).facts.notes
     assert notes[0] == "rank 0, pass 0: the engine raised E: no after embed"

@@ -1,4 +1,5 @@
-"""msprobe's dumps: every tap is what transformers computed; where there are statistics alone, that is what is told."""
+"""msprobe's dumps: every tap is what transformers computed; where there are statistics alone, that is what is
+reported."""
 
 from __future__ import annotations
 
@@ -148,7 +149,9 @@ def test_statistics_of_a_fused_product_are_of_no_part(
     assert not {"layers.0.attn.q_proj", "layers.0.mlp.gate"} & taps
 
 
-def test_ids_that_no_dump_has_are_told_beside_it(model: Any, runs: list[Computed], tmp_path: Path) -> None:
+def test_ids_that_no_dump_has_are_reported_beside_it(
+    model: Any, runs: list[Computed], tmp_path: Path
+) -> None:
     write_model(tmp_path, model, batches(runs[0]), keep=())
     with pytest.raises(ForeignDumpError, match=r'"tensor_list": \["embed_tokens", "rotary_emb"\].*ids\.json'):
         list(open_msprobe(tmp_path).passes(0))
@@ -185,7 +188,7 @@ def test_a_placement_is_a_layout(model: Any, runs: list[Computed], tmp_path: Pat
     assert (layouts["layers.0.attn.o_proj"], layouts["layers.0.attn.q_proj"]) == ("partial", "shard(1)")
 
 
-def test_what_cannot_be_read_is_said(model: Any, runs: list[Computed], tmp_path: Path) -> None:
+def test_what_cannot_be_read_is_reported(model: Any, runs: list[Computed], tmp_path: Path) -> None:
     with pytest.raises(ForeignDumpError, match="no step0/rank0"):
         open_msprobe(tmp_path)
     write_model(tmp_path, model, batches(runs[0])[:1])

@@ -1,4 +1,4 @@
-"""SGLang's pass dump: every tap of every rank is what transformers computed, and its traps are told."""
+"""SGLang's pass dump: every tap of every rank is what transformers computed, and its traps are reported."""
 
 from __future__ import annotations
 

@@ -64,7 +64,7 @@ def test_every_tap_is_what_was_computed(
     assert run.facts.ranks == size
 
 
-def test_dims_tell_the_layout_of_a_named_tensor(passes: list[PackedPass], tmp_path: Path) -> None:
+def test_dims_report_the_layout_of_a_named_tensor(passes: list[PackedPass], tmp_path: Path) -> None:
     for rank in range(2):
         dumper = Dumper(tmp_path, rank, 2)
         dumper.batch(passes[0], NAMES)
@@ -118,7 +118,7 @@ def test_the_same_argument_of_inner_modules_is_no_second_pass(
         list(open_sglang_dumper(tmp_path).passes(0))
 
 
-def test_a_step_without_its_ids_says_what_to_set(passes: list[PackedPass], tmp_path: Path) -> None:
+def test_a_step_without_its_ids_reports_what_to_set(passes: list[PackedPass], tmp_path: Path) -> None:
     Dumper(tmp_path, 0, 1).dump("x", torch.zeros(3, 2))
     with pytest.raises(ForeignDumpError, match="DUMPER_NON_INTRUSIVE_MODE=core"):
         list(open_sglang_dumper(tmp_path).passes(0))

@@ -29,7 +29,7 @@ def test_the_writer_of_the_page(tmp_path: Path) -> None:
     np.testing.assert_array_equal(one.tensors[0].array, [[0.5], [-1]])
 
 
-def test_every_key_is_told() -> None:
+def test_every_key_is_reported() -> None:
     assert f"version {FORMAT}" in PAGE
     assert FORMAT == VERSION
     reported = set(re.findall(r"`(\w+)`", PAGE))
@@ -38,7 +38,7 @@ def test_every_key_is_told() -> None:
         assert {field.encode_name for field in msgspec.structs.fields(kind)} - reported <= unsaid
 
 
-def test_every_tap_and_its_layout_is_told() -> None:
+def test_every_tap_and_its_layout_is_reported() -> None:
     """But for those that fused attention has none of."""
     rows = [
         line.split("|")[1:4]

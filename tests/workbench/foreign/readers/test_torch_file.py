@@ -71,7 +71,7 @@ def test_plain_values_and_containers_are_kept(tmp_path: Path) -> None:
     assert numbers(found["parameter"], tmp_path / "x.pt")[1].tolist() == [1, 1]
 
 
-def test_tensors_that_share_memory_are_told(tmp_path: Path) -> None:
+def test_tensors_that_share_memory_are_reported(tmp_path: Path) -> None:
     one = torch.arange(6)
     torch.save({"a": one, "b": one[2:], "c": one.clone()}, tmp_path / "x.pt")
     found: Any = load_torch(tmp_path / "x.pt")

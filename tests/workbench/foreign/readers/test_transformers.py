@@ -135,7 +135,7 @@ def test_one_ranks_shard_is_refused(model: Any, folder: Path, tmp_path: Path) ->
         list(open_transformers(folder, tmp_path).passes(0))
 
 
-def test_what_is_no_dump_is_said(tmp_path: Path) -> None:
+def test_what_is_no_dump_is_reported(tmp_path: Path) -> None:
     with pytest.raises(ForeignDumpError, match="_debug_tree_FULL_TENSORS"):
         open_transformers(tmp_path)
     for kind in ("A", "B"):

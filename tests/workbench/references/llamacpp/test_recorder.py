@@ -134,7 +134,7 @@ def test_refusals_are_one_line(tmp_path: Path) -> None:
         record(short, tmp_path / "a.session")
 
 
-def test_without_the_library_one_line_says_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_one_line_reports_how_to_install_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(library, "is_installed", lambda: False)
     with pytest.raises(
         ReferenceFailure, match=r"^llama\.cpp is not installed: pip install 'lockstep-llm\[llamacpp\]'"

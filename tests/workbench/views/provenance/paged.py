@@ -17,7 +17,7 @@ class PagedRequest:
     tokens: list[int]
     blocks: list[int] = field(default_factory=list)
     computed: int = 0
-    told: bool = False
+    reported: bool = False
 
 
 @dataclass
@@ -57,16 +57,16 @@ class PagedEngine:
         before = self.requests[number]
         self.end(number)
         self.begin(number, before.tokens)
-        self.requests[number].told = before.told
+        self.requests[number].reported = before.reported
 
     def run(self, counts: dict[int, int]) -> CachePass:
         """A pass with so many rows of each request."""
         rows, reads, cached = list[CachedRow](), list[CacheRead](), dict[int, tuple[int, ...]]()
         for number, count in counts.items():
             one = self.requests[number]
-            if not one.told and one.computed:
+            if not one.reported and one.computed:
                 cached[number] = tuple(one.tokens[: one.computed])
-            one.told = True
+            one.reported = True
             length = one.computed + count
             while len(one.blocks) * self.size < length:
                 one.blocks.append(self._give())

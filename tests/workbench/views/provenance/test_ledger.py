@@ -159,7 +159,7 @@ def test_two_prefixes_with_one_hash() -> None:
     made.free.remove(2)
     made.run({2: 1})
     (one,) = wrong(made.passes)
-    assert (one.kind, one.places, one.told, one.right) == (Misuse.COLLISION, (4, 7), 14, 50)
+    assert (one.kind, one.places, one.given, one.right) == (Misuse.COLLISION, (4, 7), 14, 50)
 
 
 def test_a_block_that_was_given_on_and_is_still_found() -> None:
@@ -227,7 +227,7 @@ def test_positions_that_begin_again_behind_a_hit() -> None:
     made.begin(2, list(range(10, 16)))
     made.run({2: 2})
     found = wrong(made.passes)
-    assert [(one.kind, one.told, one.right) for one in found] == [
+    assert [(one.kind, one.given, one.right) for one in found] == [
         (Misuse.POSITION, 0, 4),
         (Misuse.POSITION, 1, 5),
     ]
@@ -239,7 +239,7 @@ def test_a_length_that_is_not_the_requests(by: int) -> None:
     made.begin(1, list(range(5)))
     made.run({1: 5})
     (one,) = wrong(made.passes)
-    assert (one.kind, one.told, one.right) == (Misuse.LENGTH, 5 + by, 5)
+    assert (one.kind, one.given, one.right) == (Misuse.LENGTH, 5 + by, 5)
 
 
 def test_a_row_that_is_not_written() -> None:

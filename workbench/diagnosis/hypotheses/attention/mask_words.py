@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.operations.site import Site
 
 #: The detail of an edit behind its first word.
@@ -145,14 +145,14 @@ _NUMBERS: Mapping[str, tuple[str, str, str]] = {
 }
 
 
-def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+def mask_words(site: Site, place: str, how: str, rest: Rest) -> Wording | None:
     if place == "hidden":
         if how in _NUMBERS:
-            return Told(*_NUMBERS[how], {})
+            return Wording(*_NUMBERS[how], {})
         number = number_of(rest, 0)
         words = {"added": "get the mask's {:.4g}", "filled": "are set to {:.4g}"}[how].format(number)
         text = f"masked scores {words}, which does not hide them: they keep a share"
-        return Told("mask_finite", "mask", text, {"value": number})
+        return Wording("mask_finite", "mask", text, {"value": number})
     if place != "allowed":
         return None
     if how == "by_query":
@@ -162,7 +162,7 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         name, text = _OF_SCORES.get(name, (name, text))
     if name.startswith("cache"):
         ring = {"chunk": number_of(rest, 0), "slots": number_of(rest, 1)} if how == "ring" else {}
-        return Told(name, "cache", text.format(*rest), ring)
+        return Wording(name, "cache", text.format(*rest), ring)
     window = _window(site)
     if site.facts.model.chunked and window is not None:
         name, text = _OF_CHUNKS.get(name, (name, text))
@@ -185,7 +185,7 @@ def mask_words(site: Site, place: str, how: str, rest: Rest) -> Told | None:
         name, text = "window_prefill_only", "the sliding window of {window} is applied in the prefill alone"
     if name == "window_missing" and window is None:
         name, text = "mask_causal", "the mask is causal alone"
-    return Told(name, "mask", _filled(text, rest, window), fitted)
+    return Wording(name, "mask", _filled(text, rest, window), fitted)
 
 
 def _window(site: Site) -> int | None:
@@ -208,7 +208,7 @@ def _filled(text: str, rest: Rest, window: int | None) -> str:
     return text.replace("{0s}", plural).format(*rest, window=window)
 
 
-def _by_query(site: Site, rest: Rest) -> Told:
+def _by_query(site: Site, rest: Rest) -> Wording:
     """Masks for ranges of queries: "; "-separated (form, its numbers, first and last position)."""
     texts, one = [], list[str | float | None]()
     names = []
@@ -222,4 +222,4 @@ def _by_query(site: Site, rest: Rest) -> Told:
         texts.append(f"for queries at {queries} {_filled(_MASKS[str(name)][1], numbers, _window(site))}")
         one = []
     name = names[0] if len(set(names)) == 1 and names[0].startswith(("mask", "window")) else "mask_by_query"
-    return Told(name, "mask", "; ".join(texts), {"masks": names})
+    return Wording(name, "mask", "; ".join(texts), {"masks": names})

@@ -90,7 +90,7 @@ def _variant(tree: AttentionTree, way: _Way) -> Variant | None:
         right = _right(given, len(rows[i].names))
         for query in np.flatnonzero((times != right).any(1)):
             changes[i, int(query)] = times[query] - right[query]
-    return _told(tree, rows, changes, outs, noises) if changes else None
+    return _wording(tree, rows, changes, outs, noises) if changes else None
 
 
 def _candidates(site: Site, given: Given, others: bool) -> _Readable:
@@ -170,7 +170,7 @@ def _made(tree: AttentionTree, rows: _Readable, given: Given, times: Array) -> M
 # --- words --------------------------------------------------------------------------------------------------
 
 
-def _told(
+def _wording(
     tree: AttentionTree,
     rows: dict[int, _Readable],
     changes: dict[tuple[int, int], Array],

@@ -11,10 +11,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Changes, Given
-from lockstep.workbench.diagnosis.hypotheses.attention.words import told
+from lockstep.workbench.diagnosis.hypotheses.attention.words import wording
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, EditKind
 from lockstep.workbench.diagnosis.hypotheses.fits import given_before
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -32,14 +32,14 @@ class Trial:
     numbers: int = 0
     tolerance: float = 0.0
     grown: float = 1.0
-    words: Told | None = None
+    words: Wording | None = None
 
 
 def one_edit(place: str, kind: EditKind, detail: Detail, changes: Changes, numbers: int = 0) -> Trial:
     return Trial((Edit(place, kind, detail),), changes, numbers)
 
 
-def worded(words: Told, changes: Changes, numbers: int = 0) -> Trial:
+def worded(words: Wording, changes: Changes, numbers: int = 0) -> Trial:
     """A change that brings its own words."""
     return Trial((), changes, numbers, words=words)
 
@@ -80,7 +80,7 @@ def _hides_all(changes: Changes, one: Given) -> bool:
 
 
 def variant_of(site: Site, trial: Trial, outs: list[Array], noises: list[Array]) -> Variant:
-    words = trial.words or told(site, trial.edits)
+    words = trial.words or wording(site, trial.edits)
     return Variant(
         words.name, words.kind, words.text, words.fitted, outs, trial.numbers, trial.tolerance, noises
     )

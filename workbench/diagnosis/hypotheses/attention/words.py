@@ -8,7 +8,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import Rest, m
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import right_scale
 from lockstep.workbench.diagnosis.hypotheses.attention.sinks import SINK_WORDS
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.operations.site import Site
 
 #: Place of an edit -> the class of bug; an axis or kind of edit decides before it.
@@ -69,18 +69,18 @@ def _is_rows(which: object) -> bool:
     return str(which).partition(" ")[0] in (*_ROWS, *_RANGES)
 
 
-def told(site: Site, edits: Sequence[Edit]) -> Told:
+def wording(site: Site, edits: Sequence[Edit]) -> Wording:
     """One sentence for all of the edits; the class is that of the first that is no rounding."""
-    each = [_told(site, edit) for edit in edits]
+    each = [_wording(site, edit) for edit in edits]
     first = next((one for one in each if one.kind != "precision"), each[0])
     fitted = {key: value for one in each for key, value in one.fitted.items()}
     kind = _WHERE_RECORDED.get((site.operation, first.kind), first.kind)
     if len(each) > 1:
         fitted["and"] = "+".join(sorted(one.name for one in each if one is not first))
-    return Told(first.name, kind, "; and ".join(one.text for one in each), fitted)
+    return Wording(first.name, kind, "; and ".join(one.text for one in each), fitted)
 
 
-def _told(site: Site, edit: Edit) -> Told:
+def _wording(site: Site, edit: Edit) -> Wording:
     place, (how, *rest) = str(edit.place), edit.detail
     for rule in (mask_words, _softmaxes, _numbers, _operands, _rotations, _heads):
         found = rule(site, place, str(how), rest)
@@ -156,32 +156,32 @@ _ROUNDED = {
 }
 
 
-def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Wording | None:
     if place == "sinks":
         name, text = SINK_WORDS[how]
-        return Told(name, "softmax", text.format(*rest), {})
+        return Wording(name, "softmax", text.format(*rest), {})
     if place != "softmax":
         return None
     if how == "rounded":
         point, dtype = str(rest[0]), str(rest[1])
-        return Told("softmax_low_precision", "precision", _ROUNDED[point].format(dtype), {"dtype": dtype})
+        return Wording("softmax_low_precision", "precision", _ROUNDED[point].format(dtype), {"dtype": dtype})
     if how == "sink":
         numbers = [number_of(rest, i) for i in range(len(rest))]
         reported = f"{numbers[0]:.4g}" if len(numbers) == 1 else "a number of each head's own"
         text = (
             f"each head's denominator holds {reported} more: an attention sink that this model does not have"
         )
-        return Told("softmax_sink", "softmax", text, {"sinks": numbers})
+        return Wording("softmax_sink", "softmax", text, {"sinks": numbers})
     if how == "skipped":
         size, threshold = (number_of(rest, i) for i in (0, 1))
         blocks = f"blocks of {size:g} keys whose largest score" if size > 1 else "keys whose score"
         text = f"{blocks} is more than {threshold:.3g} below the row's are left out, as by sparse kernels"
-        return Told("softmax_skipped", "softmax", text, {"block": int(size), "threshold": threshold})
+        return Wording("softmax_skipped", "softmax", text, {"block": int(size), "threshold": threshold})
     name, text = _SOFTMAXES[how]
-    return Told(name, "softmax", text, {})
+    return Wording(name, "softmax", text, {})
 
 
-def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+def _numbers(site: Site, place: str, how: str, rest: Rest) -> Wording | None:
     right = site.facts.model.scale
     match place, how:
         case "scale", _:
@@ -192,36 +192,36 @@ def _numbers(site: Site, place: str, how: str, rest: Rest) -> Told | None:
             )
             words = [str(one) for one in rest]
             text += f": {', or '.join(words)}" if words else ""
-            return Told(
+            return Wording(
                 "scores_scale", "scores", text, {"scale": value, "ratio": value / right, "meanings": words}
             )
         case "scores", "uncapped":
             cap = number_of(rest, 0)
             text = f"scores do not pass through this model's soft cap: {cap:.4g} * tanh(score / {cap:.4g})"
-            return Told("scores_uncapped", "scores", text, {"cap": cap})
+            return Wording("scores_uncapped", "scores", text, {"cap": cap})
         case "scores", "capped":
             cap, own = number_of(rest, 0), site.facts.model.score_cap
             text = f"scores pass through a soft cap that this model does not have: {cap:.4g} * tanh(score / {cap:.4g})"
             if own:
                 text = f"scores are capped at {cap:.4g} instead of {own:.4g}"
-            return Told("scores_soft_cap", "scores", text, {"cap": cap})
+            return Wording("scores_soft_cap", "scores", text, {"cap": cap})
         case "scores", "alibi":
             text = (
                 "a bias linear in the distance of query and key is added to the scores "
                 "(ALiBi, with its published slopes)"
             )
-            return Told("scores_alibi", "scores", text, {})
+            return Wording("scores_alibi", "scores", text, {})
         case "scores", "distance":
             done = "added to" if number_of(rest, 0) > 0 else "taken from"
             text = f"the distance of query and key is {done} the scores"
-            return Told("scores_distance", "scores", text, {})
+            return Wording("scores_distance", "scores", text, {})
     return None
 
 
 # --- operands -------------------------------------------------------------------------------------------------
 
 
-def _operands(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+def _operands(site: Site, place: str, how: str, rest: Rest) -> Wording | None:
     if how not in ("role", "layer", "rank", "sequence", "written", "stage"):
         return None
     rows = of_rows_in_words(rest[-1]) if len(rest) > 1 else ""
@@ -233,21 +233,23 @@ def _operands(site: Site, place: str, how: str, rest: Rest) -> Told | None:
             "k": "what is read as keys are the values",
             "v": "what is read as values are the keys",
         }
-        return Told("cache_keys_for_values", "cache", words[place] + rows, {})
+        return Wording("cache_keys_for_values", "cache", words[place] + rows, {})
     if how == "stage":
         if place != "k":
             name = "scores_unrotated_queries" if place == "q" else "scores_unrotated"
             text = f"{_PLACES[place]} enter the scores as {_stage(of)}"
-            return Told(name, "scores", text, {"stage": str(of)})
+            return Wording(name, "scores", text, {"stage": str(of)})
         if site.operation == "scores":
             text = f"keys enter the scores as {_stage(of)}{rows}"
-            return Told("scores_unrotated_keys", "scores", text, {"stage": str(of)})
-        return Told("cache_unrotated", "cache", f"keys are cached as {_stage(of)}{rows}", {"stage": str(of)})
+            return Wording("scores_unrotated_keys", "scores", text, {"stage": str(of)})
+        return Wording(
+            "cache_unrotated", "cache", f"keys are cached as {_stage(of)}{rows}", {"stage": str(of)}
+        )
     if place == "q+k":
         text = f"the probabilities are those of {how} {of:g}, used again: its queries and keys give them"
-        return Told(f"probs_of_another_{how}", "softmax", text, {how: int(number_of(rest, 0))})
+        return Wording(f"probs_of_another_{how}", "softmax", text, {how: int(number_of(rest, 0))})
     if place == "q":
-        return Told(
+        return Wording(
             f"queries_of_another_{how}",
             kind,
             f"queries are those of {how} {of:g}",
@@ -266,7 +268,7 @@ def _operands(site: Site, place: str, how: str, rest: Rest) -> Told | None:
             "cache_of_next_layer",
             f"{who}: rows are those of layer {of:g}, which writes to this layer's cache",
         )
-    return Told(name, "cache", text + rows, {how: int(number_of(rest, 0))})
+    return Wording(name, "cache", text + rows, {how: int(number_of(rest, 0))})
 
 
 def _stage(of: str | float | None) -> str:
@@ -277,20 +279,20 @@ def _stage(of: str | float | None) -> str:
     )
 
 
-def _rotations(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+def _rotations(site: Site, place: str, how: str, rest: Rest) -> Wording | None:
     who = _PLACES[place]
     match how:
         case "rotated":
             again = rest[0] == "again"
             text = f"{who} are rotated {'once more' if again else 'back'} inside of the attention"
             name = "scores_rotated_again" if again else "scores_rotated_back"
-            return Told(name, "cache" if place == "k" else "rope", text, {"roles": place})
+            return Wording(name, "cache" if place == "k" else "rope", text, {"roles": place})
         case "convention":
-            return Told(str(rest[0]), "rope", f"inside of the attention {rest[1]}", {})
+            return Wording(str(rest[0]), "rope", f"inside of the attention {rest[1]}", {})
         case "theta":
             right = site.facts.model.rope_theta
             text = f"rope_theta is {rest[0]:g} instead of {right:g}, inside of the attention"
-            return Told("rope_theta", "rope", text, {"theta": number_of(rest, 0)})
+            return Wording("rope_theta", "rope", text, {"theta": number_of(rest, 0)})
     return None
 
 
@@ -306,22 +308,22 @@ _EXCHANGED: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _heads(site: Site, place: str, how: str, rest: Rest) -> Told | None:
+def _heads(site: Site, place: str, how: str, rest: Rest) -> Wording | None:
     if how not in ("kv_heads", "query_heads", "zero_heads"):
         return None
     used = [int(number_of(rest, i)) for i in range(len(rest))]
     if how == "zero_heads":
         zero = [head for head, one in enumerate(used) if one >= 0]
-        return Told(
+        return Wording(
             "context_heads_zero", "context", f"heads {_listed(zero)} give nothing: their context is zero", {}
         )
     if how == "query_heads":
         moved = [f"head {head} has those of head {one}" for head, one in enumerate(used) if one != head]
         name, what = _EXCHANGED[place]
-        return Told(name, "heads", f"{what} are exchanged: {', '.join(moved[:4])}", {"heads": used})
+        return Wording(name, "heads", f"{what} are exchanged: {', '.join(moved[:4])}", {"heads": used})
     inputs = site.parts[0].inputs
     name, text = _kv_heads(used, max(inputs["k" if "k" in inputs else "v"].shape[1], 1))
-    return Told(name, "heads", f"{place.replace('+', ' and ')}: {text}", {"kv_heads": used})
+    return Wording(name, "heads", f"{place.replace('+', ' and ')}: {text}", {"kv_heads": used})
 
 
 def kv_rules(heads: int, kv: int) -> Mapping[tuple[int, ...], tuple[str, str]]:
@@ -424,7 +426,7 @@ _MERGED: Mapping[str, tuple[str, str]] = {
 }
 
 
-def _tensor(place: str, how: str, rest: Rest) -> Told:
+def _tensor(place: str, how: str, rest: Rest) -> Wording:
     """What may be done to any tensor."""
     who, rows, which = _PLACES[place], "", ""
     if rest and _is_rows(rest[-1]):
@@ -434,24 +436,24 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
     name = "_".join(["cache" if cached else place.replace("+", "_"), how])
     if how in _COARSE_SCORES:
         text = _COARSE_SCORES[how].format(rest[0])
-        return Told("scores_low_precision", "precision", text, {"dtype": str(rest[0])})
+        return Wording("scores_low_precision", "precision", text, {"dtype": str(rest[0])})
     if how == "unit":
         text = f"{who} are divided by their lengths: cosines instead of products"
-        return Told("scores_normalised", "scores", text, {})
+        return Wording("scores_normalised", "scores", text, {})
     if how == "rounded":
-        return Told(
+        return Wording(
             "low_precision_input", "precision", f"{who} are rounded to {rest[0]}{rows}", {"to": str(rest[0])}
         )
     if how == "scaled":
         by = number_of(rest, 0)
         if by == 0 and which in _MISSING:
             text = f"{who} of {_MISSING[which]} are missing: they are not there yet, and read as zero"
-            return Told("cache_rows_zero", kind, text, {})
+            return Wording("cache_rows_zero", kind, text, {})
         if by == 0 and cached:
-            return Told("cache_rows_zero", kind, f"{who} were never written: they are zero{rows}", {})
-        return Told(name, kind, f"{who} are {by:.5g} times what they should be{rows}", {"factor": by})
+            return Wording("cache_rows_zero", kind, f"{who} were never written: they are zero{rows}", {})
+        return Wording(name, kind, f"{who} are {by:.5g} times what they should be{rows}", {"factor": by})
     if how == "cut_off":
-        return Told(
+        return Wording(
             name,
             kind,
             f"{who} are cut off (clamped) at {number_of(rest, 0):.4g}{rows}",
@@ -460,21 +462,21 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
     if how == "scaled_heads":
         factors = {str(head): by for head, by in enumerate(rest) if by != 1}
         text = "each head's context is scaled by a factor of its own"
-        return Told("context_scale_of_heads", kind, text, {"factors": factors})
+        return Wording("context_scale_of_heads", kind, text, {"factors": factors})
     if place == "context" and how == "reread" and rest[0] in _MERGED:
-        return Told(_MERGED[str(rest[0])][0], kind, _MERGED[str(rest[0])][1], {})
+        return Wording(_MERGED[str(rest[0])][0], kind, _MERGED[str(rest[0])][1], {})
     if how == "other_sequence":
-        return Told(
+        return Wording(
             "context_of_sequence",
             kind,
             f"the contexts are those of sequence {rest[0]:g}'s tokens of the step",
             {},
         )
     if how == "transposed":
-        return Told(name, kind, f"{who} are transposed: queries and keys are exchanged", {})
+        return Wording(name, kind, f"{who} are transposed: queries and keys are exchanged", {})
     if how == "reread":
         order = f": written in one order of their axes and read as [{rest[0]}]" if rest else ""
-        return Told(
+        return Wording(
             "cache_layout" if cached else name,
             kind,
             f"{who} are transposed in memory{order}{rows}",
@@ -491,4 +493,4 @@ def _tensor(place: str, how: str, rest: Rest) -> Told:
     one = "KV head" if axis == "kv head" else axis
     every = "queries" if axis == "query" else f"{one}s"
     text = _MAPS[how].format(*[float(x) for x in numbers if x is not None], axis=one, axes=every)
-    return Told(name, kind, f"{who}: {text}{rows}", {"axis": axis, "numbers": list(numbers)})
+    return Wording(name, kind, f"{who}: {text}{rows}", {"axis": axis, "numbers": list(numbers)})

@@ -100,7 +100,7 @@ class _Layout:
 
 def _layouts(wrong: WrongProduct, mistake: _Mistake) -> list[_Layout]:
     """Those that the tokens determine, with the fewest numbers first. Scales of the whole, of out features and of in
-    features are told elsewhere."""
+    features are reported elsewhere."""
     width, columns, found = wrong.x.shape[1], len(wrong.columns), []
     first = wrong.site.first_in
     for size in IN_FEATURES:

@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.recording import Array
 LOOK_BACK = (64, 128, 256)
 #: A finite logit that hides a token lies this far below all others.
 HIDDEN = 1000.0
-#: Ids that are told.
+#: Ids that are reported.
 TOLD = 8
 
 

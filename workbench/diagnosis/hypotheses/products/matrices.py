@@ -64,7 +64,7 @@ def _parts(site: Site, name: str, whole: Matrix) -> Iterator[tuple[str, Load]]:
     ranks = len(site.taps.ranks)
     if (
         site.columns is None or ranks < 2 or site.kind in MULTIPLIED
-    ):  # of a sum over ranks its missing terms are told
+    ):  # of a sum over ranks its missing terms are reported
         return
     width = site.columns.stop - site.columns.start
     for other in range(whole.shape[1] // width):

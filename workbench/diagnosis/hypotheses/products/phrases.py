@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.hypotheses.setting import Setting
 @dataclass(frozen=True, slots=True)
 class Phrase:
     """`text` has places for `figures` and for the fields of `at`: names of tensors, and of whom. `apart`: places at
-    which it is another are told one by one."""
+    which it is another are reported one by one."""
 
     name: str
     kind: str

@@ -73,7 +73,7 @@ from lockstep.workbench.diagnosis.hypotheses.products.unknown import (
     other_weight,
     unrelated_weight,
 )
-from lockstep.workbench.diagnosis.hypotheses.products.words import told
+from lockstep.workbench.diagnosis.hypotheses.products.words import wording
 from lockstep.workbench.diagnosis.hypotheses.roundings import WEIGHTS
 from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
@@ -84,7 +84,7 @@ from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: Hypotheses that are told of a site.
+#: Hypotheses that are reported of a site.
 _TOLD = 12
 _DTYPES = ("bfloat16", "float16", "float32")
 
@@ -107,7 +107,7 @@ def product_edits(site: Site) -> Iterator[Variant]:
     if found is not None:
         trial, choices = found
         edits = [*edits_of(trial.formula, choices), *_normed(trial)]
-        yield from told_of(trial, single(trial, edits))
+        yield from wording_of(trial, single(trial, edits))
 
 
 def product_maps(site: Site) -> Iterator[Variant]:
@@ -134,7 +134,7 @@ def mapped_by(site: Site, maps: Sequence[Callable[[Site], Iterator[Mapped]]]) ->
 
 
 def _variant(site: Site, edit: Edit, predicted: Array, fitted: int) -> Variant:
-    words = told(site, [edit])
+    words = wording(site, [edit])
     assert words is not None, "every map has a name"
     return Variant(words.name, words.kind, words.text, words.fitted, predicted, fitted, edits=(edit,))
 
@@ -181,12 +181,12 @@ def product_coarse(site: Site) -> Iterator[Variant]:
         names = [name for name in trial.matrices if name.endswith(".weight")]
         edits += [Edit(places["weight"], "operand", (name,)) for name in names]
         edits += [_together(trial.formula, name) for name in names if _bias_of(name) in trial.others]
-    yield from told_of(trial, single(trial, edits))
+    yield from wording_of(trial, single(trial, edits))
     if "weight" in places:
         both = [
             solve(trial, [Edit(places[leaf], "applied", (to,)) for leaf in ("x", "weight")]) for to in fewer
         ]
-        yield from told_of(trial, [one for one in both if one is not None and one.left <= PARTLY])
+        yield from wording_of(trial, [one for one in both if one is not None and one.left <= PARTLY])
 
 
 def _coarser(site: Site, names: Sequence[str]) -> list[str]:
@@ -202,10 +202,10 @@ def _together(formula: Node, weight: str) -> Edit:
     return Edit((), "operands", ("weight", weight, "bias", _bias_of(weight)))
 
 
-def told_of(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
-    """The hypotheses in words. A product of nothing is told elsewhere: it says not whose fault that is."""
+def wording_of(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
+    """The hypotheses in words. A product of nothing is reported elsewhere: it says not whose fault that is."""
     for solved in found[:_TOLD]:
-        words = told(trial.site, solved.edits)
+        words = wording(trial.site, solved.edits)
         if words is None:
             continue
         other = any(one.place == CAP or without_cap(trial.formula, one) for one in solved.edits)

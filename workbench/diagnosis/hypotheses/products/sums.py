@@ -168,7 +168,7 @@ class _Held:
 
 
 def former_output(site: Site) -> Iterator[Mapped]:
-    """The whole output is what another operation gave. (`maps` tells of this one's for other tokens.)"""
+    """The whole output is what another operation gave. (`maps` reports on this one's for other tokens.)"""
     wrong = Wrong.of(site)
     if wrong is not None:
         own = (site.kind, site.layer)

@@ -21,7 +21,7 @@ from lockstep.workbench.diagnosis.recording import Array
 
 Ids = NDArray[np.int64]
 Table = NDArray[np.floating]
-#: Ids that are told.
+#: Ids that are reported.
 _TOLD = 6
 #: Which of its n rows a rank takes for an id that is not its own, counted from its first row; -1: none.
 _FOREIGN: Mapping[str, Callable[[Ids, int], Ids]] = {

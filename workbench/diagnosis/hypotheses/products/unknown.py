@@ -1,4 +1,4 @@
-"""What can be said of a product that no known mistake explains: whether its input was another, or its weight.
+"""What can be stated of a product that no known mistake explains: whether its input was another, or its weight.
 
 Nothing of the weight's numbers is known then; that a product of the inputs was made with other ones is told by the
 angles between tokens, which a product with any matrix of independent numbers keeps but for chance.

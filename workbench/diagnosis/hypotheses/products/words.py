@@ -17,36 +17,36 @@ from lockstep.workbench.diagnosis.hypotheses.functions import MISREAD
 from lockstep.workbench.diagnosis.hypotheses.operands import place_of
 from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, DIVISOR, undivided, without_cap
 from lockstep.workbench.diagnosis.hypotheses.products.phrases import Phrase, phrase
-from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Wording
 from lockstep.workbench.diagnosis.operations.shares import EMBEDDING, HEAD, whose
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.judgements.cause import numbers_in_words
 
 #: Relative error up to which a fitted number is taken for a well-known one.
 _NEARLY = 1e-3
-#: Operations that are told of here.
+#: Operations that are reported here.
 PRODUCTS = ("linear", "reduce", "head", "embedding")
 
 
-def told(site: Site, edits: Sequence[Edit]) -> Told | None:
-    """What edits of the operation of a site are called; None of what is told elsewhere."""
+def wording(site: Site, edits: Sequence[Edit]) -> Wording | None:
+    """What edits of the operation of a site are called; None of what is reported elsewhere."""
     found = phrase_of(Setting.of(site), edits)
-    return None if found is None else Told(found.name, found.kind, _said([found]), found.fitted)
+    return None if found is None else Wording(found.name, found.kind, _in_words([found]), found.fitted)
 
 
 def sentence_of(places: Sequence[tuple[Setting, Sequence[Edit]]]) -> str:
-    """The same edits at several places; what is another at each of them is told of each, and so are figures of a rank's
-    own."""
+    """The same edits at several places; what is another at each of them is reported of each, and so are figures of a
+    rank's own."""
     parts: dict[object, list[Phrase]] = {}
     for at, edits in places:
         found = phrase_of(at, edits)
         if found is not None:
             own = _figures_of_rank(found)
             parts.setdefault((found.apart, own), []).append(found)
-    return "; ".join(_said(phrases) for phrases in parts.values())
+    return "; ".join(_in_words(phrases) for phrases in parts.values())
 
 
-def _said(phrases: Sequence[Phrase]) -> str:
+def _in_words(phrases: Sequence[Phrase]) -> str:
     fields = {key: together([one.fields.get(key, "") for one in phrases]) for key in phrases[0].fields}
     return phrases[0].text.format(*phrases[0].figures, **fields)
 
@@ -82,7 +82,7 @@ def _joined(parts: Sequence[str]) -> str:
 
 
 def phrase_of(at: Setting, edits: Sequence[Edit]) -> Phrase | None:
-    """The phrase of one edit, or of two; None of a product that comes to nothing, which is told elsewhere."""
+    """The phrase of one edit, or of two; None of a product that comes to nothing, which is reported elsewhere."""
     first, *others = edits
     name = str(first.detail[0]) if first.detail else ""
     leaf = _leaf(at.formula, first)

@@ -98,7 +98,7 @@ def _constant(r: Rotated, cosine: Array, sine: Array) -> Iterator[Variant]:
         table[np.ix_(r.wrong, chosen)] = each
     distinct = np.unique(numbers, axis=1).T
     if len(distinct) > 1 or np.allclose(distinct[0], (1, 0)):
-        return  # numbers of each pair's own; pairs that are not rotated are told elsewhere
+        return  # numbers of each pair's own; pairs that are not rotated are reported elsewhere
     has, (c, s) = "has" if len(chosen) == 1 else "have", distinct[0].tolist()
     text = (
         f"{pairs_in_words(chosen.tolist(), count)} {has} the cosine {named(c)} and the sine {named(s)} at every "

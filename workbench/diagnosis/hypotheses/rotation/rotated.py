@@ -205,7 +205,7 @@ class Rotated:
         kept = np.isin(np.arange(len(at)), rows) & ~wrong  # where something else than the position is wrong
         yield from (replace(rule, at=np.where(kept, self.positions, rule.at)) for rule in known)
         if not known and len(rows) == self.wrong.sum():
-            yield PositionRule("", _told(self.positions[wrong], at[wrong]), at, {"positions": {
+            yield PositionRule("", _shifts_text(self.positions[wrong], at[wrong]), at, {"positions": {
                 str(int(p)): float(np.round(q, 3)) for p, q in zip(self.positions[wrong], at[wrong], strict=True)
             }})  # fmt: skip
 
@@ -218,7 +218,7 @@ class Rotated:
         )
 
 
-def _told(right: Array, at: Array) -> str:
+def _shifts_text(right: Array, at: Array) -> str:
     reported = list(dict.fromkeys(f"{p:g} at {q:.4g}" for p, q in zip(right, at, strict=True)))
     words = ", ".join(reported[:4]) + (", …" if len(reported) > 4 else "")
     return f"tokens are rotated by wrong positions: {words}"

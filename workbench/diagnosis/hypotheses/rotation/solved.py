@@ -26,7 +26,7 @@ from lockstep.workbench.diagnosis.operations.site import Site
 
 #: Of a base that is to be that of dynamic NTK scaling, how far it may be from it, relative.
 _NTK = 1e-3
-#: Of a base that is to be told, the share of the error's norm that it may leave.
+#: Of a base that is to be reported, the share of the error's norm that it may leave.
 _BASE = 0.1
 #: Logarithms of the bases between which one is sought.
 _LOW, _HIGH = math.log(10.0), math.log(1e9)

@@ -11,7 +11,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import shares
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Given
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import Trial, judged, tried, worded
 from lockstep.workbench.diagnosis.hypotheses.roundings import float8
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -61,8 +61,8 @@ def coarse_probabilities(site: Site) -> Iterator[Variant]:
 def _coarse() -> Iterator[Trial]:
     for words, change in _ROUNDINGS:
         for again, after in (("", change), (", then made to add up to 1", _normalised(change))):
-            told = Told("probs_low_precision", "precision", f"probabilities are {words}{again}", {})
-            yield worded(told, {"probs": partial(_of_probabilities, after)})
+            wording = Wording("probs_low_precision", "precision", f"probabilities are {words}{again}", {})
+            yield worded(wording, {"probs": partial(_of_probabilities, after)})
 
 
 def _normalised(change: _Rounding) -> _Rounding:

@@ -13,7 +13,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.masks import masks as lis
 from lockstep.workbench.diagnosis.hypotheses.attention.masks import overwritten
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Given
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, in_place, places, scopes
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.trial import evenly
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.attention import visible
@@ -45,7 +45,7 @@ class SeenMask:
 class Form:
     """A mask of the list: cells [T, K] for each part."""
 
-    words: Told
+    words: Wording
     cells: Sequence[Cells]
 
     def gives(self, seen: Sequence[SeenMask]) -> bool:

@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Given
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import Trial, judged, tried, worded
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -38,10 +38,10 @@ def _trials(tree: AttentionTree) -> Iterator[Trial]:
     ]  # fmt: skip
     for words, more in ways:
         text = f"keys that are not there take a share: padding with zeros ({words}), which score 0 and are not masked"
-        yield worded(Told("padded_keys", "mask", text, {}), {"probs": _beside(partial(_of_keys, more))})
+        yield worded(Wording("padded_keys", "mask", text, {}), {"probs": _beside(partial(_of_keys, more))})
     slots = _slots(tree)
     if slots:
-        words_of = Told("empty_slots", "mask", _of_slots(slots), {"slots": list(slots.values())})
+        words_of = Wording("empty_slots", "mask", _of_slots(slots), {"slots": list(slots.values())})
         yield worded(words_of, {"probs": _beside(partial(_empty, tree, slots))}, len(set(slots.values())))
 
 
@@ -77,8 +77,8 @@ def _of_slots(slots: Mapping[int, int]) -> str:
     sizes = list(dict.fromkeys(slots.values()))
     listed = [f"{size} of sequence {seq}" for seq, size in slots.items()]
     more = f" and of {len(listed) - _LISTED} more" if len(listed) > _LISTED else ""
-    said = str(sizes[0]) if len(sizes) == 1 else f"{', '.join(listed[:_LISTED])}{more}"
-    return f"slots of the cache that nothing was written to yet are attended to, as zeros, which score 0: it has {said}"
+    text = str(sizes[0]) if len(sizes) == 1 else f"{', '.join(listed[:_LISTED])}{more}"
+    return f"slots of the cache that nothing was written to yet are attended to, as zeros, which score 0: it has {text}"
 
 
 def _powers(most: int) -> Iterator[int]:

@@ -23,7 +23,7 @@ _NEAR = 2
 
 def other_functions(site: Site) -> Iterator[Variant]:
     """Each row is f(score - the row's maximum) over its sum, with one f for all rows of all heads. f is read off the
-    cells: for each one from those next to it, so that a cell never tells of itself."""
+    cells: for each one from those next to it, so that a cell never reports on itself."""
     if not all(part.fits for part in site.parts):
         return
     x, ratio = _ratios(site)

@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import GROSS, AttentionTree, Change, Given, Made
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import judged, tried, worded
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, by_head, places, scopes
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.variant import UNEXPLAINED, Variant
 from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -50,8 +50,10 @@ def split_keys(site: Site) -> Iterator[Variant]:
         if not _in_reach(tree, right, cut):
             continue
         text = f"attention runs over the keys {words}, whose results are joined wrongly"
-        told = ((Told(f"{kind}_split_keys", kind, f"{text}: {how}", {}), form) for kind, how, form in forms)
-        yield from tried(tree, (worded(one, {"probs": _joined(cut, form)}) for one, form in told))
+        wording = (
+            (Wording(f"{kind}_split_keys", kind, f"{text}: {how}", {}), form) for kind, how, form in forms
+        )
+        yield from tried(tree, (worded(one, {"probs": _joined(cut, form)}) for one, form in wording))
         if of == "context":
             yield from _by_fitted_weights(tree, cut, text)
 

@@ -30,7 +30,7 @@ def cache_lengths(site: Site) -> Iterator[Variant]:
         guesses[i] = np.concatenate([rows[:at], extra, rows[at:]]) if more > 0 else np.delete(
             rows, slice(at, at - more), axis=0
         )  # fmt: skip
-        reported.append(_told(more, at, len(short), extra))
+        reported.append(_wording(more, at, len(short), extra))
     name = "cache_rows_inserted" if len(site.parts[odd[0]].seen) > len(site.parts[odd[0]].expected) else (
         "cache_rows_dropped"
     )  # fmt: skip
@@ -47,7 +47,7 @@ def _common(a: Array, b: Array) -> int:
     return count if same.all() else int(np.argmin(same))
 
 
-def _told(more: int, at: int, short: int, rows: Array) -> str:
+def _wording(more: int, at: int, short: int, rows: Array) -> str:
     """One pass in words."""
     count = f"{abs(more)} row{'s' * (abs(more) > 1)}"
     place = (

@@ -79,7 +79,7 @@ def cached_cells(site: Site) -> Iterator[Variant]:
             empty += 1
         else:
             moves[_move(site, i, row, head, sources[source])] += 1
-    if not moves:  # `caches` tells of rows that are zero
+    if not moves:  # `caches` reports on rows that are zero
         return
     (move, _), where = moves.most_common(1)[0], len({(row, head) for _, row, head in cells})
     text = f"the cache of {what(site)} holds {_in_words(site, move)}"

@@ -14,7 +14,7 @@ import numpy as np
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Given, softmax
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import judged, variant_of, worded
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, Variant
 from lockstep.workbench.diagnosis.operations.deviation import WRONG, Mask
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -62,7 +62,7 @@ def foreign_inside(site: Site) -> Iterator[Variant]:
         "keys and values", "; ".join(f"{rows} of sequence {seq}" for seq, rows in words.items())
     )
     trial = worded(
-        Told("cache_foreign_prefix", "cache", text, {"sequences": words}),
+        Wording("cache_foreign_prefix", "cache", text, {"sequences": words}),
         changes,
         sum(k.size + v.size for _, k, v in found.values()),
     )

@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.trials import (
     worded,
 )
 from lockstep.workbench.diagnosis.hypotheses.attention.words import of_rows_in_words
-from lockstep.workbench.diagnosis.hypotheses.setting import Told
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Variant
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.recorded import Row
@@ -103,7 +103,7 @@ def _of_roles(
         held = " and ".join(what(caches[role]) for role in roles)
         for rows in ranges:
             text = one.text.replace(own, held) + of_rows_in_words(rows)
-            words = Told(one.name, one.kind, text, one.fitted)
+            words = Wording(one.name, one.kind, text, one.fitted)
             yield worded(words, {role: of_rows(changes[role], rows) for role in roles}, one.parameters)
 
 

@@ -14,7 +14,7 @@ from lockstep.workbench.diagnosis.variants.caches.caches import what
 
 #: Steps of eight bits in the range of a row: what rounding to them leaves.
 _STEPS = 255
-#: How near a row's offset is to its smallest number for that to be said, relative.
+#: How near a row's offset is to its smallest number for that to be reported, relative.
 _NEAR = 0.02
 
 

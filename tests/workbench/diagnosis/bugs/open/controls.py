@@ -1,4 +1,4 @@
-"""Harmless changes: another order of sums, equivalent forms, what has no effect. No cause may be told of any."""
+"""Harmless changes: another order of sums, equivalent forms, what has no effect. No cause may be reported for any."""
 
 from __future__ import annotations
 
@@ -269,7 +269,7 @@ def softmax_by_powers_of_two(p: Patched) -> None:
 
 @control("attention", model="llama")
 def context_by_fused_attention(p: Patched) -> None:
-    """The output is that of scaled_dot_product_attention; scores and probabilities are told beside it."""
+    """The output is that of scaled_dot_product_attention; scores and probabilities are reported beside it."""
     held = {}
 
     def product(q, k):

@@ -1,4 +1,4 @@
-"""Harmless changes: what engines do otherwise, and rightly. No cause may be told of any."""
+"""Harmless changes: what engines do otherwise, and rightly. No cause may be reported for any."""
 
 from __future__ import annotations
 

@@ -30,7 +30,7 @@ _SCORES = {one[0]: one[1:] for one in SCORES}
 _MASKS = {one[0]: one[1:] for one in MASKS}
 _SOFTMAX = {one[0]: one[1:] for one in SOFTMAX}
 
-#: What is told otherwise of a context than of the scores or probabilities themselves.
+#: What is reported otherwise of a context than of the scores or probabilities themselves.
 OTHERWISE = {
     "cache masked": ("cache_not_used", "not the cache"),
     "base 2": ("scores_scale", "0.69315 times the right scale"),
@@ -219,7 +219,7 @@ def test_windows_of_another_width_are_told_from_the_context(width: int | None, w
     assert words in first.variant.text
 
 
-def test_a_mask_that_hides_all_from_most_queries_is_told_by_those_that_see_some() -> None:
+def test_a_mask_that_hides_all_from_most_queries_is_reported_by_those_that_see_some() -> None:
     """Decode tokens masked as if they stood at position 2: with a window of 5, all but one of six see nothing, as they
     would by any mask that hides all."""
     early = masked_by(lambda at: masked(*where(at), 5) | (where(at)[1] > 2))
@@ -240,7 +240,7 @@ def test_masks_that_are_numbers_are_told_from_the_context() -> None:
         assert names(Run(model(), {"scores": spoil}, fused=True), "context")[:1] == [name]
 
 
-def test_one_wrong_rank_of_two_is_told_with_its_heads() -> None:
+def test_one_wrong_rank_of_two_is_reported_with_its_heads() -> None:
     def spoil(x: Tensor, at: At) -> Tensor:
         x = x.clone()
         x[2] *= 4 if at.rank else 1

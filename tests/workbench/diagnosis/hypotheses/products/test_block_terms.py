@@ -63,7 +63,7 @@ def test_an_adapter_is_no_offset_of_blocks() -> None:
     assert accepted(site(W + up @ down))[0].variant.name == "low_rank"
 
 
-def test_another_ranks_scales_are_told() -> None:
+def test_another_ranks_scales_are_reported() -> None:
     own, first = W[:, 48:].reshape(64, 3, 16), np.abs(W[:, :48].reshape(64, 3, 16)).max(-1, keepdims=True)
     wrong = (own / np.abs(own).max(-1, keepdims=True) * first).reshape(64, 48)
     made = made_site("linear", "layers.1.mlp.down.partial", {"x": X[:, 48:]}, X[:, 48:] @ wrong.T, weights={NAME: W},

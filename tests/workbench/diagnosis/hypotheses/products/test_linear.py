@@ -266,7 +266,7 @@ def test_only_the_first_steps_of_decode_are_wrong_and_told(untied: Case, tmp_pat
     assert (fit.variant.name, fit.everywhere) == ("bias_dropped", False)
 
 
-def test_errors_that_hide_each_other_are_told(untied: Case, tmp_path: Path) -> None:
+def test_errors_that_hide_each_other_are_reported(untied: Case, tmp_path: Path) -> None:
     """Of two factors that are zero neither has an effect by itself."""
 
     def starved(model: Any) -> None:

@@ -103,7 +103,7 @@ def test_a_wrong_sum_is_named(
         assert words in fit.variant.text
 
 
-def test_a_buffer_that_is_not_cleared_is_told(biased: Case, tmp_path: Path) -> None:
+def test_a_buffer_that_is_not_cleared_is_reported(biased: Case, tmp_path: Path) -> None:
     held: list[np.ndarray] = []
 
     def onto_the_last(parts: np.ndarray, bias: np.ndarray) -> list[np.ndarray]:

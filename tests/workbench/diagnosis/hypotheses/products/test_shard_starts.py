@@ -55,7 +55,7 @@ def _held(whole: Array, start: int) -> Array:
         (rows_from(64), 64, "rows of model.layers.1.mlp.up_proj.weight from 64 on, not from 48"),
     ],
 )
-def test_where_the_shard_begins_is_told(site: Site, start: int, words: str) -> None:
+def test_where_the_shard_begins_is_reported(site: Site, start: int, words: str) -> None:
     (fit,) = [one for one in fits(site, (product_edits,)) if one.accepted]
     assert (fit.variant.kind, fit.variant.fitted["start"]) == ("sharding", start)
     assert words in fit.variant.text

@@ -13,14 +13,14 @@ TOKENS, W, TABLE = drawn(RNG, 5, 64), drawn(RNG, 96, 64, size=0.1), drawn(RNG, 1
 X = TOKENS[[row.token % 5 for row in ROWS]] + drawn(RNG, len(ROWS), 64, size=0.3)
 
 
-def said(seen: np.ndarray) -> list[str]:
+def printed(seen: np.ndarray) -> list[str]:
     site = made_site("linear", "layers.1.mlp.gate", {"x": X}, seen, weights={NAME: W})
     return [
         f"{one.variant.name}: {one.variant.text}" for one in fits(site, [product_unknown]) if one.accepted
     ]
 
 
-def test_an_input_that_was_not_recorded_is_told_by_its_output() -> None:
+def test_an_input_that_was_not_recorded_is_reported_by_its_output() -> None:
     first = X.copy()
     first[:, :3] = 0
     for x, words in (
@@ -29,24 +29,24 @@ def test_an_input_that_was_not_recorded_is_told_by_its_output() -> None:
         (X + drawn(RNG, 64), "the same vector is added to every token"),
         (drawn(RNG, *X.shape), "it has nothing of it"),
     ):
-        (found,) = [one for one in said(x @ W.T) if one.startswith("another_input")]
+        (found,) = [one for one in printed(x @ W.T) if one.startswith("another_input")]
         assert words in found
 
 
-def test_weights_that_differ_are_told_by_the_angles_of_the_error() -> None:
-    (found,) = said(X @ (W * RNG.uniform(0.5, 1.5, W.shape)).T)
+def test_weights_that_differ_are_reported_by_the_angles_of_the_error() -> None:
+    (found,) = printed(X @ (W * RNG.uniform(0.5, 1.5, W.shape)).T)
     assert found.startswith("weight_differs")
     some = X @ W.T
     some[:, 88:] = X @ drawn(RNG, 8, 64).T
-    (found,) = said(some)
+    (found,) = printed(some)
     assert f"8 rows of {NAME} (the first is 88)" in found
 
 
 def test_noise_on_the_output_is_neither() -> None:
-    assert not said(X @ W.T + drawn(RNG, len(X), 96, size=0.05))
+    assert not printed(X @ W.T + drawn(RNG, len(X), 96, size=0.05))
 
 
-def test_rows_of_the_table_with_other_numbers_are_told_by_their_ids() -> None:
+def test_rows_of_the_table_with_other_numbers_are_reported_by_their_ids() -> None:
     ids = [row.token for row in ROWS]
     anew, wrong = drawn(RNG, *TABLE.shape), TABLE[ids]
     for seen, names in (

@@ -30,7 +30,7 @@ def turned(x: Array, bases: Array) -> Array:
     return np.concatenate([z.real, z.imag], -1)
 
 
-def test_a_base_made_anew_in_each_decode_step_is_told_with_its_rule() -> None:
+def test_a_base_made_anew_in_each_decode_step_is_reported_with_its_rule() -> None:
     lengths = np.array([row.length for row in ROWS])
     grown = 5e5 * (2.0 * lengths / 4 - 1) ** (DIM / (DIM - 2))
     found = best(site(turned(X, np.where(DECODE, grown, 5e5))))[0].variant
@@ -43,7 +43,7 @@ def test_random_damage_to_a_rotation_is_not_blamed_on_its_base() -> None:
     assert "rope_theta_by_step" not in names(site(turned(X, np.full(len(X), 5e5)) * noise))
 
 
-def test_a_rotation_before_the_norm_is_told_at_the_norm() -> None:
+def test_a_rotation_before_the_norm_is_reported_at_the_norm() -> None:
     def normed(x: Array) -> Array:
         return F.rms_norm(torch.tensor(x), (DIM,), torch.tensor(W), 1e-6).numpy()
 
@@ -59,7 +59,7 @@ def test_a_rotation_before_the_norm_is_told_at_the_norm() -> None:
     assert "norm_inserted" not in at_norm(normed(X) * noise)
 
 
-def test_pairs_at_positions_of_their_own_are_told_with_their_rule() -> None:
+def test_pairs_at_positions_of_their_own_are_reported_with_their_rule() -> None:
     """Sections of pairs for time, height and width: the last one stands still."""
     at = np.repeat(POSITIONS[:, None, None], DIM // 2, axis=-1)
     at[..., 5:] = 2.0
@@ -72,7 +72,7 @@ def test_pairs_at_positions_of_their_own_are_told_with_their_rule() -> None:
     assert "position 2" in found.text
 
 
-def test_pairs_of_an_image_s_grid_are_told_by_section() -> None:
+def test_pairs_of_an_image_s_grid_are_reported_by_section() -> None:
     at = np.repeat(POSITIONS[:, None, None], DIM // 2, axis=-1)
     at[..., 4:6], at[..., 6:] = at[..., 4:6] // 4, at[..., 6:] % 4
     z = (X[..., : DIM // 2] + 1j * X[..., DIM // 2 :]) * np.exp(
@@ -84,7 +84,7 @@ def test_pairs_of_an_image_s_grid_are_told_by_section() -> None:
     assert "pairs 6 to 7 of 8" in found.text
 
 
-def test_frequencies_up_to_half_a_turn_are_told() -> None:
+def test_frequencies_up_to_half_a_turn_are_reported() -> None:
     twice = 5e5 ** -(np.arange(0, DIM, 2) / DIM) * np.where(np.arange(DIM // 2) < 4, 2.0, 1.0)
     z = (X[..., : DIM // 2] + 1j * X[..., DIM // 2 :]) * np.exp(1j * POSITIONS[:, None, None] * twice)
     found = {one.variant.name for one in best(site(np.concatenate([z.real, z.imag], -1)))}

@@ -52,7 +52,7 @@ def test_the_right_length_is_no_deviation(name: str) -> None:
 
 @pytest.mark.parametrize("name", GROWING)
 @pytest.mark.parametrize("by", LENGTHS)
-def test_frequencies_of_another_length_are_told(name: str, by: str) -> None:
+def test_frequencies_of_another_length_are_reported(name: str, by: str) -> None:
     length, words = LENGTHS[by]
     seen, model = turned(name, length)
     found = [

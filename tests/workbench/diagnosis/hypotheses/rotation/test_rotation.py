@@ -197,7 +197,7 @@ def test_a_layer_that_should_not_rotate_at_all(dtype: str) -> None:
     assert found.variant.text == "heads are rotated, which this model does not do in this layer"
 
 
-def test_positions_that_follow_no_rule_are_told() -> None:
+def test_positions_that_follow_no_rule_are_reported() -> None:
     at = POSITIONS.copy()
     at[[3, 5, 9]] = [8, 1, 2]
     (found,) = best(site(turned(at)))
@@ -215,7 +215,7 @@ def test_long_prompts_rounded_to_bfloat16_share_positions() -> None:
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("theta", [10_000.0, 1_000_000.0, 123_456.0])
 @pytest.mark.parametrize("model", [MODEL, YARN, LLAMA3], ids=["plain", "yarn", "llama3"])
-def test_the_base_is_told_with_its_value(model: ModelConfig, theta: float) -> None:
+def test_the_base_is_reported_with_its_value(model: ModelConfig, theta: float) -> None:
     found = best(site(turned(POSITIONS, model, theta=theta), model))
     reported = next(one.variant for one in found if one.variant.name == "rope_theta")
     assert reported.fitted["theta"] == pytest.approx(theta, rel=1e-3)
@@ -240,7 +240,7 @@ SCALINGS: dict[str, tuple[ModelConfig, ModelConfig, float | None, str]] = {
 
 
 @pytest.mark.parametrize("case", SCALINGS)
-def test_stretched_contexts_are_told(case: str) -> None:
+def test_stretched_contexts_are_reported(case: str) -> None:
     model, used, factor, words = SCALINGS[case]
     found = best(site(turned(POSITIONS, used, factor=factor), model))
     assert "rope_scaling" in {one.variant.name for one in found}
@@ -367,7 +367,7 @@ def test_whole_turns_by_a_pi_of_three_digits() -> None:
     assert [one.variant.name for one in best(site(seen))] == ["rope_whole_turns"]
 
 
-def test_frequencies_of_no_rule_are_told_by_pair() -> None:
+def test_frequencies_of_no_rule_are_reported_by_pair() -> None:
     freq = FREQ.copy()
     freq[3:5] *= [1.7, 0.6]
     (found,) = best(site(turned(POSITIONS, freq=freq)))

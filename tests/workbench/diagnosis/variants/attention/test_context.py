@@ -164,11 +164,11 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
 def test_wrong_contexts_are_named(spoil: Any, name: str, words: str) -> None:
     found = causes(Run(model(), {"context": spoil}), "context")
     assert found, "nothing named"
-    reported = [(one.variant.name, one.variant.text) for one in found[:3]]  # equal ones are all told
+    reported = [(one.variant.name, one.variant.text) for one in found[:3]]  # equal ones are all reported
     assert any(one == name and words in text for one, text in reported), reported
 
 
-def test_the_step_before_s_values_are_told_as_stale_or_missing() -> None:
+def test_the_step_before_s_values_are_reported_as_stale_or_missing() -> None:
     def stale(v: Tensor, at: At) -> Tensor:
         return torch.cat([v[: at.start], v[at.start :] * 0]) if at.start else v
 

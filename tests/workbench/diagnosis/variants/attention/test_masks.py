@@ -43,11 +43,11 @@ def test_sparse_and_shifted_masks_are_named(allow: Any, name: str, words: str) -
 
 
 @pytest.mark.parametrize(
-    ("shown", "told"), [(6, "mask_first_keys"), (3, "mask_first_keys")], ids=["six keys", "three keys"]
+    ("shown", "reported"), [(6, "mask_first_keys"), (3, "mask_first_keys")], ids=["six keys", "three keys"]
 )
-def test_keys_that_end_are_no_pattern_of_blocks(shown: int, told: str) -> None:
+def test_keys_that_end_are_no_pattern_of_blocks(shown: int, reported: str) -> None:
     found = causes(Run(model(), {"scores": under(lambda q, k: (k < shown) & (q >= 0))}), "scores")
-    assert {one.variant.name for one in found} == {told}
+    assert {one.variant.name for one in found} == {reported}
 
 
 def test_irregular_holes_are_no_pattern() -> None:

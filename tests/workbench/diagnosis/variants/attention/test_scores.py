@@ -209,7 +209,7 @@ def test_wrong_scores_are_named(spoil: Any, name: str, words: str) -> None:
     assert (first.name, words in first.text) == (name, True), first.text
 
 
-def test_a_single_head_is_told_by_itself() -> None:
+def test_a_single_head_is_reported_by_itself() -> None:
     """Whose map is h // 1 as well, cut off at the last KV head."""
 
     def spoil(x: Tensor, at: At) -> Tensor:
@@ -294,7 +294,7 @@ WINDOWED = model(windows=(5, 5, None))
         (8, "window_width", "8 wide instead of 5"),
     ],
 )
-def test_windows_of_another_width_are_told_by_the_later_steps(
+def test_windows_of_another_width_are_reported_by_the_later_steps(
     width: int | None, name: str, words: str
 ) -> None:
     spoil = masked_by(lambda at: masked(*where(at), width if at.layer < 2 else None))
@@ -325,7 +325,7 @@ def test_a_window_lost_in_decode_is_no_lost_causal_mask(fused: bool, operation: 
     assert names(Run(WINDOWED, spoil, fused=fused), operation, layer=1)[0] == name
 
 
-def test_a_mask_that_one_head_lacks_is_told_of_that_head() -> None:
+def test_a_mask_that_one_head_lacks_is_reported_of_that_head() -> None:
     def spoil(x: Tensor, at: At) -> Tensor:
         x = x.clone()
         x[5] = again(at.taps["q_rope"], at.taps["k_cache"], at, hidden=causal(at) & False)[5]

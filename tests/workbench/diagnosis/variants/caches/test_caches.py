@@ -172,7 +172,7 @@ def test_wrong_caches_are_named(spoil: Any, name: str, words: str) -> None:
     site_only = Run(model(), {"v_cache": keep(layers)})
     found = causes(site_only, "v_cache")
     assert found, "nothing named"
-    reported = [(one.variant.name, one.variant.text) for one in found[:3]]  # equal ones are all told
+    reported = [(one.variant.name, one.variant.text) for one in found[:3]]  # equal ones are all reported
     assert any(one == name and words in text for one, text in reported), reported
 
 
