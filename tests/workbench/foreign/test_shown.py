@@ -61,7 +61,7 @@ def test_no_list_calls_its_rules_correct(
         )
     with Session.open(session) as opened:
         (line,) = branch_lines(opened)
-    assert line.stated("all correct") == "recorded from mine␛ 0.1, eager"
+    assert line.summary("all correct") == "recorded from mine␛ 0.1, eager"
 
 
 def test_a_step_of_a_run_that_carries_no_verdict_is_no_match(session: Path) -> None:
