@@ -34,6 +34,6 @@ def _measure(part: str, bug: Bug, recordings: Recordings) -> Row:
     found = score(as_fused(bug) if fused else bug, answer)
     return Row(
         bug.name, part, bug.group, found.outcome, found.placed, found.worded, found.outcome == "named", 0,
-        time.perf_counter() - started, found.why, found.said, confidence_of(answer.causes),
+        time.perf_counter() - started, found.why, found.printed, confidence_of(answer.causes),
         reproduction_of(answer.causes),
     )  # fmt: skip
