@@ -73,8 +73,8 @@ def diagnose_recording(
 
     Without a golden session a reference by transformers is recorded on its tokens, unless `record` is False: then
     operations are judged on their own inputs alone. `seconds` and `reproducing` as in `diagnose`; `report` hears what
-    is done now. DiagnosisError where
-    the recording holds too little to judge; CheckpointError and ConfigError from the checkpoint.
+    is done now. DiagnosisError where the recording holds too little to judge; CheckpointError and ConfigError from the
+    checkpoint.
     """
     facts = Facts.of(checkpoint, session.meta.config.dtype or "float32")
     if golden is None and record:

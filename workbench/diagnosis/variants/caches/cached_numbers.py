@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.operations.expected import turned
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, what
+from lockstep.workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, first_rows, what
 
 #: Rows whose scales later ones may take.
 _FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
@@ -97,9 +97,9 @@ def _coarse(site: Site) -> Iterator[tuple[str, list[Array | None]]]:
     for bits in (8, 4, 2):
         yield f"int{bits} with a scale per channel", [by_channel(x, bits, len(x)) for x in rows]
         for first in _FIRST_ROWS:
-            words = f"the first row{'s' * (first > 1)}" if first == 1 else f"the first {first} rows"
+            made = f"made of {first_rows(first)} alone, so that later ones are cut off"
             yield (
-                f"int{bits} with a scale per channel that is made of {words} alone, so that later ones are cut off",
+                f"int{bits} with a scale per channel that is {made}",
                 [by_channel(x, bits, first) for x in rows],
             )
 

@@ -80,6 +80,10 @@ def what(site: Site) -> str:
     return _WORDS.get(site.kind, "values")
 
 
+def first_rows(count: int) -> str:
+    return "the first row" if count == 1 else f"the first {count} rows"
+
+
 # --- other lengths and heads -------------------------------------------------------------------------------
 
 #: (name, text, what is held of the written rows, of which so many are new, where such a thing was seen)

@@ -19,6 +19,7 @@ from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER
 from lockstep.workbench.diagnosis.operations.deviation import WRONG, Mask
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.caches.caches import first_rows
 from lockstep.workbench.diagnosis.variants.caches.foreign_rows import foreign_words
 
 #: How many first rows are tried, and pages of how many rows.
@@ -71,7 +72,7 @@ def foreign_inside(site: Site) -> Iterator[Variant]:
 
 def _which(rows: range) -> str:
     if not rows.start:
-        return f"the first {len(rows)} rows" if len(rows) > 1 else "the first row"
+        return first_rows(len(rows))
     return f"the rows {rows.start}–{rows.stop - 1}"
 
 
