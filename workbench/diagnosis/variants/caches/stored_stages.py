@@ -55,9 +55,11 @@ def _biases(site: Site) -> Iterator[_Stage]:
     projection = site.kind[5]
     name = f"model.layers.{site.layer}.self_attn.{projection}_proj.bias"
     bias = site.facts.vector(name)
+    if bias is None:  # keys of latents have no such projection
+        return
     span, _ = rank_spans(site.near(f"attn.{projection}_proj"), "linear", site.rank, site.taps, site.facts)
-    bias = bias if bias is None or span is None else bias[span]
-    if bias is None or not bias.any() or (projection == "k" and site.facts.model.qk_norm):
+    bias = bias if span is None else bias[span]
+    if not bias.any() or (projection == "k" and site.facts.model.qk_norm):
         return
     if bias.size != site.parts[0].expected[0].size:
         return
