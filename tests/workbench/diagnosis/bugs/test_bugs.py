@@ -39,8 +39,8 @@ FUSED = (
     "sum_of_the_exponentials_starts_anew_at_the_second_tile",
 )
 FUSED_CONTROLS = ("root_of_the_scale_folded_into_both_projections",)
-#: Their keys are made of latents: there is no projection of keys whose stages a cache could hold.
-FUSED_LATENT = ("scale_is_that_of_the_part_without_positions",)
+#: Of keys that are made of latents, wider than values; of a norm over all heads at once.
+FUSED_QUICK = ("scale_is_that_of_the_part_without_positions", "second_rank_attends_without_windows")
 QUICK_CONTROLS = (
     "unchanged_llama_float32",
     "ranks_summed_backwards",
@@ -182,7 +182,7 @@ def test_a_harmless_change_is_not_accused(name: str, short: Recordings):
 
 
 @pytest.mark.parametrize(
-    "name", [*(pytest.param(one, marks=pytest.mark.slow) for one in FUSED), *FUSED_CONTROLS, *FUSED_LATENT]
+    "name", [*(pytest.param(one, marks=pytest.mark.slow) for one in FUSED), *FUSED_CONTROLS, *FUSED_QUICK]
 )
 def test_what_is_inside_of_a_fused_attention_is_told_from_its_context(name: str, recordings: Recordings):
     found = score(as_fused(ALL[name]), diagnose_recorded(recordings.of(ALL[name]), fused=True))

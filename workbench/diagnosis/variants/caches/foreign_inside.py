@@ -97,7 +97,7 @@ def _of_sequence(tree: AttentionTree, seq: int) -> tuple[range, Array, Array] | 
     longest = max((tree.given[i] for i in parts), key=lambda one: len(one.k))
     heads = [_contexts(tree, parts, longest, head) for head in range(longest.k.shape[1])]
     for rows in _ranges(len(longest.k)):
-        numbers = 2 * len(rows) * longest.k.shape[2]
+        numbers = len(rows) * (longest.k.shape[2] + longest.v.shape[2])
         if numbers > _MOST or any(one.seen.size < ELEMENTS_A_PARAMETER * numbers for one in heads):
             continue
         solved: list[tuple[Array, Array]] = []
@@ -136,7 +136,7 @@ def _contexts(tree: AttentionTree, parts: list[int], longest: Given, head: int) 
 def _solved(of: _Contexts, rows: range, scale: float) -> tuple[Array, Array] | None:
     """Keys and values of some rows that give what was seen (Levenberg and Marquardt); None where there are none."""
     chosen, noise = slice(rows.start, rows.stop), np.maximum(of.noise, 1e-12)
-    at, damping = np.stack([of.keys[chosen], of.values[chosen]], 1), 1e-2
+    at, damping = np.concatenate([of.keys[chosen], of.values[chosen]], 1), 1e-2
     rest, probs, values = _rest(of, chosen, at, scale, noise)
     for _ in range(_STEPS):
         slope = _slope(of, chosen, probs, values, scale, noise)
@@ -154,19 +154,24 @@ def _solved(of: _Contexts, rows: range, scale: float) -> tuple[Array, Array] | N
             if damping > 1e8:
                 break
     good = np.linalg.norm(rest) <= WRONG * np.sqrt(rest.size)
-    return (at[:, 0], at[:, 1]) if good else None
+    return _keys_and_values(of, at) if good else None
+
+
+def _keys_and_values(of: _Contexts, at: Array) -> tuple[Array, Array]:
+    """The two sides of rows [n, width of keys + width of values]."""
+    return at[:, : of.keys.shape[1]], at[:, of.keys.shape[1] :]
 
 
 def _rest(of: _Contexts, chosen: slice, at: Array, scale: float, noise: Array) -> tuple[Array, Array, Array]:
     """What keys and values of the rows leave, in units of noise; the probabilities, and all values."""
     keys, values = of.keys.copy(), of.values.copy()
-    keys[chosen], values[chosen] = at[:, 0], at[:, 1]
+    keys[chosen], values[chosen] = _keys_and_values(of, at)
     probs = softmax(np.where(of.allowed, scale * of.queries @ keys.T, -np.inf))
     return (probs @ values - of.seen) / noise, probs, values
 
 
 def _slope(of: _Contexts, chosen: slice, probs: Array, values: Array, scale: float, noise: Array) -> Array:
-    """By how much each context grows with each number of the rows, [N * D, n * 2 * D]."""
+    """By how much each context grows with each number of the rows, [N * D, n * widths]."""
     own, context = probs[:, chosen], probs @ values
     by_key = (
         own[:, None, :, None]
@@ -174,5 +179,5 @@ def _slope(of: _Contexts, chosen: slice, probs: Array, values: Array, scale: flo
         * (scale * of.queries)[:, None, None, :]
     )
     by_value = own[:, None, :, None] * np.eye(values.shape[1])[None, :, None, :]
-    both = np.stack([by_key, by_value], axis=3) / noise[:, :, None, None, None]
+    both = np.concatenate([by_key, by_value], axis=3) / noise[:, :, None, None]
     return np.asarray(both.reshape(of.seen.size, -1))

@@ -78,7 +78,10 @@ def _norms(site: Site) -> Iterator[_Stage]:
     """Keys before their norm, or normed by the queries' weight; either normed once more, with a weight or without."""
     model, name = site.facts.model, f"model.layers.{site.layer}.self_attn."
     words, rows = what(site), [part.expected for part in site.parts]
-    own, other = (site.facts.vector(f"{name}{kind}_norm.weight") for kind in "kq")
+    weights = (
+        site.facts.vector(f"{name}{kind}_norm.weight") for kind in "kq"
+    )  # of a head, or of all at once
+    own, other = (x if x is not None and x.size == rows[0].shape[-1] else None for x in weights)
     if site.kind == "attn.k_cache" and model.qk_norm:
         raw = _recorded(site, "attn.k_proj")
         yield "cache_before_norm", "keys are cached before their norm, though rotated", _rotated(site, raw)
