@@ -10,6 +10,8 @@ import math
 
 import numpy as np
 
+from lockstep.engine.graph import LAYER
+from lockstep.engine.graph.operation import CHOICES
 from lockstep.sessions import Session
 from lockstep.workbench.diagnosis.judgement import Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings
@@ -19,8 +21,12 @@ from lockstep.workbench.judgements.cause import Cause
 from lockstep.workbench.judgements.golden_event import Divergence, TokenMismatch, UntappedRun
 from lockstep.workbench.models.capture import Capture
 
-#: No statistics and no tensor of attention: what `generate` runs, the logits, and to which experts tokens go.
-UNTAPPED = Capture(statistics=False, full=("logits", "layers.*.mlp.router", "layers.*.mlp.topk_ids"), last=())
+#: Choices of experts and keys, and what they are made by: where one flips, all that follows differs.
+_CHOICES = dict.fromkeys(
+    tap for one in LAYER.values() if one.kind in CHOICES for tap in (*one.inputs.values(), one.tap)
+)
+#: No statistics and no tensor by which another path is chosen: what `generate` runs.
+UNTAPPED = Capture(statistics=False, full=("logits", *(f"layers.*.{tap}" for tap in _CHOICES)), last=())
 
 #: An error of the logits that the run with taps has as well, up to this factor, is of what both share.
 SHARED = 2.0

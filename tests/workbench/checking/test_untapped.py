@@ -45,6 +45,11 @@ def reported(case: Case, path: Path, *, tapped: bool, untapped: bool) -> Untappe
         return judge_untapped(without, sides, judge(sides))
 
 
+@pytest.mark.parametrize("tap", ["mlp.router", "mlp.topk_ids", "attn.index_scores", "attn.index_chosen"])
+def test_choices_are_recorded_without_taps(tap: str) -> None:
+    assert f"layers.*.{tap}" in UNTAPPED.full
+
+
 def test_what_is_wrong_without_taps_alone_is_reported(case: Case, tmp_path: Path) -> None:
     found = reported(case, tmp_path, tapped=False, untapped=True)
     assert found.verdict == "diverged"
