@@ -12,6 +12,8 @@ import typer
 from lockstep.engine.config import EngineConfig, check_fit
 from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
 from lockstep.engine.faults.fault import Fault
+from lockstep.engine.text import did_you_mean, printable
+from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.export.json import dumps
 from lockstep.workbench.models.opening import OpenedModel, open_model
 
@@ -24,6 +26,14 @@ _LEVELS = {"step": "acts from the next step", "build": "empties the cache", "loa
 
 @app.command()
 def faults(
+    word: Annotated[
+        str,
+        typer.Argument(
+            metavar="[WORD]",
+            help="Show those alone whose name, group, place or description has it: rope, mask=none.",
+            show_default=False,
+        ),
+    ] = "",
     model: Annotated[
         str | None,
         typer.Option(
@@ -37,15 +47,34 @@ def faults(
     opened = None if model is None else open_model(model)
     if opened is not None:
         check_fit(opened.config, EngineConfig(tp=tp))
+    shown = _with(word)
     if as_json:
-        print(dumps([_as_json(fault, opened, tp) for fault in FAULTS]))
+        print(dumps([_as_json(fault, opened, tp) for fault in shown]))
         return
     group = ""
-    for fault in FAULTS:
+    for fault in shown:
         if fault.group != group:
             group = fault.group
-            print(f"\n{group}" if fault is not FAULTS[0] else group)
+            print(f"\n{group}" if fault is not shown[0] else group)
         _print(fault, None if opened is None else fault.needs(opened.config, tp))
+
+
+def _with(word: str) -> list[Fault]:
+    """The faults that have it somewhere in what is listed of them; UsageError where none has."""
+    asked = word.casefold()
+    found = [
+        one
+        for one in FAULTS
+        if any(
+            asked in text.casefold()
+            for text in (f"{one.seam}={one.value}", one.group, one.first_tap, one.title, one.symptom)
+        )
+    ]
+    if not found:
+        names = {name for one in FAULTS for name in (one.seam, f"{one.seam}={one.value}")}
+        advice = did_you_mean(word, names, "`lockstep faults` lists all")
+        raise UsageError(f"no fault has {printable(word)!r} in its name or description: {advice}")
+    return found
 
 
 def _as_json(fault: Fault, model: OpenedModel | None, tp: int) -> dict[str, object]:

@@ -6,7 +6,7 @@ import gc
 from contextlib import suppress
 from pathlib import Path
 
-from lockstep.workbench.cli.terminal import no_screens
+from lockstep.workbench.cli.terminal import no_screens, shown_meanwhile
 from lockstep.workbench.exit_codes import Exit
 from lockstep.workbench.paths import session_of
 
@@ -40,8 +40,9 @@ def _open(path: Path | None) -> int:
     # Modules are no garbage: a walk through them all, time and again while they load, would delay the first paint.
     gc.disable()
     try:
-        # Imported here: textual is not for those who only want a subcommand.
-        from lockstep.workbench.tui.launch import run_home, run_session
+        with shown_meanwhile("lockstep …" if path is None else f"lockstep: opening {path.name} …"):
+            # Imported here: textual is not for those who only want a subcommand.
+            from lockstep.workbench.tui.launch import run_home, run_session
 
         return run_home() if path is None else run_session(path)
     except KeyboardInterrupt:  # before the screens took the keys

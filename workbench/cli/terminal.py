@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import os
 import sys
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from typing import TextIO
+
+from lockstep.engine.text import printable
 
 
 def no_screens() -> str:
@@ -19,6 +22,22 @@ def no_screens() -> str:
     if os.environ.get("TERM") in ("dumb", "unknown"):
         return f"TERM={os.environ['TERM']}: this terminal cannot be drawn on, so no screens"
     return ""
+
+
+@contextmanager
+def shown_meanwhile(text: str) -> Iterator[None]:
+    """A line that stands on the terminal while the screens are imported, and is gone before they are drawn."""
+    out = sys.stdout
+    if not out.isatty():
+        yield
+        return
+    with suppress(OSError):
+        print(printable(text, 60), end="", file=out, flush=True)
+    try:
+        yield
+    finally:
+        with suppress(OSError):
+            print("\r\x1b[K", end="", file=out, flush=True)
 
 
 def report_line(text: str) -> None:

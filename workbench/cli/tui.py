@@ -8,7 +8,7 @@ import typer
 
 from lockstep.workbench.cli import options
 from lockstep.workbench.cli.screens import open_session
-from lockstep.workbench.cli.terminal import no_screens
+from lockstep.workbench.cli.terminal import no_screens, shown_meanwhile
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.paths import session_of
 
@@ -53,8 +53,9 @@ def tui(
         raise UsageError(f"{why}: use `lockstep run` or `lockstep replay` instead")
     if (path := session_of(target)) is not None:
         raise typer.Exit(open_session(path))
-    # Imported here: textual is not for those who only ask for help.
-    from lockstep.workbench.tui.launch import run_model
+    with shown_meanwhile(f"lockstep: opening {target} …"):
+        # Imported here: textual is not for those who only ask for help.
+        from lockstep.workbench.tui.launch import run_model
 
     code = run_model(
         target, tp=tp, ep=ep, prompts=prompt or (), ids=ids or (), chat=chat, device=device, dtype=dtype,

@@ -11,10 +11,13 @@ from typing import Any
 from mcp.server import MCPServer
 from mcp.server.mcpserver.exceptions import ResourceError, ToolError
 from mcp.server.mcpserver.tools import Tool
+from pydantic import ValidationError
+from pydantic_core import ErrorDetails
 
 from lockstep.sessions.text import clean
 from lockstep.version import __version__
 from lockstep.workbench.debugger.failures import explain
+from lockstep.workbench.export.json import dumps
 from lockstep.workbench.library.reading import open_session
 from lockstep.workbench.mcp.answers import answer
 from lockstep.workbench.mcp.roots import Roots
@@ -40,7 +43,25 @@ class StrictTool(Tool):
             raise ToolError(
                 f"{self.name} has no argument {clean(', '.join(unknown), limit=80)}: it takes {', '.join(known)}"
             )
+        try:
+            self.fn_metadata.validate_arguments(arguments)
+        except ValidationError as error:
+            raise ToolError(f"{self.name}: {'; '.join(map(self._refused, error.errors()))}") from None
         return await super().run(arguments, context, convert_result)
+
+    def _refused(self, error: ErrorDetails) -> str:
+        """One argument that is not what the schema has, in a line: what it has to be, and what came."""
+        name = str(error["loc"][0])
+        if error["type"] == "missing":
+            return f"{name} is missing"
+        schema = self.parameters["properties"][name]
+        kind = f"a list of {_MANY[schema['items']['type']]}" if "items" in schema else _ONE[schema["type"]]
+        return f"{name} has to be {kind}, not {clean(dumps(error['input']), limit=80)}"
+
+
+#: Types of JSON schema in words.
+_ONE = {"string": "a string", "integer": "a whole number", "number": "a number", "boolean": "true or false"}
+_MANY = {"string": "strings", "integer": "whole numbers"}
 
 
 class AgentServer:

@@ -41,6 +41,25 @@ def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:
         assert one["default"] == DEFAULTS[one["name"]]
 
 
+def test_a_word_narrows_the_list(capsys: Any) -> None:
+    assert run(["faults", "ROPE", "--json"]) == 0
+    some = json.loads(capsys.readouterr().out)
+    assert 0 < len(some) < len(FAULTS)
+    assert "rope_theta" in {one["name"] for one in some}
+    assert all("rope" in " ".join(map(str, one.values())).casefold() for one in some)
+    assert run(["faults", "mask=additive"]) == 0
+    shown = capsys.readouterr().out
+    assert re.findall(r"^  (\S+=\S+)", shown, re.MULTILINE) == ["mask=additive"]
+
+
+def test_a_word_that_nothing_has_gets_a_suggestion(capsys: Any) -> None:
+    assert run(["faults", "maks=none"]) == 2
+    assert (
+        "no fault has 'maks=none' in its name or description: did you mean mask=none"
+        in capsys.readouterr().err
+    )
+
+
 def test_what_cannot_act_reports_why(capsys: Any, tmp_path: Path) -> None:
     model = str(tiny_checkpoint(tmp_path, "llama"))
     assert run(["faults", "--model", model, "--json"]) == 0

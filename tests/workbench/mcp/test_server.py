@@ -87,6 +87,12 @@ async def test_a_recording_is_replayed_and_refuses_what_needs_the_model() -> Non
             await one.call("branch", command="set seed 3")
         with pytest.raises(Refused, match="step has no argument where: it takes command, breakpoints, run"):
             await one.call("step", where="goto 2")
+        with pytest.raises(
+            Refused, match=r'^open: faults has to be a list of strings, not \{"mask":\s?"none"\}$'
+        ):
+            await one.call("open", target="demo", faults={"mask": "none"})
+        with pytest.raises(Refused, match=r"^open: target is missing; tp has to be a whole number, not 1\.5$"):
+            await one.call("open", tp=1.5)
         assert (await one.call("where"))["rests_on"]["step"] == 0, "nothing moved"
 
 
