@@ -57,7 +57,8 @@ class WeightsVerdict:
         words = f"{plural(self.found.compared, 'parameter')} on {plural(self.found.ranks, 'rank')} compared bit by bit"
         if self.wrong:
             return f"{words}: {plural(len(self.wrong), 'mistake')}"
-        return f"{words}: all as in the checkpoint" if self.complete else f"{words}: nothing wrong in them"
+        right = "all as in the checkpoint" + (" with the adapter" if self.found.adapted else "")
+        return f"{words}: {right}" if self.complete else f"{words}: nothing wrong in them"
 
     def to_json(self) -> JsonObject:
         """Plain values: what `--json` prints."""
@@ -79,6 +80,7 @@ class WeightsVerdict:
             "unknown": list(found.unknown),
             "left_out": list(found.left_out),
             "other_parts": list(found.other_parts),
+            "adapted": dict(found.adapted),
             "notes": list(self.notes),
         }  # fmt: skip
 
@@ -92,6 +94,9 @@ class WeightsVerdict:
             f"{n} of {a} held in {b}" if a != b else f"{n} in {a}" for (a, b), n in found.dtypes.items()
         )
         reported.append(f"tensors: {held or 'none'}")
+        if found.adapted:
+            parts = (f"{kind} {plural(n, 'weight')}" for kind, n in sorted(found.adapted.items()))
+            reported.append(f"adapter: {', '.join(parts)}")
         if found.unknown:
             reported.append(f"not in the checkpoint: {_first(found.unknown)}")
         if found.left_out:
@@ -131,11 +136,14 @@ def weights(
     *,
     model: str | Path,
     engine: str = "auto",
+    adapter: str | Path | None = None,
     progress: Listener | None = None,
 ) -> WeightsVerdict:
     """Hold what each rank has in memory against the checkpoint `model`, by content. `of` is an engine's own command,
     which runs until its weights are loaded, before anything is computed, and is then ended; or a module of this
     process: call it on every rank, of which each holds its own against the checkpoint. `engine` as in `attach`.
+    `adapter` is the folder of a LoRA adapter (PEFT's) that is to be in force: the effective weight of each of its
+    targets is compared, merged or with the adapter beside it.
 
     The weights are written to a folder of the machine for that while: as many bytes as they have.
 
@@ -144,7 +152,8 @@ def weights(
     extras.need("engine", "comparing weights")
     from torch import nn
 
-    from lockstep.workbench.diagnosis.loaded.compare import compare_weights  # needs torch
+    from lockstep.workbench.diagnosis.loaded.adapter import Adapter  # these need torch
+    from lockstep.workbench.diagnosis.loaded.compare import compare_weights
     from lockstep.workbench.diagnosis.loaded.config_keys import unread_words  # needs transformers
 
     command = None if isinstance(of, nn.Module) else of
@@ -152,6 +161,7 @@ def weights(
         raise UsageError("weights hands signals on to the command: call it from the main thread")
     heard, failures = progress or Listener(), tuple[str, ...]()
     path = demo_path(str(model)) or resolve(str(model))
+    added = None if adapter is None else Adapter.open(Path(adapter))
     with LoadedFrom.open(path) as checkpoint, ScratchFolder.make("weights", cache_directory()) as scratch:
         dump = scratch.path / "dump"
         if isinstance(of, nn.Module):
@@ -161,7 +171,7 @@ def weights(
             failures = attach(of, dump, asked, scratch.path).failures
             heard.note("the command was ended once its ranks had written their weights")
         ranks = read_ranks(dump)
-        found = compare_weights(ranks, checkpoint, heard.report)
+        found = compare_weights(ranks, checkpoint, heard.report, added)
         heard.clear()
     size = ranks[0].size
     missing = (
@@ -169,4 +179,7 @@ def weights(
         if len(ranks) == size or command is None
         else [f"{len(ranks)} of {size} ranks have written their weights"]
     )
-    return WeightsVerdict(found, (*missing, *failures, *unread_words(path)))
+    own = () if added is None or not added.own else (f"not compared: the adapter's own {_first(added.own)}",)
+    if added is None and (beside := max(len(rank.adapters) for rank in ranks)):
+        own = (f"an adapter is held beside {plural(beside, 'weight')}: --adapter DIR compares it",)
+    return WeightsVerdict(found, (*missing, *failures, *own, *unread_words(path)))

@@ -45,6 +45,7 @@ def write_weights(
     kept: dict[str, Tensor] = {}
     facts: dict[str, Any] = {"engine": engine, "rank": rank, "size": size}
     facts |= {"model": str(model), "buffers": [], "same": {}, "skipped": {}, "dtypes": {}}
+    facts["adapters"] = dict(_adapters(module))
     seen: dict[tuple[Any, ...], str] = {}
     for name, held, is_buffer in _tensors(module):
         x, dtype = _of_rank(held, whole=whole), str(held.dtype).removeprefix("torch.")
@@ -83,6 +84,18 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     """Parameters and buffers by name, one that has two names under both."""
     yield from ((name, one, False) for name, one in module.named_parameters(remove_duplicate=False))
     yield from ((name, one, True) for name, one in module.named_buffers(remove_duplicate=False))
+
+
+def _adapters(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What modules that PEFT has wrapped do with their adapter; of several the one that acts, or the last."""
+    for name, one in module.named_modules():
+        part: Any = one
+        if not hasattr(part, "lora_A") or not hasattr(part, "scaling"):
+            continue
+        active = () if getattr(part, "disable_adapters", False) else tuple(part.active_adapters)
+        merged = tuple(part.merged_adapters)
+        for adapter, scale in sorted(part.scaling.items(), key=lambda item: item[0] in active):
+            yield name, {"scale": float(scale), "active": adapter in active, "merged": adapter in merged}
 
 
 def vllm_loader(module: Any) -> None:

@@ -13,6 +13,8 @@ from torch import Tensor
 from lockstep.engine.checkpoint.source import Source
 from lockstep.engine.checkpoint.wrapped import other_part
 from lockstep.engine.parallel.shards import Span
+from lockstep.workbench.diagnosis.loaded.adapted import AdaptedWeights
+from lockstep.workbench.diagnosis.loaded.adapter import Adapter
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom, OddStack
 from lockstep.workbench.diagnosis.loaded.explain import (
     Mistake,
@@ -61,13 +63,18 @@ class LoadedWeights:
     unknown: tuple[str, ...] = ()
     left_out: tuple[str, ...] = ()
     other_parts: tuple[str, ...] = ()
+    adapted: dict[str, int] = field(default_factory=dict)
 
 
 def compare_weights(
-    ranks: Sequence[RankWeights], checkpoint: LoadedFrom, see: Callable[[str], None] = lambda _: None
+    ranks: Sequence[RankWeights],
+    checkpoint: LoadedFrom,
+    see: Callable[[str], None] = lambda _: None,
+    adapter: Adapter | None = None,
 ) -> LoadedWeights:
-    """Hold what each rank has against the checkpoint. CheckpointError where either cannot be read."""
-    comparison = _Comparison(checkpoint, len(ranks) and ranks[0].size)
+    """Hold what each rank has against the checkpoint, with an adapter where one is to be in force. CheckpointError
+    where either cannot be read, or the adapter is another model's."""
+    comparison = _Comparison(checkpoint, len(ranks) and ranks[0].size, adapter)
     for rank in ranks:
         see(f"weights of rank {rank.rank}")
         comparison.add(rank)
@@ -77,7 +84,7 @@ def compare_weights(
 class _Comparison:
     """What was found so far."""
 
-    def __init__(self, checkpoint: LoadedFrom, size: int) -> None:
+    def __init__(self, checkpoint: LoadedFrom, size: int, adapter: Adapter | None) -> None:
         self.checkpoint, self.source, self.size = checkpoint, checkpoint.source, size
         self.parameters = Parameters(checkpoint.source, checkpoint.tied, checkpoint.model)
         self.found: dict[tuple[str, Mistake], set[tuple[int, int | None, str]]] = defaultdict(set)
@@ -87,10 +94,14 @@ class _Comparison:
         self.left_out: set[str] = set()
         self.other_parts: set[str] = set()
         self.numbers = 0
+        self.adapted = None if adapter is None else AdaptedWeights.of_model(adapter, self.parameters.shapes)
         self._tables: dict[tuple[int, torch.dtype], RowTable] = {}
 
     def add(self, rank: RankWeights) -> None:
         done: set[tuple[str, str]] = set()
+        if self.adapted is not None:
+            for name, mistake in self.adapted.beside(rank):
+                self._note(rank, name, mistake)
         for name, stored in rank.names():
             info = rank.source.info(stored)
             if part := other_part(name):
@@ -147,6 +158,8 @@ class _Comparison:
         """What the checkpoint has nothing for: scales of quantised weights must not be zero."""
         if name in rank.buffers or name != stored:
             return
+        if self.adapted is not None and self.adapted.has(name):
+            return
         if _SCALE.fullmatch(name) and not bool(rank.source.read(stored).any()):
             self._note(rank, name, Mistake("zeros", "all zeros: never loaded, or overwritten"))
         self.unknown.add(_LAYER.sub("*", name))
@@ -161,9 +174,16 @@ class _Comparison:
         self.found[starred, mistake].add((rank.rank, int(layer[0]) if layer else None, name))
 
     def _compare(self, rank: RankWeights, stored: str, place: HeldPart) -> None:
-        """Block by block; where one is wrong, all that is wrong is looked at."""
+        """Block by block; where one is wrong, all that is wrong is looked at. What an adapter changes is looked at as a
+        whole."""
         wrong: list[int] = []
         self.dtypes[self.source.info(place.parameter).dtype, rank.dtype(stored)] += 1
+        if self.adapted is not None and self.adapted.of(place.parameter) is not None:
+            x, y = self._blocks(rank, stored, place, Span(0, place.taken.size), as_held=False)
+            self.numbers += x.numel()
+            if (mistake := self.adapted.merged(place, x, y, rank)) is not None:
+                self._note(rank, place.parameter, mistake)
+            return
         for start in range(0, place.taken.size, BLOCK):
             rows = Span(start, min(start + BLOCK, place.taken.size))
             x, y = self._blocks(rank, stored, place, rows)
@@ -174,7 +194,9 @@ class _Comparison:
         if wrong:
             self._note(rank, place.parameter, self._explained(rank, stored, place, wrong))
 
-    def _blocks(self, rank: RankWeights, stored: str, place: HeldPart, rows: Span) -> tuple[Tensor, Tensor]:
+    def _blocks(
+        self, rank: RankWeights, stored: str, place: HeldPart, rows: Span, *, as_held: bool = True
+    ) -> tuple[Tensor, Tensor]:
         """Rows of a place as they are in memory and in the checkpoint, in the dtype in which they were written."""
         here = Span(place.rows.start + rows.start, place.rows.start + rows.stop)
         there = Span(place.taken.start + rows.start, place.taken.start + rows.stop)
@@ -186,7 +208,7 @@ class _Comparison:
         y = _rows_of(self.source, place.parameter, there)
         if place.columns is not None:
             y = y[:, place.columns.start : place.columns.stop]
-        return x, _as_held(y, rank.dtype(stored), x.dtype)
+        return x, _as_held(y, rank.dtype(stored), x.dtype) if as_held else y
 
     def _explained(self, rank: RankWeights, stored: str, place: HeldPart, wrong: list[int]) -> Mistake:
         """What the wrong rows are: somewhere else in the checkpoint, or other numbers."""
@@ -258,7 +280,7 @@ class _Comparison:
             ranks[0].engine, len(ranks), len(self.held), self.numbers,
             tuple(sorted(merged, key=lambda one: (one.layers[:1] or (-1,), one.parameter))),
             dict(self.dtypes), tuple(sorted(self.unknown)), tuple(sorted(self.left_out)),
-            tuple(sorted(self.other_parts)),
+            tuple(sorted(self.other_parts)), {} if self.adapted is None else dict(self.adapted.how),
         )  # fmt: skip
 
     def _merged(self, name: str, mistake: Mistake, places: set[tuple[int, int | None, str]]) -> WrongWeight:

@@ -18,9 +18,18 @@ from lockstep.engine.plain_files import PlainFileError, open_plain
 _MOST_FACTS, _MOST_WEIGHTS = 64 << 20, 1 << 42
 
 
+class HeldAdapter(msgspec.Struct, frozen=True):
+    """What a module of an adapter says of itself: by what it multiplies, whether it acts, and whether it is in the
+    weight already."""
+
+    scale: float
+    active: bool
+    merged: bool
+
+
 class _Facts(msgspec.Struct):
     """`weights.json`: buffers by name, `same` the names of what has two, `skipped` what could not be written, `dtypes`
-    what was widened to be written."""
+    what was widened to be written, `adapters` by module."""
 
     engine: str
     rank: int
@@ -29,6 +38,7 @@ class _Facts(msgspec.Struct):
     same: dict[str, str] = {}
     skipped: dict[str, str] = {}
     dtypes: dict[str, str] = {}
+    adapters: dict[str, HeldAdapter] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +53,7 @@ class RankWeights:
     skipped: dict[str, str] = field(repr=False)
     _same: dict[str, str] = field(repr=False)
     _dtypes: dict[str, str] = field(repr=False)
+    adapters: dict[str, HeldAdapter] = field(repr=False)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -68,6 +79,7 @@ class RankWeights:
             reported.skipped,
             same,
             reported.dtypes,
+            reported.adapters,
         )
 
     def names(self) -> Iterator[tuple[str, str]]:

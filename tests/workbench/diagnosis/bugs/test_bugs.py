@@ -221,11 +221,20 @@ def test_an_unseen_control_of_our_engine_moves_bits_and_no_more(name: str, short
     assert moved(ALL[name], short) == ""
 
 
+def _long_enough(bug: Bug, short: Recordings, recordings: Recordings) -> Recordings:
+    """Those of one decode step, where the bug shows by then. What is wrong with a state shows in the logits of the next
+    step, which is looked at in our own engine."""
+    return short if bug.place.step + (bug.ep > 0) <= 1 else recordings
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_bug_shows_first_where_it_was_put(recordings: Recordings):
+@pytest.mark.parametrize("folder", [*FIRST, *SETS])
+def test_every_bug_shows_first_where_it_was_put(folder: str, short: Recordings, recordings: Recordings):
     """A property of the bugs: at its place each is far above the noise of transformers itself, and nowhere before."""
-    found = {bug.name: _misplaced(bug, recordings) for bug in ALL.values() if not bug.harmless}
+    bugs_of_it = [bug for bug in ALL.values() if bug.part == folder]
+    found = {bug.name: _misplaced(bug, _long_enough(bug, short, recordings)) for bug in bugs_of_it}
+    assert found
     assert not {name: why for name, why in found.items() if why}
 
 
@@ -302,10 +311,11 @@ def _apart(seen: np.ndarray, right: np.ndarray) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_all_bugs(recordings: Recordings):
+@pytest.mark.parametrize("folder", FIRST)
+def test_all_bugs(folder: str, short: Recordings, recordings: Recordings):
     """Detected, placed, and not accused of something else."""
-    asked = {name: bug for name, bug in ALL.items() if bug.part in FIRST}
-    scores = {name: _scored(bug, recordings) for name, bug in asked.items()}
+    asked = {name: bug for name, bug in ALL.items() if bug.part == folder}
+    scores = {name: _scored(bug, _long_enough(bug, short, recordings)) for name, bug in asked.items()}
     outcomes = Counter(found.outcome for found in scores.values())
     assert outcomes["missed"] == 0, [name for name, found in scores.items() if found.outcome == "missed"]
     assert sum(found.placed for found in scores.values()) >= 0.95 * len(scores)
