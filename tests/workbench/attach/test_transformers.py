@@ -25,6 +25,7 @@ from tests.preloaded import run_module
 from tests.wrapped_checkpoints import wrapped_checkpoint
 
 PROGRAM = Path(__file__).parent / "transformers_program.py"
+FORKED = PROGRAM.with_name("forked_ranks.py")
 
 
 @pytest.fixture
@@ -91,13 +92,15 @@ def test_a_model_that_reads_images_is_recorded_by_its_text_model(dump: Path, tmp
 
 
 def attached(
-    model: str, target: Path, prompt: str, *bug: str, ranks: int = 2, plan: str = "tp"
+    model: str, target: Path, prompt: str, *bug: str, ranks: int = 2, plan: str = "tp", torchrun: bool = False
 ) -> dict[str, Any]:
-    """What `lockstep attach` finds of a program: on so many ranks of torchrun, by transformers' own plan."""
+    """What `lockstep attach` finds of a program: on so many ranks, by transformers' own plan."""
     program = [str(PROGRAM), model if model != "demo" else str(MODEL_DIR), prompt]
-    torchrun = ["-m", "torch.distributed.run", "--nproc-per-node", str(ranks), *program, plan, *bug]
+    if ranks > 1:
+        start = ["-m", "torch.distributed.run", "--nproc-per-node"] if torchrun else [str(FORKED)]
+        program = [*start, str(ranks), *program, plan, *bug]
     command = ["attach", "-o", str(target), "--model", model, "--json", "--", sys.executable]
-    done = run_module("lockstep.workbench.cli", *command, *(torchrun if ranks > 1 else program), timeout=500)
+    done = run_module("lockstep.workbench.cli", *command, *program, timeout=500)
     assert done.returncode in (0, 1), done.stderr[-4000:]
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])["judged"]
     return found
@@ -108,7 +111,7 @@ def attached(
 @pytest.mark.parametrize("ranks", [1, 2])
 def test_programs_are_attached_to_and_right(ranks: int, tmp_path: Path) -> None:
     target = tmp_path / "run.session"
-    reported = attached("demo", target, "1,2,3,4,5", ranks=ranks)
+    reported = attached("demo", target, "1,2,3,4,5", ranks=ranks, torchrun=True)
     rests = reported["coverage"]
     assert (reported["verdict"], rests["aligned"], rests["rows"], rests["ranks"]) == ("match", 8, 8, ranks)
     with Session.open(target) as session:

@@ -70,7 +70,11 @@ def other_experts(site: Site) -> Iterator[Variant]:
 def moved_experts(moved: Mapping[int, int], count: int, predicted: Array) -> Variant:
     """Rows of experts that went through others of so many, -1: through none."""
     fitted = {"experts": {str(one): other for one, other in moved.items()}}
-    return Variant(_name(moved, count), "experts", _in_words(moved, count), fitted, predicted)
+    steps, sums = _steps_and_sums(moved, count)
+    choices = 1 if steps and min(len(steps), len(sums)) == 1 else len(moved)
+    return Variant(
+        _name(moved, count), "experts", _in_words(moved, count), fitted, predicted, parameters=choices - 1
+    )
 
 
 def beyond_capacity(site: Site) -> Iterator[Variant]:
