@@ -86,7 +86,7 @@ def _tensors(module: nn.Module) -> Iterator[tuple[str, Tensor, bool]]:
     yield from ((name, one, True) for name, one in module.named_buffers(remove_duplicate=False))
 
 
-def _adapters(module: nn.Module) -> Iterator[tuple[str, dict[str, Any]]]:
+def _adapters(module: nn.Module) -> Iterator[tuple[str, dict[str, float | bool]]]:
     """What modules that PEFT has wrapped do with their adapter; of several the one that acts, or the last."""
     for name, one in module.named_modules():
         part: Any = one
