@@ -182,4 +182,6 @@ def weights(
     own = () if added is None or not added.own else (f"not compared: the adapter's own {_first(added.own)}",)
     if added is None and (beside := max(len(rank.adapters) for rank in ranks)):
         own = (f"an adapter is held beside {plural(beside, 'weight')}: --adapter DIR compares it",)
-    return WeightsVerdict(found, (*missing, *failures, *own, *unread_words(path)))
+    return WeightsVerdict(
+        found, (*missing, *failures, *own, *unread_words(path, found.engine, ranks[0].reads))
+    )

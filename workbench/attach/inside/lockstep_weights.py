@@ -15,6 +15,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
+from .lockstep_config_reads import names_read
 from .lockstep_recorder import guarded, version, weights_alone
 from .lockstep_tap import CODES, write_safetensors
 
@@ -46,6 +47,7 @@ def write_weights(
     facts: dict[str, Any] = {"engine": engine, "rank": rank, "size": size}
     facts |= {"model": str(model), "buffers": [], "same": {}, "skipped": {}, "dtypes": {}}
     facts["adapters"] = dict(_adapters(module))
+    facts["reads"] = sorted(names_read(module))
     seen: dict[tuple[Any, ...], str] = {}
     for name, held, is_buffer in _tensors(module):
         x, dtype = _of_rank(held, whole=whole), str(held.dtype).removeprefix("torch.")

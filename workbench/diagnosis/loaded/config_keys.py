@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -38,14 +38,18 @@ def unread_keys(config: Mapping[str, object]) -> dict[str, object]:
     configuration has by itself. ConfigError of a family that it does not run."""
     with noting_keys() as asked:
         ModelConfig.from_hf(config)
-    read = {key for _, key in asked}
+    return keys_beside(config, {key for _, key in asked})
+
+
+def keys_beside(config: Mapping[str, object], read: Collection[str]) -> dict[str, object]:
+    """The same of any engine that reads the keys `read` and no others."""
     found = {}
     for place, part in _objects(config):
         usual = _defaults(part)
         off = {key for switch, at, keys in _SWITCHED if switch in part and part[switch] in at for key in keys}
         off |= set(_OF_LATENTS if part.get("kv_lora_rank") else ())
         for key, value in part.items():
-            matters = key not in read | off and not _OTHER_MATTERS.fullmatch(key)
+            matters = key not in read and key not in off and not _OTHER_MATTERS.fullmatch(key)
             if matters and value not in (None, usual.get(key), False, [], {}):
                 found[place + key] = value
     return found
@@ -69,18 +73,30 @@ def _defaults(config: Mapping[str, object]) -> dict[str, object]:
         return {}
 
 
-def unread_words(checkpoint: Path) -> tuple[str, ...]:
-    """A sentence on them, where there are any."""
+def unread_words(checkpoint: Path, engine: str = "", reads: Collection[str] = ()) -> tuple[str, ...]:
+    """A sentence on them, where there are any: on those of our engine, and of another whose code is known to read no
+    other names than `reads`."""
     path = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "config.json"
     try:
-        found = unread_keys(read_json(path)) if path.is_file() else {}
+        config = read_json(path) if path.is_file() else {}
     except (ConfigError, CheckpointError):  # which the checkpoint's own reader tells
         return ()
-    if not found:
-        return ()
-    reported = ", ".join(
-        f"{printable(key, 80)} = {printable(repr(value), _SHOWN)}" for key, value in found.items()
-    )
-    return (
-        f"config.json: not read by Lockstep's own engine, and not what the family has by itself: {reported}",
+    lines = []
+    if found := keys_beside(config, reads) if reads else {}:
+        lines.append(
+            f"no code of {printable(engine, 80)} reads, and not what the family has by itself: {_listed(found)}"
+        )
+    try:
+        found = unread_keys(config) if config else {}
+    except (ConfigError, CheckpointError):
+        found = {}
+    if found:
+        own = "not read by Lockstep's own engine, and not what the family has by itself"
+        lines.append(f"{own}: {_listed(found)}")
+    return tuple(f"config.json: {line}" for line in lines)
+
+
+def _listed(keys: Mapping[str, object]) -> str:
+    return ", ".join(
+        f"{printable(key, 80)} = {printable(repr(value), _SHOWN)}" for key, value in keys.items()
     )

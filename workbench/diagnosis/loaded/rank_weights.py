@@ -29,7 +29,7 @@ class HeldAdapter(msgspec.Struct, frozen=True):
 
 class _Facts(msgspec.Struct):
     """`weights.json`: buffers by name, `same` the names of what has two, `skipped` what could not be written, `dtypes`
-    what was widened to be written, `adapters` by module."""
+    what was widened to be written, `adapters` by module, `reads` the names that the engine's code reads."""
 
     engine: str
     rank: int
@@ -39,6 +39,7 @@ class _Facts(msgspec.Struct):
     skipped: dict[str, str] = {}
     dtypes: dict[str, str] = {}
     adapters: dict[str, HeldAdapter] = {}
+    reads: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,6 +55,7 @@ class RankWeights:
     _same: dict[str, str] = field(repr=False)
     _dtypes: dict[str, str] = field(repr=False)
     adapters: dict[str, HeldAdapter] = field(repr=False)
+    reads: frozenset[str] = field(repr=False)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -80,6 +82,7 @@ class RankWeights:
             same,
             reported.dtypes,
             reported.adapters,
+            reported.reads,
         )
 
     def names(self) -> Iterator[tuple[str, str]]:
