@@ -59,7 +59,7 @@ def test_where_nothing_is_saved_the_gallery_is_named(
     ("words", "stated"),
     [
         (["check"], "Missing argument 'MODEL|SESSION'."),
-        (["faults", "load_bias"], "Got unexpected extra argument(s) (load_bias)."),
+        (["faults", "rope", "load_bias"], "Got unexpected extra argument(s) (load_bias)."),
         (["export", "a.session", "-o", "a.html"], "No such option: -o."),
     ],
 )

@@ -17,6 +17,7 @@ from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, Node, clamped_within, silu, swish
 from lockstep.engine.graph.routing import added_to_rows, candidates, taken
 from lockstep.workbench.diagnosis.hypotheses.head_orders import interleaved
+from lockstep.workbench.diagnosis.hypotheses.recurrent_orders import OTHER_ORDERS
 from lockstep.workbench.diagnosis.hypotheses.roundings import (
     DAMAGED,
     REREAD,
@@ -169,6 +170,20 @@ def _chosen_in_turn(scores: Array, top_k: float, groups: float, *grouping: float
     return np.sort(best, -1).astype(np.float64)
 
 
+def _chosen_in_groups_before(
+    choice: Array, top_k: float, groups: float, top: float, best: float, added: Array
+) -> Array:
+    """The best experts of the groups that were the best before something was added."""
+    kept = np.isfinite(candidates(choice - added, groups, top, best))
+    order = np.argsort(-np.where(kept, choice, -np.inf), -1, kind="stable")[:, : int(top_k)]
+    return np.sort(order, -1).astype(np.float64)
+
+
+def _within(dtype: str, function: str, x: Array) -> Array:
+    """A function of what is rounded, and rounded again."""
+    return _rounded(dtype, RIGHT[function](_rounded(dtype, x)))
+
+
 def _shares_within(x: Array, *rest: Array) -> Array:
     """Each over the sum of those of its row whose experts are `held`; of a row that has none over that of all."""
     *eps, ids, held = rest
@@ -192,6 +207,13 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "unweighted_sum": lambda x, weights: x.sum(1),
     "falling": lambda x: -np.sort(-x, axis=-1),
     "chosen_in_turn": _chosen_in_turn,
+    "chosen_in_groups_before": _chosen_in_groups_before,
+    **{
+        f"{function}_in_{dtype}": partial(_within, dtype, function)
+        for function in ("softmax", "sigmoid")
+        for dtype in ("bfloat16", "float16")
+    },
+    "times_of_slots": lambda x, scale, ids: x * scale[: ids.shape[1]],
     "shares_within": _shares_within,
     "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),
     "repeatedly_to_rows": lambda x, bias, ids, times: x + times * added_to_rows(0 * x, bias, ids),
@@ -267,7 +289,7 @@ def _with_rows(x: Array, rows: slice, value: float) -> Array:
 
 
 #: Other pairs of key heads with value heads; a state that first tokens of chunks keep whole; what a convolution may
-#: have kept of its rows [W - 1, C].
+#: have kept of its rows [W - 1, C]; decay, update and reading in another order.
 RECURRENT: Mapping[str, Callable[..., Any]] = {
     "paired_in_turn": lambda keys, beta: np.tile(keys, (1, beta.shape[1] // keys.shape[1], 1)),
     "paired_as": lambda keys, beta, *heads: np.concatenate([keys, 0 * keys[:, :1]], 1)[
@@ -276,6 +298,7 @@ RECURRENT: Mapping[str, Callable[..., Any]] = {
     "kept_at_chunks": lambda share, size: _with_rows(share, slice(int(size), None, int(size)), 1.0),
     "oldest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
     "newest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[:-1]]),
+    **OTHER_ORDERS,
 }
 #: What is done to logits as well.
 HEADS: Mapping[str, Callable[..., Any]] = {

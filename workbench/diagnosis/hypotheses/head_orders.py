@@ -22,7 +22,7 @@ def orders(heads: int) -> Iterator[tuple[str, Order]]:
     yield "of the heads in reverse order", own[::-1]
     yield "of the first head", 0 * own
     yield from (
-        (f"of heads in {count} interleaved groups", interleaved(heads, count)) for count in _groups(heads)
+        (f"of heads in {count} interleaved groups", interleaved(heads, count)) for count in groups_in(heads)
     )
 
 
@@ -34,11 +34,12 @@ def interleaved(heads: int, groups: int) -> Order:
 def groups_of(order: Order) -> int:
     """In how many interleaved groups heads stand so; 0 where they do in none."""
     return next(
-        (count for count in _groups(len(order)) if np.array_equal(order, interleaved(len(order), count))), 0
+        (count for count in groups_in(len(order)) if np.array_equal(order, interleaved(len(order), count))), 0
     )
 
 
-def _groups(heads: int) -> Iterator[int]:
+def groups_in(heads: int) -> Iterator[int]:
+    """Into how many groups of several heads so many can be parted."""
     yield from (count for count in range(2, heads // 2 + 1) if heads % count == 0)
 
 

@@ -32,6 +32,7 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     shared_names,
     slot_names,
 )
+from lockstep.workbench.diagnosis.hypotheses.recurrent_orders import ORDERS, OTHER_ORDERS
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST, NORMALISED_IN
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import wording
@@ -325,6 +326,7 @@ def _candidates(
             yield tuple(Edit(path, "function", ("paired_as", *heads)) for path in pairs)
     if site.operation in RECURRENT:
         yield from ((one,) for one in _other_befores(site))
+        yield from ((one,) for one in _other_orders(formula))
     if site.operation in STATES:
         yield from _coarse(site, formula)
         raw = (path for path, node in nodes(formula) if node.name == "exp" and node.args == (Node("A_log"),))
@@ -348,6 +350,18 @@ def _candidates(
         for words in (one for one in alike[0] if all(one in names for names in alike[1:])):
             yield tuple(Edit(leaf, "operand", (f"{leaf}{words}",)) for leaf in trained)
     yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
+
+
+def _other_orders(formula: Node) -> Iterator[Edit]:
+    """Decay, update and reading in another order, and chunks that hand a state on which does not decay."""
+    for path, node in nodes(formula):
+        yield from (
+            Edit(path, "function", (node.name + order,))
+            for order in ORDERS
+            if node.name + order in OTHER_ORDERS
+        )
+        if f"{node.name}_handed_on" in OTHER_ORDERS:
+            yield from (Edit(path, "function", (f"{node.name}_handed_on", float(size))) for size in _CHUNKS)
 
 
 def _shares(formula: Node) -> list[tuple[int, ...]]:

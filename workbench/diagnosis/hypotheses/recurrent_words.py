@@ -122,6 +122,23 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
         for place, text in (("exp", _SHARE), ("step", _STEP))
         for dtype in ("bfloat16", "float16")
     },
+    **{
+        (operation, name, "function", name + order): text
+        for operation, name in (
+            ("state", "last_state"), ("delta", "read_out"), ("ssm_state", "scanned"), ("ssm_read", "scan_read"),
+        )
+        for order, text in (
+            ("_decayed_last", "the state decays behind its update, not before it: what a token writes decays at once"),
+            ("_early", "queries read the state before their own token's update: a token does not find what it wrote"),
+            (
+                "_handed_on",
+                "the state does not decay from chunk to chunk: what each chunk of {a:g} tokens makes is added to "
+                "the whole of what was there before it",
+            ),
+        )
+    },
+    ("conv", "convolved", "function", "convolved_ahead"):
+        "the convolution's rows have moved on already: each token meets the next one's, the newest row counts twice",
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
 }  # fmt: skip
 

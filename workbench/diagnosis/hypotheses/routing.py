@@ -129,6 +129,9 @@ def routing_choices(
         match node.name:
             case "softmax" | "sigmoid" if node.args == (Node("logits"),):
                 yield from (Edit(path, "applied", (to,)) for to in ("bfloat16", "float16"))
+                yield from (
+                    Edit(path, "function", (f"{node.name}_in_{to}",)) for to in ("bfloat16", "float16")
+                )
                 yield Edit(path, "function", ("sigmoid" if node.name == "softmax" else "softmax",))
                 if "correction" in others:
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
@@ -137,6 +140,10 @@ def routing_choices(
             case "shares":
                 held = (name for name in others if name.startswith(_HELD.format("")))
                 yield from (Edit(path, "function", ("shares_within", "ids", name)) for name in held)
+            case "chosen" if node.args[0].name == "add" and Node("correction") in node.args[0].args:
+                yield Edit(path, "function", ("chosen_in_groups_before", "correction"))
+            case "times_of_experts":
+                yield Edit(path, "function", ("times_of_slots",))
             case "mixed":
                 yield Edit(path, "function", ("softmax_taken",))
             case "weighed":

@@ -38,6 +38,23 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "experts are dealt to the {groups:g} groups in turn, expert e to group e % {groups:g}, not neighbours to one "
         "group",
     ),
+    ("choice", "chosen", "function", "chosen_in_groups_before"): (
+        "groups_uncorrected",
+        "groups are ranked by the scores without the correction biases, the experts in them with these",
+    ),
+    **{
+        (kind, function, "function", f"{function}_in_{dtype}"): (
+            f"scores_in_{dtype}",
+            f"the router's {function} is made in {dtype}: the logits are rounded to it, and the scores",
+        )
+        for kind in ("choice", "choice_weights")
+        for function in ("softmax", "sigmoid")
+        for dtype in ("bfloat16", "float16")
+    },
+    ("choice_weights", "times_of_experts", "function", "times_of_slots"): (
+        "expert_scale_by_slot",
+        "the number of each expert (per_expert_scale) is read by the slot that the expert has, not by its own number",
+    ),
     ("choice_weights", "shares", "function", "shares_within"): (
         "weights_renormalised_by_rank",
         "weights are renormalised over those of the chosen experts that the rank has, not over all chosen ones",

@@ -12,6 +12,7 @@ import numpy as np
 
 from lockstep.engine.parallel.shards import SINKS
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
+from lockstep.workbench.diagnosis.hypotheses.head_orders import groups_in, interleaved
 from lockstep.workbench.diagnosis.operations.attention import own_sinks, probabilities
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -51,6 +52,10 @@ SINK_WORDS: Mapping[str, tuple[str, str]] = {
         "sinks_of_neighbours",
         "heads that share a KV head have the sinks of the heads {0:g} after them",
     ),
+    "interleaved": (
+        "sinks_of_other_heads",
+        "the sinks are in another order than the heads: the first of each of {0:g} groups, then the second of each",
+    ),
     "backwards": ("sinks_of_other_heads", "the sinks are in the reverse order of the heads"),
     "first": ("sinks_of_other_heads", "all heads have the sink of the first one"),
     "rank": ("sinks_of_other_rank", "the sinks are those of rank {0:g}'s heads"),
@@ -82,6 +87,8 @@ def _other_sinks(site: Site, sinks: Array) -> Iterator[tuple[Detail, Array]]:
         yield ("counted", float(count)), sinks + np.log(count)
     yield ("scaled", model.scale), sinks * model.scale
     yield ("divided", model.scale), sinks / model.scale
+    for count in groups_in(len(sinks)):
+        yield ("interleaved", float(count)), sinks[interleaved(len(sinks), count)]
     yield ("first",), np.full_like(sinks, sinks[0])
     for by in range(1, len(sinks)):
         yield ("head", float(by)), np.roll(sinks, -by)

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.workbench.diagnosis.hypotheses.head_orders import orders
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import pairs_in_words
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
@@ -92,6 +93,10 @@ def shared_parts(site: Site) -> Iterator[Variant]:
         only = np.where(np.arange(own.shape[1])[:, None] == head, shared, none)
         text = f"the rotated part of keys, which all heads share, is given to head {head} of each rank alone"
         yield Variant("key_part_of_one_head", "heads", text, {"head": head}, np.concatenate([own, only], -1))
+    for words, order in orders(own.shape[1]):
+        text = f"the part of keys that is each head's own is that {words}; the part that all share is right"
+        other = np.concatenate([own[:, order], every], -1)
+        yield Variant("keys_of_other_heads", "heads", text, {"heads": order.tolist()}, other)
     empty = np.broadcast_to(none, every.shape)
     yield Variant(
         "key_part_missing", "heads", "keys have zeros in place of their rotated part", {},
