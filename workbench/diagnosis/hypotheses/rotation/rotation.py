@@ -245,7 +245,8 @@ def with_frequencies(r: Rotated, rule: FrequencyRule, phases: dict[float, Phases
         if r.share(phases[by], phase) <= NEAR:
             text = rule.text + _factor_words(r, by)
             fitted = {**rule.fitted, **({} if by == r.factor else {"attention_factor": by})}
-            yield r.variant(rule.name, "rope", text, fitted, r.turned(phase, factor=by), rule.parameters)
+            choices = rule.parameters + (by not in (r.factor, rule.factor))  # another mistake
+            yield r.variant(rule.name, "rope", text, fitted, r.turned(phase, factor=by), choices)
 
 
 def _factor_words(r: Rotated, by: float) -> str:
