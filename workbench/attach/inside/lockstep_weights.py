@@ -47,7 +47,7 @@ def write_weights(
     facts: dict[str, Any] = {"engine": engine, "rank": rank, "size": size}
     facts |= {"model": str(model), "buffers": [], "same": {}, "skipped": {}, "dtypes": {}}
     facts["adapters"] = dict(_adapters(module))
-    facts["reads"] = sorted(names_read(module))
+    facts["reads"] = [] if rank else sorted(names_read(module))  # the same on all
     seen: dict[tuple[Any, ...], str] = {}
     for name, held, is_buffer in _tensors(module):
         x, dtype = _of_rank(held, whole=whole), str(held.dtype).removeprefix("torch.")
@@ -92,8 +92,10 @@ def _adapters(module: nn.Module) -> Iterator[tuple[str, dict[str, float | bool]]
     """What modules that PEFT has wrapped do with their adapter; of several the one that acts, or the last."""
     for name, one in module.named_modules():
         part: Any = one
-        if not hasattr(part, "lora_A") or not hasattr(part, "scaling"):
-            continue
+        if not all(
+            hasattr(part, word) for word in ("lora_A", "scaling", "active_adapters", "merged_adapters")
+        ):
+            continue  # another library's, or none
         active = () if getattr(part, "disable_adapters", False) else tuple(part.active_adapters)
         merged = tuple(part.merged_adapters)
         for adapter, scale in sorted(part.scaling.items(), key=lambda item: item[0] in active):

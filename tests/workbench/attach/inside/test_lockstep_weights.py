@@ -48,6 +48,29 @@ def test_every_tensor_is_written_once_with_what_is_to_be_known(dump: Path) -> No
     assert (reported["rank"], reported["size"], reported["buffers"]) == (1, 2, ["correction"])
 
 
+class _Adapted(nn.Linear):
+    """As PEFT wraps a product: two adapters, one of which acts."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 2)
+        self.lora_A = nn.ModuleDict({"first": nn.Linear(3, 1), "second": nn.Linear(3, 1)})
+        self.scaling = {"first": 2.0, "second": 0.5}
+        self.active_adapters, self.merged_adapters, self.disable_adapters = ["first"], [], False
+
+
+def test_what_modules_of_peft_do_with_their_adapter_is_written(dump: Path) -> None:
+    keep_weights(nn.Sequential(_Adapted()), "torch", 0, 1)
+    reported = json.loads((dump / "rank0/weights.json").read_text())
+    assert reported["adapters"] == {"0": {"scale": 2.0, "active": True, "merged": False}}
+
+
+def test_another_library_s_adapters_do_not_keep_weights_from_being_written(dump: Path) -> None:
+    other = nn.Linear(3, 2)
+    other.lora_A, other.scaling = nn.Parameter(torch.ones(1, 3)), 2.0
+    keep_weights(nn.Sequential(other), "torch", 0, 1)
+    assert json.loads((dump / "rank0/weights.json").read_text())["adapters"] == {}
+
+
 def test_a_second_model_of_the_process_is_not_written(dump: Path) -> None:
     keep_weights(nn.Linear(2, 2), "torch", 0, 1)
     before = (dump / "rank0/weights.safetensors").read_bytes()
