@@ -6,71 +6,57 @@ T tokens of one sequence, shapes as in `engine.graph.recurrence`.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from lockstep.engine.graph.recurrence import Array, convolved, last_state, read_out, scan_read, scanned
 
-#: A state, the numbers of one token, and the state after it: of the delta rule (keys, values, rates), or of Mamba-2
-#: (values, keys, step sizes).
-Update = Callable[[Array, tuple[Array, ...]], Array]
+#: The state behind all tokens, of one kind of layer; and what is read behind each.
+StateOf = Callable[..., Array]
+Read = Callable[..., Array]
 
 
-def _delta(state: Array, token: tuple[Array, ...]) -> Array:
-    """The delta rule without a decay."""
-    key, value, rate = token
-    wrong = (value - np.einsum("hdv,hd->hv", state, key)) * rate[:, None]
-    return np.asarray(state + key[:, :, None] * wrong[:, None, :])
+def _each(rows: tuple[Array, ...]) -> Iterator[tuple[list[Array], Array]]:
+    """The numbers of each token as rows of one, which keep the whole state, and its share that is kept, [H, 1, 1]."""
+    *tokens, kept = rows
+    for at, share in enumerate(kept):
+        one = slice(at, at + 1)
+        yield [*(x[one] for x in tokens), np.ones_like(kept[one])], share[:, None, None]
 
 
-def _scan(state: Array, token: tuple[Array, ...]) -> Array:
-    """Mamba-2's update without a decay."""
-    value, key, size = token
-    return np.asarray(state + (value * size[:, None])[:, :, None] * key[:, None, :])
-
-
-def _tokens(update: Update, *rows: Array) -> Iterator[tuple[Array, ...]]:
-    if update is _delta:
-        k, v, beta = rows
-        rows = (k, v.reshape(len(v), beta.shape[1], -1), beta)
-    yield from zip(*rows, strict=True)
-
-
-def _decayed_last(update: Update, before: Array, *rows: Array) -> Iterator[Array]:
+def _decayed_last(state_of: StateOf, before: Array, *rows: Array) -> Iterator[Array]:
     """The state after each token, which decays behind its update, not before it."""
-    *rows_of_tokens, kept = rows
     state = before
-    for token, share in zip(_tokens(update, *rows_of_tokens), kept, strict=True):
-        state = update(state, token) * share[:, None, None]
+    for token, share in _each(rows):
+        state = state_of(state, *token) * share
         yield state
 
 
-def _not_updated(update: Update, before: Array, *rows: Array) -> Iterator[Array]:
+def _not_updated(state_of: StateOf, before: Array, *rows: Array) -> Iterator[Array]:
     """The state before each token's own update, decayed for it."""
-    *rows_of_tokens, kept = rows
     state = before
-    for token, share in zip(_tokens(update, *rows_of_tokens), kept, strict=True):
-        decayed = state * share[:, None, None]
+    for token, share in _each(rows):
+        decayed = state * share
         yield decayed
-        state = update(decayed, token)
+        state = state_of(decayed, *token)
 
 
-def _last(update: Update, before: Array, *rows: Array) -> Array:
-    return [before, *_decayed_last(update, before, *rows)][-1]
+def _last(state_of: StateOf, before: Array, *rows: Array) -> Array:
+    return [before, *_decayed_last(state_of, before, *rows)][-1]
 
 
-def _read(
-    update: Update, states: Callable[..., Iterator[Array]], query: Array, before: Array, *rows: Array
-) -> Array:
-    """What queries [T, H, D] (of Mamba-2: C) read from such a state."""
-    form = "hdv,hd->hv" if update is _delta else "hpn,hn->hp"
-    found = [np.einsum(form, one, q) for one, q in zip(states(update, before, *rows), query, strict=True)]
-    stacked = np.stack(found)
-    return stacked.reshape(len(query), -1) if update is _delta else stacked
+def _read(read: Read, states: Iterator[Array], query: Array, rows: tuple[Array, ...]) -> Array:
+    """What queries [T, H, D] (of Mamba-2: C) read from such states: from each, by a token that does not change it."""
+    found = []
+    for at, (state, (token, _)) in enumerate(zip(states, _each(rows), strict=True)):
+        *operands, rate, kept = token
+        found.append(read(query[at : at + 1], state, *operands, 0 * rate, kept))
+    return np.concatenate(found)
 
 
-def _chunks(state_of: Callable[..., Array], before: Array, *rows: Any) -> Iterator[tuple[slice, Array]]:
+def _chunks(state_of: StateOf, before: Array, *rows: Any) -> Iterator[tuple[slice, Array]]:
     """Chunks of so many tokens with the state that each meets, and an empty one with that behind all: each adds what it
     makes of nothing to a state that does not decay."""
     *tokens, size = rows
@@ -82,14 +68,12 @@ def _chunks(state_of: Callable[..., Array], before: Array, *rows: Any) -> Iterat
     yield slice(count, count), state
 
 
-def _handed_on(state_of: Callable[..., Array], *rows: Any) -> Array:
+def _handed_on(state_of: StateOf, *rows: Any) -> Array:
     """The state behind all chunks."""
     return list(_chunks(state_of, *rows))[-1][1]
 
 
-def _read_by_chunks(
-    read: Callable[..., Array], state_of: Callable[..., Array], query: Array, before: Array, *rows: Any
-) -> Array:
+def _read_by_chunks(read: Read, state_of: StateOf, query: Array, before: Array, *rows: Any) -> Array:
     """What is read in the chunks."""
     tokens = rows[:-1]
     return np.concatenate(
@@ -107,18 +91,21 @@ def _convolved_ahead(before: Array, x: Array, weight: Array) -> Array:
     return convolved(rows[: len(before)], rows[len(before) :], weight)
 
 
+def _of_layers(kind: str, state_of: StateOf, reading: str, read: Read) -> dict[str, Callable[..., Any]]:
+    """The orders of one kind of layer, by the names of its two functions."""
+    return {
+        f"{kind}_decayed_last": partial(_last, state_of),
+        f"{reading}_decayed_last": lambda q, *rows: _read(read, _decayed_last(state_of, *rows), q, rows[1:]),
+        f"{reading}_early": lambda q, *rows: _read(read, _not_updated(state_of, *rows), q, rows[1:]),
+        f"{kind}_handed_on": partial(_handed_on, state_of),
+        f"{reading}_handed_on": partial(_read_by_chunks, read, state_of),
+    }
+
+
 #: By name what may run in place of the functions of `engine.graph.recurrence`.
 OTHER_ORDERS: Mapping[str, Callable[..., Any]] = {
-    "last_state_decayed_last": lambda *rows: _last(_delta, *rows),
-    "scanned_decayed_last": lambda *rows: _last(_scan, *rows),
-    "read_out_decayed_last": lambda *rows: _read(_delta, _decayed_last, *rows),
-    "scan_read_decayed_last": lambda *rows: _read(_scan, _decayed_last, *rows),
-    "read_out_early": lambda *rows: _read(_delta, _not_updated, *rows),
-    "scan_read_early": lambda *rows: _read(_scan, _not_updated, *rows),
-    "last_state_handed_on": lambda *rows: _handed_on(last_state, *rows),
-    "scanned_handed_on": lambda *rows: _handed_on(scanned, *rows),
-    "read_out_handed_on": lambda *rows: _read_by_chunks(read_out, last_state, *rows),
-    "scan_read_handed_on": lambda *rows: _read_by_chunks(scan_read, scanned, *rows),
+    **_of_layers("last_state", last_state, "read_out", read_out),
+    **_of_layers("scanned", scanned, "scan_read", scan_read),
     "convolved_ahead": _convolved_ahead,
 }
 #: Endings of those names, for each function that there is one of.
