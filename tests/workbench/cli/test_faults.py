@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import sys
@@ -14,13 +13,7 @@ import pytest
 from lockstep.engine.faults.catalogue import DEFAULTS, FAULTS
 from lockstep.workbench.cli.main import run
 from tests.checkpoints import tiny_checkpoint
-
-
-class Terminal(io.StringIO):
-    """What is printed, as by somebody who sits before it."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.workbench.cli.terminal import Terminal
 
 
 def test_every_fault_is_listed_with_its_rule(capsys: Any) -> None:

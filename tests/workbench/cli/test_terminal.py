@@ -7,13 +7,7 @@ import io
 import pytest
 
 from lockstep.workbench.cli.terminal import shown_meanwhile
-
-
-class Terminal(io.StringIO):
-    """A stream that somebody sits before."""
-
-    def isatty(self) -> bool:
-        return True
+from tests.workbench.cli.terminal import Terminal
 
 
 def test_a_line_stands_while_the_screens_are_imported(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -33,6 +33,7 @@ class AdaptedWeights:
 
     adapter: Adapter
     how: Counter[str] = field(default_factory=Counter)
+    _held: dict[int, Mapping[str, HeldAdapter]] = field(default_factory=dict)
 
     @classmethod
     def of_model(cls, adapter: Adapter, shapes: Mapping[str, Shape]) -> Self:
@@ -40,7 +41,7 @@ class AdaptedWeights:
         there = {key_of(name): shape for name, shape in shapes.items()}
         for key, one in adapter.additions.items():
             if there.get(key) != one.shape:
-                of = f"is {list(there[key])}" if key in there else "is not"
+                of = f"is {list(there[key])}" if key in there else "is no parameter of its own"
                 raise CheckpointError(
                     f"{adapter.path}: an adapter of another model: it adds {list(one.shape)} to {printable(key)}, "
                     f"which {of} here"
@@ -59,7 +60,7 @@ class AdaptedWeights:
     def merged(self, place: HeldPart, x: Tensor, stored: Tensor, rank: RankWeights) -> Mistake | None:
         """What is wrong with the part `x` of a weight in a rank's memory, [rows, columns], where the checkpoint has
         `stored`."""
-        addition, held = self.of(place.parameter), _held(rank).get(key_of(place.parameter))
+        addition, held = self.of(place.parameter), self._held_by(rank).get(key_of(place.parameter))
         assert addition is not None
         due = addition.part(place.taken, place.columns)
         base, applied = stored.to(x.dtype), held is not None and held.active and not held.merged
@@ -84,6 +85,12 @@ class AdaptedWeights:
         return Mistake(
             explained.kind, f"beside the checkpoint's with the adapter: {explained.text}", explained.key
         )
+
+    def _held_by(self, rank: RankWeights) -> Mapping[str, HeldAdapter]:
+        """What a rank holds beside its weights, by what the names of these have in common with others."""
+        if rank.rank not in self._held:
+            self._held[rank.rank] = {key_of(f"{module}.weight"): one for module, one in rank.adapters.items()}
+        return self._held[rank.rank]
 
     def _other(self, own: Addition, place: HeldPart, d: Tensor, floor: float) -> str | None:
         """Whose addition it is instead."""
@@ -115,11 +122,6 @@ class AdaptedWeights:
                 yield f"{module}.weight", _scaled(_figure(held.scale), one.scale)
 
 
-def _held(rank: RankWeights) -> Mapping[str, HeldAdapter]:
-    """What a rank holds beside its weights, by what the names of these have in common with others."""
-    return {key_of(f"{module}.weight"): one for module, one in rank.adapters.items()}
-
-
 def _alone(held: HeldAdapter | None) -> str:
     if held is None:
         return "the checkpoint's alone: the adapter is neither merged nor held beside it"
@@ -131,12 +133,12 @@ def _alone(held: HeldAdapter | None) -> str:
 def _by_scale(times: float, scale: float, *, applied: bool) -> Mistake:
     """How often the adapter counts, where that is not once."""
     whole = round(times)
-    if applied and abs(times - whole) <= _WHOLE and whole >= 2:
+    if abs(times - whole) > _WHOLE or whole < 2:
+        return _scaled(_figure(times * scale), scale)
+    text = f"the adapter is merged {whole} times"
+    if applied:
         text = f"the adapter counts {whole} times: it is merged, and applied beside the weight as well"
-        return Mistake("adapter twice", text, str(whole))
-    if abs(times - whole) <= _WHOLE and whole >= 2:
-        return Mistake("adapter twice", f"the adapter is merged {whole} times", str(whole))
-    return _scaled(_figure(times * scale), scale)
+    return Mistake("adapter twice", text, str(whole))
 
 
 def _scaled(found: str, scale: float) -> Mistake:
