@@ -111,7 +111,7 @@ def by_value(examples: int) -> Any:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@by_value(60)  # `make soak ONLY=fuzz-values` tries as many as one likes
+@by_value(25)  # `make soak ONLY=fuzz-values` tries as many as one likes
 def test_many_values(made: Stranger) -> None:
     with tempfile.TemporaryDirectory() as directory:
         stands(tried(made, Path(directory, "stranger.session")))
@@ -147,7 +147,7 @@ def test_any_bytes(flips: list[tuple[float, int]], length: float) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-@settings(max_examples=150)
+@settings(max_examples=75)
 @given(_FLIPS, st.just(1.0) | st.floats(0, 1))
 def test_many_bytes(flips: list[tuple[float, int]], length: float) -> None:
     _any_bytes(flips, length)
@@ -178,7 +178,7 @@ def _any_panes(made: Stranger, size: tuple[int, int]) -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
-@by_value(5)
+@by_value(2)
 def test_many_values_in_every_pane(made: Stranger) -> None:
     """A few seconds each: `make soak ONLY=fuzz-screens` tries as many as one likes."""
     for size in ((80, 24), (160, 50)):

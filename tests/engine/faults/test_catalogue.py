@@ -158,7 +158,7 @@ def use(engine: Engine, path: Path, correct: dict[str, np.ndarray]) -> np.ndarra
     return correct[str(path)]
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_fault_shows_first_where_the_catalogue_says(
     fault: Fault,

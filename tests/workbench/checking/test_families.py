@@ -225,7 +225,12 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
 
 
 #: (ranks, groups of ranks that divide the experts, dtype): every model is tried with one rank, and with one of these.
-DIVIDED: tuple[tuple[int, int, DType], ...] = ((2, 1, "float32"), (4, 1, "float32"), (2, 1, "bfloat16"))
+DIVIDED: tuple[tuple[int, int, DType], ...] = (
+    (2, 1, "float32"),
+    (4, 1, "float32"),
+    (2, 1, "bfloat16"),
+    (2, 1, "float16"),
+)
 DIVIDED_EXPERTS: tuple[tuple[int, int, DType], ...] = (
     (2, 2, "float32"),
     (2, 1, "float32"),
@@ -236,7 +241,7 @@ DIVIDED_EXPERTS: tuple[tuple[int, int, DType], ...] = (
 )
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(20)
 @pytest.mark.parametrize(
     "name",
     [
@@ -259,12 +264,6 @@ def test_a_faultless_engine_matches_and_every_operation_is_judged_right(name: st
 def test_so_does_one_that_is_divided(name: str, layout: tuple[int, int, DType], tmp_path: Path) -> None:
     tp, ep, dtype = layout
     assert_right(tmp_path, name, tp, dtype, ep)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name", FAMILIES)
-def test_in_half_precision_as_well(name: str, tmp_path: Path) -> None:
-    assert_right(tmp_path, name, 2, "float16")
 
 
 def assert_right(folder: Path, name: str, tp: int, dtype: DType, ep: int = 1) -> None:

@@ -52,6 +52,7 @@ def diagnosed(
         return diagnose_recording(ours, recorded.checkpoint, golden=recorded.golden, floor=recorded.floor)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("tp", "dtype"), [(1, "float32"), (2, "bfloat16")])
 def test_channels_in_another_order_throughout_are_a_note(tp: int, dtype: str, recordings: Recordings) -> None:
     found = diagnosed(recordings, f"ordered_{tp}", ordered, tp, dtype)

@@ -94,6 +94,7 @@ def logits(path: Path, **config: Any) -> list[np.ndarray]:
     return [step.captured[0].tensor.numpy() for step in steps]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONVERTIBLE)
 def test_the_engine_computes_the_same_from_both(name: str, tmp_path: Path) -> None:
     original, twin = twins(tmp_path, name)

@@ -24,6 +24,8 @@ from tests.workbench.diagnosis.variants.made import (
     of_model,
 )
 
+pytestmark = pytest.mark.sampled(3)
+
 RNG = np.random.default_rng(0)
 X = drawn(RNG, len(ROWS), 64) * 2.0 ** RNG.integers(-7, -2, size=(len(ROWS), 1))
 W = 1 + drawn(RNG, 64) / 4

@@ -9,6 +9,8 @@ from hypothesis import strategies as st
 
 from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, WEIGHTS
 
+pytestmark = pytest.mark.sampled(3)
+
 
 @pytest.mark.parametrize("name", [*ROUNDINGS, *WEIGHTS])
 @given(seed=st.integers(0, 99), size=st.floats(1e-3, 1e2))

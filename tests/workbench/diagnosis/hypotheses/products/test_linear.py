@@ -17,6 +17,8 @@ from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.diagnosis.variants.made import accepted
 from tests.workbench.diagnosis.variants.patched import Patch, recorded, wrong_sites
 
+pytestmark = pytest.mark.sampled(3)
+
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Case:

@@ -29,6 +29,8 @@ from tests.workbench.diagnosis.variants.made import (
     of_model,
 )
 
+pytestmark = pytest.mark.sampled(3)
+
 X = drawn(np.random.default_rng(0), len(ROWS), 4, 16)
 FREQ = frequencies(MODEL, 5e5)[0].double().numpy()
 PROMPTS = np.array([12.0 if row.seq == 0 else 5.0 for row in ROWS])

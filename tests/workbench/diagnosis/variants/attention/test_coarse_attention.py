@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names
 
+pytestmark = pytest.mark.sampled(3)
+
 INF = torch.inf
 
 

@@ -10,6 +10,8 @@ from torch import Tensor
 
 from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names
 
+pytestmark = pytest.mark.sampled(3)
+
 
 def with_probs(change: Any) -> Any:
     """The context anew, of other probabilities than those that were recorded."""
