@@ -86,7 +86,7 @@ def sink_is_put_behind_a_softmax_by_the_sum_of_logarithms(p: Spoilt) -> None:
 
 
 @control("cap", model="vaultgemma", tp=2, ep=1)
-def cap_of_scores_and_logits_in_double_precision(p: Spoilt) -> None:
+def cap_of_the_scores_in_double_precision(p: Spoilt) -> None:
     p.rules(soft_cap=lambda x, cap: (cap * (x.double() / cap).tanh()).to(x.dtype))
 
 
