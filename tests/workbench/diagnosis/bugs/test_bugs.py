@@ -127,6 +127,7 @@ SETS = {
     "unseen_9": (100, 30, 18, 36, 20, 12, 16, 2, 25),
     "unseen_10": (60, 14, 16, 30, 20, 20, 12, 0, 25),
     "unseen_11": (71, 15, 30, 40, 14, 20, 7, 0, 25),
+    "unseen_12": (66, 14, 30, 50, 17, 20, 5, 0, 28),
 }
 #: How the bugs of a set are spread over its files, where that was laid down before it was written.
 SPREAD = {
@@ -144,6 +145,7 @@ SPREAD = {
         "pairs": 6,
     },
     "unseen_11": {"routing": 12, "experts": 12, "attention": 13, "network": 7, "latent": 12, "state": 15},
+    "unseen_12": {"routing": 11, "experts": 12, "attention": 18, "latent": 12, "state": 14},
 }
 
 
