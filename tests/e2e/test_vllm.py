@@ -14,12 +14,16 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from lockstep.sessions import Session
 from lockstep.workbench.demo import MODEL_DIR
 from lockstep.workbench.views.provenance.findings import cache_audit
 from lockstep.workbench.views.provenance.ledger import Misuse
 from tests import vllm_cpu
+from tests.checkpoints import tiny_checkpoint
+from tests.workbench.diagnosis.loaded.ranks import whole_of
+from tests.workbench.diagnosis.loaded.test_adapted import RANK, saved
 
 HERE = Path(__file__).resolve().parents[1] / "workbench" / "attach"
 VLLM = vllm_cpu.VLLM
@@ -123,6 +127,44 @@ def test_what_vllm_has_loaded(bug: str, tp: int) -> None:
         50,
         [],
     )
+
+
+@pytest.mark.parametrize(
+    ("tp", "bug", "words"),
+    [
+        (1, "", ""),
+        (2, "", ""),
+        (1, "adapter_not_scaled", "by 1 instead of 2, which its alpha and rank make"),
+        (2, "adapter_by_the_first_shard", "rank 0's part of the adapter"),
+        (1, "no request", "the checkpoint's alone"),
+    ],
+)
+def test_what_vllm_has_loaded_of_an_adapter(tp: int, bug: str, words: str, tmp_path: Path) -> None:
+    path, adapter = adapted(tmp_path)
+    command = ["weights", "--model", str(path), "--adapter", str(adapter), "--json", "--"]
+    start = [str(VLLM), str(HERE / "vllm_lora_program.py"), str(path), str(tp), "3,17,99"]
+    done = subprocess.run(
+        [sys.executable, "-m", "lockstep.workbench.cli", *command, *start, *[str(adapter)] * (bug != "no request")],
+        env=environment(tp, bug if "_" in bug else ""), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == (1 if bug else 0), done.stdout[-2000:] + done.stderr[-4000:]
+    reported = json.loads(done.stdout.splitlines()[-1])
+    assert reported["ranks"] == tp
+    assert bool(reported["wrong"]) == bool(bug)
+    assert all(words in one["text"] for one in reported["wrong"])
+
+
+def adapted(folder: Path) -> tuple[Path, Path]:
+    """A tiny model and an adapter of it."""
+    path, random, factors = tiny_checkpoint(folder, "qwen2"), torch.Generator().manual_seed(3), {}
+    for name, weight in whole_of(path).items():
+        if "q_proj.weight" in name or "up_proj.weight" in name or "down_proj.weight" in name:
+            module, (rows, columns) = f"base_model.model.{name.removesuffix('.weight')}", weight.shape
+            factors[f"{module}.lora_A.weight"] = torch.randn(RANK, columns, generator=random) * 0.05
+            factors[f"{module}.lora_B.weight"] = torch.randn(rows, RANK, generator=random) * 0.05
+    (folder / "adapter").mkdir()
+    targets = ["q_proj", "up_proj", "down_proj"]
+    return path, saved(folder / "adapter", factors, target_modules=targets, bias="none")
 
 
 @pytest.mark.parametrize(

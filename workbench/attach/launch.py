@@ -55,7 +55,8 @@ class AttachError(Exception):
 class TapRequest:
     """What is to be recorded: of which `engine`, the taps that match `only` (none: all), no more than `steps` passes of
     decode. `tensors` are the taps that are kept as tensors where `capture` keeps statistics. `arguments` of the engine
-    are set whatever its command says."""
+    are set whatever its command says. `adapter`: where weights alone are asked for, an engine that may load an adapter
+    goes on until it has."""
 
     engine: str = "auto"  # one of ENGINES, or of a package's door
     only: tuple[str, ...] = ()
@@ -63,6 +64,7 @@ class TapRequest:
     capture: Capture = "full"
     tensors: tuple[str, ...] = ()
     arguments: tuple[tuple[str, int | bool], ...] = ()
+    adapter: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,6 +146,7 @@ def _environment(base: Mapping[str, str], dump: Path, asked: TapRequest) -> dict
         "LOCKSTEP_TAP_ONLY": "\n".join((*asked.only, *ALWAYS) if asked.only else ()),
         "LOCKSTEP_TAP_TENSORS": "\n".join(asked.tensors),
         "LOCKSTEP_TAP_ARGUMENTS": json.dumps(dict(asked.arguments)) if asked.arguments else "",
+        "LOCKSTEP_TAP_ADAPTER": "1" if asked.adapter else "",
         "LOCKSTEP_TAP_STEPS": "" if asked.steps is None else str(asked.steps),
     }
     return {**base, **reported}

@@ -59,25 +59,26 @@ def ranks_with_weights(dump: Path) -> tuple[int, ...]:
 
 
 def weights_are_there(dump: Path) -> bool:
-    """Whether every rank of the engine has written its weights."""
-    found = dict(_weights(dump))
-    return bool(found) and len(found) >= max(found.values())
+    """Whether every rank of the engine has written its weights, and the adapter that it is to load."""
+    found = {rank: facts for rank, facts in _weights(dump) if not facts.awaits_adapter}
+    return bool(found) and len(found) >= max(facts.size for facts in found.values())
 
 
 class _Rank(msgspec.Struct):
     """What `weights.json` says of the ranks."""
 
     size: int
+    awaits_adapter: bool = False
 
 
-def _weights(dump: Path) -> Iterator[tuple[int, int]]:
-    """Rank and number of ranks, of those that have written their weights."""
+def _weights(dump: Path) -> Iterator[tuple[int, _Rank]]:
+    """By rank what those have written that have written their weights."""
     for path in _entries(dump):
         if (match := _RANK.fullmatch(path.name)) is None:
             continue
         try:
             with open_plain(path / "weights.json", MOST_FACTS) as file:
-                yield int(match[1]), msgspec.json.decode(file.read(), type=_Rank).size
+                yield int(match[1]), msgspec.json.decode(file.read(), type=_Rank)
         except (PlainFileError, msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
             continue
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
@@ -29,6 +30,7 @@ if TYPE_CHECKING:
     from torch import nn
 
     from lockstep.workbench.diagnosis.loaded.compare import LoadedWeights, WrongWeight
+    from lockstep.workbench.diagnosis.loaded.rank_weights import RankWeights
 
 
 @dataclass(frozen=True, slots=True, repr=False)
@@ -143,7 +145,8 @@ def weights(
     which runs until its weights are loaded, before anything is computed, and is then ended; or a module of this
     process: call it on every rank, of which each holds its own against the checkpoint. `engine` as in `attach`.
     `adapter` is the folder of a LoRA adapter (PEFT's) that is to be in force: the effective weight of each of its
-    targets is compared, merged or with the adapter beside it.
+    targets is compared, merged or with the adapter beside it. vLLM loads adapters with the first request for one, and
+    runs until then.
 
     The weights are written to a folder of the machine for that while: as many bytes as they have.
 
@@ -167,7 +170,9 @@ def weights(
         if isinstance(of, nn.Module):
             write_module(of, dump)
         else:
-            asked = replace(tap_request(engine, None, None, "full"), capture="weights")
+            asked = replace(
+                tap_request(engine, None, None, "full"), capture="weights", adapter=added is not None
+            )
             failures = attach(of, dump, asked, scratch.path).failures
             heard.note("the command was ended once its ranks had written their weights")
         ranks = read_ranks(dump)
@@ -182,6 +187,22 @@ def weights(
     own = () if added is None or not added.own else (f"not compared: the adapter's own {_first(added.own)}",)
     if added is None and (beside := max(len(rank.adapters) for rank in ranks)):
         own = (f"an adapter is held beside {plural(beside, 'weight')}: --adapter DIR compares it",)
+    if added is not None:
+        own += _adapters_of_requests(ranks, added.path)
     return WeightsVerdict(
         found, (*missing, *failures, *own, *unread_words(path, found.engine, ranks[0].reads))
     )
+
+
+def _adapters_of_requests(ranks: Sequence[RankWeights], path: Path) -> tuple[str, ...]:
+    """What is to be said where an engine loads adapters with requests."""
+    if any(rank.awaits_adapter for rank in ranks):
+        return ("the engine may load adapters, and ended before it had loaded one: no request named any",)
+    taken = {rank.adapter_path for rank in ranks} - {""}
+    return tuple(
+        f"the engine has loaded the adapter of {one}" for one in sorted(taken) if not _same(one, path)
+    )
+
+
+def _same(one: str, path: Path) -> bool:
+    return os.path.realpath(one) == os.path.realpath(path)

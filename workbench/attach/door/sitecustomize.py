@@ -28,6 +28,7 @@ PACKAGE = "_lockstep_attached"
 INSTALLERS = {
     "vllm.engine.arg_utils": ("lockstep_vllm.vllm_arguments", "vllm"),
     "vllm.model_executor.model_loader.utils": ("lockstep_weights.vllm_loader", "vllm"),
+    "vllm.lora.worker_manager": ("lockstep_vllm_lora.vllm_adapters", "vllm"),
     "vllm.v1.worker.worker_base": ("lockstep_vllm.vllm_worker", "vllm"),
     "vllm.v1.core.sched.scheduler": ("lockstep_vllm.vllm_scheduler", "vllm"),
     "sglang.srt.server_args": ("lockstep_sglang.sglang_arguments", "sglang"),

@@ -18,17 +18,21 @@ from torch import Tensor, nn
 from .lockstep_config_reads import names_read
 from .lockstep_recorder import guarded, version, weights_alone
 from .lockstep_tap import CODES, write_safetensors
+from .lockstep_vllm_lora import adapter_awaited
 
 
-def keep_weights(module: nn.Module, engine: str, rank: int, size: int, model: str = "") -> None:
+def keep_weights(
+    module: nn.Module, engine: str, rank: int, size: int, model: str = "", *, awaits_adapter: bool = False
+) -> None:
     """Write the weights of `module`, which `rank` of `size` holds; an error is reported, and the engine goes on."""
-    guarded("keeping the weights", _keep)(module, engine, rank, size, model)
+    guarded("keeping the weights", _keep)(module, engine, rank, size, model, awaits_adapter)
 
 
-def _keep(module: nn.Module, engine: str, rank: int, size: int, model: str) -> None:
+def _keep(module: nn.Module, engine: str, rank: int, size: int, model: str, awaits_adapter: bool) -> None:
     folder = Path(os.environ["LOCKSTEP_TAP"]) / f"rank{rank}"
     if not (folder / "weights.json").exists():  # else of another model in the same process, as a draft's
-        write_weights(module, folder, f"{engine} {version(engine)}".strip(), rank, size, model)
+        named = f"{engine} {version(engine)}".strip()
+        write_weights(module, folder, named, rank, size, model, awaits_adapter=awaits_adapter)
 
 
 def write_weights(
@@ -40,13 +44,15 @@ def write_weights(
     model: str = "",
     *,
     whole: bool = False,
+    awaits_adapter: bool = False,
 ) -> None:
-    """Into a rank's folder. `whole`: of what FSDP has cut the whole tensors, for which every rank has to come here."""
+    """Into a rank's folder. `whole`: of what FSDP has cut the whole tensors, for which every rank has to come here.
+    `awaits_adapter`: the engine goes on until it has loaded one."""
     folder.mkdir(parents=True, exist_ok=True)
     kept: dict[str, Tensor] = {}
     facts: dict[str, Any] = {"engine": engine, "rank": rank, "size": size}
     facts |= {"model": str(model), "buffers": [], "same": {}, "skipped": {}, "dtypes": {}}
-    facts["adapters"] = dict(_adapters(module))
+    facts |= {"adapters": dict(_adapters(module)), "awaits_adapter": awaits_adapter}
     facts["reads"] = [] if rank else sorted(names_read(module))  # the same on all
     seen: dict[tuple[Any, ...], str] = {}
     for name, held, is_buffer in _tensors(module):
@@ -114,9 +120,10 @@ def vllm_loader(module: Any) -> None:
 
 
 def _vllm(model: Any, config: Any) -> None:
+    from vllm.config import get_current_vllm_config
     from vllm.distributed import parallel_state
 
     if not weights_alone():
         return
-    group = parallel_state.get_tp_group()
-    keep_weights(model, "vllm", group.rank_in_group, group.world_size, config.model)
+    group, awaited = parallel_state.get_tp_group(), adapter_awaited(get_current_vllm_config())
+    keep_weights(model, "vllm", group.rank_in_group, group.world_size, config.model, awaits_adapter=awaited)

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.errors import CheckpointError
+from lockstep.engine.parallel.shards import Span
 from lockstep.engine.text import printable
 from lockstep.workbench.diagnosis.loaded.adapter import Adapter, Addition, factor_of
 from lockstep.workbench.diagnosis.loaded.explain import Mistake, explain_numbers
@@ -57,13 +58,17 @@ class AdaptedWeights:
         found = factor_of(name)
         return found is not None and found[0] in self.adapter.additions
 
-    def merged(self, place: HeldPart, x: Tensor, stored: Tensor, rank: RankWeights) -> Mistake | None:
-        """What is wrong with the part `x` of a weight in a rank's memory, [rows, columns], where the checkpoint has
-        `stored`."""
+    def merged(
+        self, place: HeldPart, x: Tensor, stored: Tensor, rank: RankWeights, module: str
+    ) -> Mistake | None:
+        """What is wrong with the part `x` of a weight in a rank's memory, [rows, columns], that is `module`'s, where
+        the checkpoint has `stored`."""
         addition, held = self.of(place.parameter), self._held_by(rank).get(key_of(place.parameter))
         assert addition is not None
         due = addition.part(place.taken, place.columns)
         base, applied = stored.to(x.dtype), held is not None and held.active and not held.merged
+        if module in rank.beside.modules:
+            return self._apart(place, x, base, due, rank, module)
         # A weight is rounded before or after it is merged.
         right = [(one.double() + due).to(x.dtype) for one in (stored, base)]
         if torch.equal(x, base) and (applied or any(torch.equal(x, one) for one in right)):
@@ -85,6 +90,33 @@ class AdaptedWeights:
         return Mistake(
             explained.kind, f"beside the checkpoint's with the adapter: {explained.text}", explained.key
         )
+
+    def _apart(
+        self, place: HeldPart, x: Tensor, base: Tensor, due: Tensor, rank: RankWeights, module: str
+    ) -> Mistake | None:
+        """The same where the engine holds the adapter beside its weights in tensors of its own. Its factors are rounded
+        to their dtype, and the scale is in one of them."""
+        addition = self.of(place.parameter)
+        assert addition is not None
+        if not torch.equal(x, base):
+            return explain_numbers(x, base)
+        d = rank.beside.part(module, place.rows, x.shape[1])
+        floor = _ROUNDINGS * rank.beside.rounding * _size(due)
+        if _size(d - due) <= floor:
+            self.how["beside"] += 1
+            return None
+        if not bool(d.any()):
+            return Mistake(
+                "no adapter", "the checkpoint's alone: the adapter beside it has nothing for this weight"
+            )
+        if (times := _times(d, due, floor)) is not None:
+            return _by_scale(times, addition.scale, applied=False)
+        if (other := self._other(addition, place, d, floor)) is not None:
+            return Mistake.in_words("another adapter", f"what is added is the adapter's for {other}")
+        if (owner := _owner(addition, place, d, floor)) is not None:
+            return Mistake.in_words("elsewhere", f"what is added is rank {owner}'s part of the adapter")
+        explained = explain_numbers(d, due)
+        return Mistake(explained.kind, f"the adapter beside it: {explained.text}", explained.key)
 
     def _held_by(self, rank: RankWeights) -> Mapping[str, HeldAdapter]:
         """What a rank holds beside its weights, by what the names of these have in common with others."""
@@ -120,6 +152,19 @@ class AdaptedWeights:
             one = self.adapter.additions.get(key_of(f"{module}.weight"))
             if one is not None and held.active and not _alike(held.scale, one.scale):
                 yield f"{module}.weight", _scaled(_figure(held.scale), one.scale)
+
+
+def _owner(addition: Addition, place: HeldPart, d: Tensor, floor: float) -> int | None:
+    """Which rank's part of an addition `d` is."""
+    rows, width = addition.shape
+    by_columns = place.columns is not None and place.columns.size < width
+    size, whole = (d.shape[1], width) if by_columns else (d.shape[0], rows)
+    for owner in range(whole // size):
+        span = Span(owner * size, (owner + 1) * size)
+        part = addition.part(place.taken, span) if by_columns else addition.part(span, place.columns)
+        if part.shape == d.shape and _size(d - part) <= floor:
+            return owner
+    return None
 
 
 def _alone(held: HeldAdapter | None) -> str:

@@ -179,9 +179,13 @@ class _Comparison:
         wrong: list[int] = []
         self.dtypes[self.source.info(place.parameter).dtype, rank.dtype(stored)] += 1
         if self.adapted is not None and self.adapted.of(place.parameter) is not None:
+            module = stored.rpartition(".")[0]
+            if (why := rank.unread.get(module)) is not None:
+                self.left_out.add(f"{place.parameter} with its adapter ({why})")
+                return
             x, y = self._blocks(rank, stored, place, Span(0, place.taken.size), as_held=False)
             self.numbers += x.numel()
-            if (mistake := self.adapted.merged(place, x, y, rank)) is not None:
+            if (mistake := self.adapted.merged(place, x, y, rank, module)) is not None:
                 self._note(rank, place.parameter, mistake)
             return
         for start in range(0, place.taken.size, BLOCK):

@@ -13,6 +13,8 @@ import msgspec
 from lockstep.engine.checkpoint.safetensors import SafetensorsSource
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.plain_files import PlainFileError, open_plain
+from lockstep.sessions.text import clean
+from lockstep.workbench.diagnosis.loaded.beside import BesideWeights
 
 #: Bytes of the names of a rank's weights, and of the weights themselves.
 _MOST_FACTS, _MOST_WEIGHTS = 64 << 20, 1 << 42
@@ -29,7 +31,9 @@ class HeldAdapter(msgspec.Struct, frozen=True):
 
 class _Facts(msgspec.Struct):
     """`weights.json`: buffers by name, `same` the names of what has two, `skipped` what could not be written, `dtypes`
-    what was widened to be written, `adapters` by module, `reads` the names that the engine's code reads."""
+    what was widened to be written, `adapters` by module, `reads` the names that the engine's code reads. Of an adapter
+    whose factors are written apart: `awaits_adapter` until they are, `adapter_path` where the engine took it from,
+    `unread` modules whose factors could not be written, with why."""
 
     engine: str
     rank: int
@@ -40,6 +44,9 @@ class _Facts(msgspec.Struct):
     dtypes: dict[str, str] = {}
     adapters: dict[str, HeldAdapter] = {}
     reads: frozenset[str] = frozenset()
+    awaits_adapter: bool = False
+    adapter_path: str = ""
+    unread: dict[str, str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,6 +63,10 @@ class RankWeights:
     _dtypes: dict[str, str] = field(repr=False)
     adapters: dict[str, HeldAdapter] = field(repr=False)
     reads: frozenset[str] = field(repr=False)
+    awaits_adapter: bool = False
+    adapter_path: str = ""
+    unread: dict[str, str] = field(repr=False, default_factory=dict)
+    beside: BesideWeights = field(repr=False, default_factory=BesideWeights)
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -83,6 +94,10 @@ class RankWeights:
             reported.dtypes,
             reported.adapters,
             reported.reads,
+            reported.awaits_adapter,
+            clean(reported.adapter_path),
+            {clean(module): clean(why) for module, why in reported.unread.items()},
+            BesideWeights.read(folder / "adapter.safetensors"),
         )
 
     def names(self) -> Iterator[tuple[str, str]]:

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import lockstep_planted_adapters
 import lockstep_planted_caches
 from torch import Tensor
 
@@ -14,7 +15,7 @@ from torch import Tensor
 def register() -> None:
     bug = os.environ.get("PLANTED")
     if bug:
-        (BUGS | lockstep_planted_caches.BUGS)[bug]()
+        (BUGS | lockstep_planted_caches.BUGS | lockstep_planted_adapters.BUGS)[bug]()
 
 
 def biases_dropped() -> None:
