@@ -106,6 +106,19 @@ async def test_the_heatmap_of_a_weight_has_axes_and_a_scale(bench: Bench) -> Non
         assert "2003 × 256" in shown
 
 
+async def test_the_heatmap_of_a_weight_has_axes_and_a_scale_on_80_by_24(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await press(pilot, "4")
+        shown = "\n".join(text_of(pilot))
+        assert "row↓ column→" in shown
+        assert "2003 × 256" in shown
+        await press(pilot, *["down"] * 5)  # k_proj.bias, of which some values stand out
+        shown = "\n".join(text_of(pilot))
+        assert "head↓ channel→" in shown
+        assert "2 × 32" in shown
+        assert "-33.00  head 0, channel 0  rank 0" in shown
+
+
 async def test_probabilities_have_one_unit(bench: Bench) -> None:
     async with bench(path=BIASES) as pilot:
         await press(pilot, "5")
