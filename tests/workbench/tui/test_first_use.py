@@ -262,10 +262,11 @@ async def test_a_finding_is_no_error_in_the_journal(bench: Bench) -> None:
 
 
 async def test_ctrl_z_stops_the_whole_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
+    done: list[tuple[int, int] | str] = []
     async with bench(path=BIASES) as pilot:
-        driver = pilot.app._driver
-        monkeypatch.setattr(type(driver), "can_suspend", property(lambda self: True))
-        monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
+        driver = type(pilot.app._driver)
+        monkeypatch.setattr(driver, "can_suspend", property(lambda self: True))
+        monkeypatch.setattr(driver, "suspend_application_mode", lambda self: done.append("terminal left"))
+        monkeypatch.setattr(os, "killpg", lambda group, number: done.append((group, number)))
         pilot.app.action_suspend_process()
-    assert sent == [(os.getpgrp(), signal.SIGTSTP)]
+    assert done == ["terminal left", (os.getpgrp(), signal.SIGSTOP)]
