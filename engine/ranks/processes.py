@@ -87,7 +87,7 @@ class RankProcess:
         self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, self.output.tell() - _LAST_WORDS))
         words = self.output.read().decode("utf-8", "replace").strip()
-        return f"{how}; it said: {words.splitlines()[-1]}" if words else how
+        return f"{how}; it printed last: {words.splitlines()[-1]}" if words else how
 
 
 def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:

@@ -118,7 +118,7 @@ class Aloud(Quiet):
             )
         else:
             self._paragraph(
-                "The text says that something is wrong, not what. The tensors do, operation by operation:"
+                "The text shows that something is wrong, not what. The tensors do, operation by operation:"
             )
             table(result.event, result.judgement.taps, self._console)
             self._console.print()

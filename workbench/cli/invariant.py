@@ -84,7 +84,7 @@ def invariant_command(
 
     With --axis: what is rounding (which operation's bits depend on the batch, the chunk, the ranks, and by how much)
     and what is a bug (the first operation that does not give what its inputs give in one of the runs, its requests,
-    positions and cache blocks) are told apart. A command is run as it is, and again with an argument of the engine
+    positions and cache blocks) are distinguished. A command is run as it is, and again with an argument of the engine
     changed (vLLM: batch, preempt, chunk, prefix, tp, ep); its options are the command's own. What a CUDA graph replays
     calls no hooks: on the axis graph the tokens of the command as it is are held against the logits of an eager run.
 

@@ -105,5 +105,5 @@ class ForeignRun(Protocol):
 def checked_ranks(count: int, told_by: str) -> int:
     """ForeignDumpError for none, and for more ranks than are read."""
     if not 1 <= count <= MOST_RANKS:
-        raise ForeignDumpError(f"{printable(told_by)} tells of {count} ranks; 1 to {MOST_RANKS} are read")
+        raise ForeignDumpError(f"{printable(told_by)} states {count} ranks; 1 to {MOST_RANKS} are read")
     return count

@@ -63,7 +63,7 @@ class Invariance:
             axes = dict.fromkeys(one.axis for one in self.bugs)
             return f"a bug along {', '.join(axes)}, in {len(self.bugs)} of {reported}"
         if self.verdict == "inconclusive":
-            return f"no bug in {reported}, but not all could be told"
+            return f"no bug in {reported}, but not all could be determined"
         if self.verdict == "rounding":
             axes = dict.fromkeys(one.axis for one in tried if one.verdict == "rounding")
             return f"{reported} without a bug; bits depend, by rounding alone, on {', '.join(axes)}"

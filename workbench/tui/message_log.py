@@ -23,7 +23,7 @@ class LoggedMessage:
     after: int
     where: Where
     text: str
-    kind: str  # "said", "finding" (something wrong with the model), "error"
+    kind: str  # "report", "finding" (something wrong with the model), "error"
 
 
 class MessageLog:

@@ -33,12 +33,12 @@ from lockstep.workbench.references.request import REFERENCES, GoldenSequence, Re
     arguments=(Argument("reference", choices=REFERENCES, form="|".join(REFERENCES), help="default: the last one"),),
     key=Key("g", "compare with the golden reference", footer="golden"),
     help="hold the branch against the golden reference, tap by tap",
-    details="The reference is transformers, or of a GGUF file `golden llama.cpp`, which tells what quantisation costs"
+    details="The reference is transformers, or of a GGUF file `golden llama.cpp`, which shows what quantisation costs"
     " apart from what is a bug; the next `golden` asks the same. "
     "Records the reference for the branch's tokens, unless it is known already; runs the branch again with"
     " every tensor captured, and judges each against the noise of the operation at this dtype. Where one has failed"
-    " it is run once more, each tap replaced by its golden value once it was recorded, which tells every operation"
-    " that is wrong by itself. The verdicts go into the session; a replay tells what was found.",
+    " it is run once more, each tap replaced by its golden value once it was recorded, which shows every operation"
+    " that is wrong by itself. The verdicts go into the session; a replay shows what was found.",
 )  # fmt: skip
 def golden(debugger: Debugger, reference: ReferenceName | None) -> Result:
     """The verdict on the branch up to here."""
