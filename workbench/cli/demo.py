@@ -1,4 +1,4 @@
-"""`lockstep demo`: the debugger's main job, told as a story in about a minute."""
+"""`lockstep demo`: the debugger's main job, as a story in about a minute."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def demo(
 
 
 class Quiet(Narrator):
-    """Tells nothing but what is being done."""
+    """Prints nothing but what is being done."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -74,7 +74,7 @@ class Quiet(Narrator):
 
 
 class Aloud(Quiet):
-    """Tells the story on stdout."""
+    """Prints the story on stdout."""
 
     def __init__(self, status: Status, console: Console) -> None:
         super().__init__(status)

@@ -123,5 +123,5 @@ def variants_of(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def code_of(found: Invariance) -> Exit:
-    """What the process says of a verdict."""
+    """The exit code of a verdict."""
     return Exit.OK if found else Exit.DIVERGED if found.bugs else Exit.INCONCLUSIVE

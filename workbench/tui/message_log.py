@@ -1,4 +1,4 @@
-"""What the message line has said of late: it stands in the Journal too."""
+"""What the message line has shown of late: it stands in the Journal too."""
 
 from __future__ import annotations
 

@@ -115,12 +115,12 @@ class BranchRun:
         return self.debugger.timeline.line(self.branch).rules
 
     def progress(self, what: str, done: int, of: int) -> None:
-        """Tell it; the comparison ends here where that is wanted."""
+        """Report it; the comparison ends here where that is wanted."""
         self.debugger.interrupts.check()
         self.debugger.events(ProgressEvent(what, done, of))
 
     def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
-        """What `capture` says, as a session of its own."""
+        """What `capture` asks for, as a session of its own."""
         engine, config = self.debugger.engine, self.debugger.engine.inferior.config
         meta = SessionMeta(
             model=ModelMeta(path=str(self.checkpoint)), config=ConfigMeta(dtype=config.dtype, tp=config.tp)

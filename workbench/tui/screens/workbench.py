@@ -1,4 +1,4 @@
-"""The workbench: status, tokens, one pane large, a line that tells, the keys. Live and replay alike."""
+"""The workbench: status, tokens, one pane large, a line of messages, the keys. Live and replay alike."""
 
 from __future__ import annotations
 
