@@ -132,6 +132,13 @@ async def test_probabilities_have_one_unit(bench: Bench) -> None:
     ]  # fmt: skip
 
 
+async def test_a_lens_that_a_replay_lacks_is_not_promised(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await press(pilot, "5", "l")
+        assert "not recorded" in [line.strip() for line in text_of(pilot)]
+        assert not any("l looks" in line for line in text_of(pilot))
+
+
 async def test_the_cache_in_words(bench: Bench) -> None:
     async with bench(path=BIASES) as pilot:
         await press(pilot, "3")
