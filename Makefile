@@ -1,4 +1,4 @@
-# make demo       the debugger's main job on the embedded model, told as a story
+# make demo       the debugger's main job on the embedded model, as a story
 # make test       linters, types, architecture, and every test that takes no minutes
 # make test-all   the slow tests as well, those for a GPU or llama.cpp where there is one, part by part, and which parts
 #                 have failed; PART=diagnosis for one, PART="tui cli" for some: quick engine sessions checking diagnosis

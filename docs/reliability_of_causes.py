@@ -69,7 +69,7 @@ def svg(found: Sequence[Bin]) -> str:
         f'<rect x="{left}" y="{top}" width="{span}" height="{span}" fill="none" stroke="#888"/>'
         f'<line x1="{left}" y1="{bottom}" x2="{right}" y2="{top}" stroke="#888" stroke-dasharray="4 4"/>'
         f"{ticks}{marks}"
-        f'<text x="{size / 2}" y="{size - 10}" text-anchor="middle">confidence that was told</text>'
+        f'<text x="{size / 2}" y="{size - 10}" text-anchor="middle">confidence that was reported</text>'
         f'<text x="14" y="{size / 2}" text-anchor="middle" transform="rotate(-90 14 {size / 2})">share that was right'
         "</text></svg>\n"
     )

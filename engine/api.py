@@ -29,7 +29,7 @@ class Pass:
 
     @property
     def sequences(self) -> dict[int, SequenceResult]:
-        """What it did to each sequence, as rank 0 tells."""
+        """What it did to each sequence, as rank 0 reports."""
         return {one.seq: one for one in self.reports[0].sequences}
 
     def token(self, seq: int = 0) -> int:

@@ -1,4 +1,4 @@
-"""The engine's errors: each says what, where, and what to do next (torch-free)."""
+"""The engine's errors: each states what, where, and what to do next (torch-free)."""
 
 from __future__ import annotations
 

@@ -94,7 +94,7 @@ class RecordingFile:
         return identity(files.wal_of(self.path))
 
     def close(self) -> None:
-        """Say in the file that it is closed, fold the log into it and let others write it. A file that is not in its
+        """Mark in the file that it is closed, fold the log into it and let others write it. A file that is not in its
         place is only let go: what goes by its name is somebody else's."""
         folded = True
         try:

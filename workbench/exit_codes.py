@@ -11,7 +11,7 @@ from lockstep.engine.text import printable
 
 
 class Exit(IntEnum):
-    """What the process says to whoever started it."""
+    """What the process reports to whoever started it."""
 
     OK = 0
     DIVERGED = 1  # or an `expect` that failed
@@ -20,7 +20,7 @@ class Exit(IntEnum):
     NOT_SAVED = 3  # what was asked for was done, but not all of it could be recorded
     TIMEOUT = 4
     RANK_LOST = 5
-    INCONCLUSIVE = 6  # the comparison cannot tell
+    INCONCLUSIVE = 6  # the comparison does not suffice
     DEFECT = 70  # EX_SOFTWARE: a bug of ours, never to be taken for a divergence
     INTERRUPTED = 130  # 128 + SIGINT, as shells count
     PIPE_CLOSED = 141  # 128 + SIGPIPE

@@ -44,7 +44,7 @@ def settle(model: ModelConfig, source: Source) -> ModelConfig:
 
 def _tied_by(model: ModelConfig) -> str:
     """Of a model that reads images some classes assume it."""
-    return "does not say tie_word_embeddings: false" if model.wrapper else "says tie_word_embeddings: true"
+    return "does not have tie_word_embeddings: false" if model.wrapper else "has tie_word_embeddings: true"
 
 
 def is_unread(name: str, model: ModelConfig) -> bool:

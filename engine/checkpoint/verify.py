@@ -75,7 +75,7 @@ def _hint(missing: set[str], surplus: set[str], model: ModelConfig) -> str:
     if any(f"model.{name}" in missing for name in surplus):
         return ". The names lack `model.`: saved from the bare model, without its head; save the whole model"
     if missing == {"lm_head.weight"}:
-        return ". If the head shares the embedding, config.json must say tie_word_embeddings: true"
+        return ". If the head shares the embedding, config.json must have tie_word_embeddings: true"
     if any(name.endswith((".qweight", ".weight_scale", ".scales")) for name in surplus):
         return ". The weights are quantised; use the original ones"
     return ""

@@ -204,7 +204,7 @@ class Commands:
         return r.PauseReport(pause, sequences, _maybe(stats, "float32"), _maybe(checksums, "uint64"))
 
     def _wait(self, pause: Pause) -> PauseSpec:
-        """Tell the host where this rank stands; serve reads until it is resumed."""
+        """Report to the host where this rank stands; serve reads until it is resumed."""
         self.comm.note(OpKind.PAUSED, pause.place)
         since = time.perf_counter()
         try:

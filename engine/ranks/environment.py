@@ -49,7 +49,7 @@ class RankExit(IntEnum):
 
 
 class RankSpec(msgspec.Struct, frozen=True):
-    """What a host tells a rank that it starts: the program's only argument, as JSON. Descriptors are inherited."""
+    """What a host gives a rank that it starts: the program's only argument, as JSON. Descriptors are inherited."""
 
     rank: int
     size: int
@@ -113,7 +113,7 @@ def _joined(argument: str) -> RankEnvironment:
 
 
 def _carry(line: Connection[PauseWish], board: ProgressBoard, rank: int) -> None:
-    """Tell the host where this rank stands, hear whether it is to pause; end with the host."""
+    """Report to the host where this rank stands, hear whether it is to pause; end with the host."""
     reported, last = b"", 0.0
     try:
         while True:

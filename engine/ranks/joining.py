@@ -167,7 +167,7 @@ class Member:
     role: Role
 
     def answer(self, answer: Admission | Refusal) -> None:
-        """Say whether it may join. Disconnected where it is gone."""
+        """Reply whether it may join. Disconnected where it is gone."""
         Connection(
             self.socket, _REPLIES, seals=self.seals, deadline=time.monotonic() + HANDSHAKE_SECONDS
         ).send(answer)

@@ -1,4 +1,4 @@
-"""What a host tells its ranks (torch-free): tagged `msgspec.Struct`s, validated on arrival.
+"""What a host sends its ranks (torch-free): tagged `msgspec.Struct`s, validated on arrival.
 
 The same to all of them, but for `StagePatch`: each rank gets its own share, one tensor a frame, before `PutPatches`.
 A command class names its answer: `ReadTap(RankCommand[TensorReport])` is answered by a `TensorReport`.

@@ -55,7 +55,7 @@ class RankProcess:
         self.process.kill()
 
     def ask_to_exit(self) -> None:
-        """Tell the rank to leave; one that is gone or busy will be ended anyway."""
+        """Ask the rank to leave; one that is gone or busy will be ended anyway."""
         try:
             self.connection.send(Leave())
         except Disconnected:
@@ -75,7 +75,7 @@ class RankProcess:
             self.meeting.close()
 
     def epitaph(self) -> str:
-        """How the process ended and what it said last."""
+        """How the process ended and what it printed last."""
         try:
             code = self.process.wait(1.0)
         except subprocess.TimeoutExpired:
@@ -87,7 +87,7 @@ class RankProcess:
         self.output.seek(0, os.SEEK_END)
         self.output.seek(max(0, self.output.tell() - _LAST_WORDS))
         words = self.output.read().decode("utf-8", "replace").strip()
-        return f"{how}; it said: {words.splitlines()[-1]}" if words else how
+        return f"{how}; it printed last: {words.splitlines()[-1]}" if words else how
 
 
 def start_ranks(config: EngineConfig, board: ProgressBoard, program: str) -> list[RankProcess]:

@@ -71,7 +71,7 @@ class RemoteRank:
         )
 
     def ask_to_exit(self) -> None:
-        """Tell the rank to leave."""
+        """Ask the rank to leave."""
         try:
             self.connection.send(Leave())
         except Disconnected:

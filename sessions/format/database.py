@@ -278,6 +278,6 @@ def _check_length(connection: sqlite3.Connection, path: Path, *, alone: bool = F
     actual = path.lstat().st_size
     if actual != pages * size:
         raise SessionError(
-            f"{path} is {actual} bytes long, its header says {pages * size}: cut short or damaged. "
+            f"{path} is {actual} bytes long, its header states {pages * size}: cut short or damaged. "
             "Copy it again."
         )

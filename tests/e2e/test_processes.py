@@ -137,6 +137,26 @@ def test_the_home_screen_fits_any_size_and_ends_with_its_terminal(terminals: Cal
     here.nothing_is_left()
 
 
+def test_ctrl_z_under_a_script_gives_the_terminal_back(terminals: Callable[..., Terminal]) -> None:
+    """The script stops at once, and the shell takes the terminal back: by then the screens must have left it."""
+    here = terminals()
+    script = here.directory / "screens.sh"
+    script.write_text("#!/bin/sh\nlockstep tui gallery/mask-additive\necho the script has ended\n")
+    script.chmod(0o755)
+    for line in ("./screens.sh", "fg"):
+        here.start(line)
+        here.wait("Operations", "layers.0")
+        here.press("C-z")
+        here.wait("Stopped")
+        assert here.modes() == PLAIN
+        assert here.shell_line("echo $((6 * 7))").splitlines()[-1] == "42"
+    here.start("fg")
+    here.wait("Operations", "layers.0")
+    here.press("C-q")
+    assert "the script has ended" in here.back_in_shell()
+    here.nothing_is_left()
+
+
 def test_a_crash_is_reported_and_restores_the_terminal(terminals: Callable[..., Terminal]) -> None:
     here = terminals()
     before = here.line_discipline()

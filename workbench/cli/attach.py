@@ -74,7 +74,7 @@ def attach_to(
     did.
 
     Exit code: the command's own where it is not 0; 6 in place of its 1. 3: no rank wrote anything. With --model as of
-    `diagnose`: 1 where something is wrong, 6 where the recording cannot tell, as where the runs of CMD generate
+    `diagnose`: 1 where something is wrong, 6 where the recording does not suffice, as where the runs of CMD generate
     different texts.
     """
     with Status() as status:

@@ -164,7 +164,7 @@ def check(
 
 
 def code_of(event: GoldenEvent) -> Exit:
-    """What the process says of a verdict."""
+    """The exit code of a verdict."""
     reported = {"diverged": Exit.DIVERGED, "inconclusive": Exit.INCONCLUSIVE}
     return reported.get(event.verdict, Exit.OK)
 

@@ -33,7 +33,7 @@ class Console:
         self._limit: float | None = None  # seconds that the commands may take
 
     def run(self, lines: Sequence[Line]) -> Exit:
-        """A script: stops at the first command that fails, and says where that is."""
+        """A script: stops at the first command that fails, and reports where that is."""
         for where, line in lines:
             self.debugger.settings.in_script = True
             try:
@@ -56,7 +56,7 @@ class Console:
         return self.ended()
 
     def failed(self, where: str, error: Exception) -> Exit:
-        """Say what went wrong and where."""
+        """Report what went wrong and where."""
         code, message = explain(error)
         if isinstance(error, CommandError) and error.caret is not None:
             message = clean(error.to_text(), newlines=True)

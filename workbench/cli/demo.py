@@ -1,4 +1,4 @@
-"""`lockstep demo`: the debugger's main job, told as a story in about a minute."""
+"""`lockstep demo`: the debugger's main job, as a story in about a minute."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ def demo(
 
 
 class Quiet(Narrator):
-    """Tells nothing but what is being done."""
+    """Prints nothing but what is being done."""
 
     def __init__(self, status: Status) -> None:
         self._status = status
@@ -74,7 +74,7 @@ class Quiet(Narrator):
 
 
 class Aloud(Quiet):
-    """Tells the story on stdout."""
+    """Prints the story on stdout."""
 
     def __init__(self, status: Status, console: Console) -> None:
         super().__init__(status)
@@ -118,7 +118,7 @@ class Aloud(Quiet):
             )
         else:
             self._paragraph(
-                "The text says that something is wrong, not what. The tensors do, operation by operation:"
+                "The text shows that something is wrong, not what. The tensors do, operation by operation:"
             )
             table(result.event, result.judgement.taps, self._console)
             self._console.print()

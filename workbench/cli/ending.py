@@ -1,4 +1,4 @@
-"""SIGTERM and SIGHUP end a command as ctrl+c does: what it records is folded, and one line says where that is.
+"""SIGTERM and SIGHUP end a command as ctrl+c does: what it records is folded, and one line reports where that is.
 
 The signal is raised in the main thread as `Ended`, so every `with` on the way out closes what it holds. Where that
 takes too long (a disk that does not answer, a second program that must end first), the recordings are folded by a
@@ -89,7 +89,7 @@ def received() -> int:
 
 
 def report_signal(number: int) -> int:
-    """Fold what this process still records; one line on stderr says what has ended it, and what is kept. Returns the
+    """Fold what this process still records; one line on stderr names what has ended it, and what is kept. Returns the
     exit code."""
     recorded = sys.modules.get("lockstep.workbench.inferior.session")  # not imported: nothing was recorded
     kept = [] if recorded is None else recorded.fold_recordings()

@@ -1,5 +1,5 @@
 """What this machine has, and what Lockstep needs of it. torch is only loaded by processes of their own: a broken
-installation may crash, and then says so on one line."""
+installation may crash, and then reports it on one line."""
 
 from __future__ import annotations
 

@@ -84,7 +84,7 @@ def invariant_command(
 
     With --axis: what is rounding (which operation's bits depend on the batch, the chunk, the ranks, and by how much)
     and what is a bug (the first operation that does not give what its inputs give in one of the runs, its requests,
-    positions and cache blocks) are told apart. A command is run as it is, and again with an argument of the engine
+    positions and cache blocks) are distinguished. A command is run as it is, and again with an argument of the engine
     changed (vLLM: batch, preempt, chunk, prefix, tp, ep); its options are the command's own. What a CUDA graph replays
     calls no hooks: on the axis graph the tokens of the command as it is are held against the logits of an eager run.
 
@@ -123,5 +123,5 @@ def variants_of(given: Sequence[str] | None) -> dict[str, str]:
 
 
 def code_of(found: Invariance) -> Exit:
-    """What the process says of a verdict."""
+    """The exit code of a verdict."""
     return Exit.OK if found else Exit.DIVERGED if found.bugs else Exit.INCONCLUSIVE

@@ -25,7 +25,7 @@ _RESULTS: dict[str, junit.Result] = {"holds": "pass", "broken": "fail", "not tri
 
 
 def check_invariants(asked: ModelToCheck, junit_file: Path | None, as_json: bool) -> Exit:
-    """Try them all on the first prompt, and tell."""
+    """Try them all on the first prompt, and report."""
     with Status() as status:
         found = asked.suite(status).run()
     broken = [one for one in found if one.result == "broken"]

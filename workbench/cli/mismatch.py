@@ -64,7 +64,7 @@ def mismatch_command(
 
     Both recordings hold the same responses: `lockstep attach` records an engine, `lockstep.record` a module. The gaps
     of the response's tokens are summed up as trainers do: mean, k3, share beyond a factor of two, effective sample
-    size. Exit 1 if a level differs; 6 where the recordings do not tell.
+    size. Exit 1 if a level differs; 6 where the recordings do not suffice.
     """
     found = mismatch(
         rollout,

@@ -1,4 +1,4 @@
-"""One line on stderr that says what is going on, where there is a terminal to see it."""
+"""One line on stderr that shows what is going on, where there is a terminal to see it."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def replay(
 ) -> None:
     """Replay a session: the same commands as `lockstep run`, read from the recording.
 
-    What was not captured says so, and which command would capture it.
+    Of what was not captured, the command that would capture it is named.
     """
     session = find_session(session)
     if verify is not None:

@@ -1,4 +1,4 @@
-"""The story that `lockstep demo` tells: a run that is right, the same run with a bug, the bug named, the fix.
+"""The story that `lockstep demo` shows: a run that is right, the same run with a bug, the bug named, the fix.
 
     1  the engine writes a haiku and matches transformers, tap by tap
     2  the q/k/v biases are not loaded: the text breaks, and the first wrong operation is named with its cause
@@ -75,7 +75,7 @@ class Chapter:
 
 
 def run_story(narrator: Narrator, directory: Path, *, tp: int = 2, fast: bool = False) -> list[Chapter]:
-    """Tell the story on `tp` ranks of the CPU; both sessions are left in `directory`. `fast` compares fewer
+    """Play the story on `tp` ranks of the CPU; both sessions are left in `directory`. `fast` compares fewer
     steps, by fixed tolerances. Returns the three runs."""
     model = open_to_run(DEMO)
     tokenizer = need_tokenizer(model.tokenizer, model.directory)

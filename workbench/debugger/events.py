@@ -1,4 +1,4 @@
-"""What a debugger tells unasked, while a command still runs: a pass is done, how far a comparison has come, everything
+"""What a debugger reports unasked, while a command still runs: a pass is done, how far a comparison is, everything
 has stopped, a rank is lost."""
 
 from __future__ import annotations

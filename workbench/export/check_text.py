@@ -60,7 +60,7 @@ _MARKS = {"pass": "·", "suspect": "~", "fail": "✗", "inherited": "↓", "abse
 _STYLES = {"pass": "green", "suspect": "yellow", "fail": "bold red", "inherited": "red", "absent": "dim"}
 _ORDER = ("fail", "inherited", "suspect", "pass", "absent")
 
-#: Causes that `check` tells; `diagnose` tells all.
+#: Causes that `check` prints; `diagnose` prints all.
 MOST_CAUSES = 4
 
 #: How lines of the explanation are set off.

@@ -1,4 +1,4 @@
-"""What a reader of a foreign dump tells, whatever its format: passes of ranks, each with the tensors that were seen.
+"""What a reader of a foreign dump gives, whatever its format: passes of ranks, each with the tensors that were seen.
 
     reader (one a format) → ForeignRun → rows by (request, position) → ranks merged → session
 
@@ -28,7 +28,7 @@ TokenText = Callable[[int], str | None]
 
 
 class ForeignDumpError(Exception):
-    """A dump that cannot be imported; the message says what, where, and what to do."""
+    """A dump that cannot be imported; the message states what, where, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,5 +105,5 @@ class ForeignRun(Protocol):
 def checked_ranks(count: int, told_by: str) -> int:
     """ForeignDumpError for none, and for more ranks than are read."""
     if not 1 <= count <= MOST_RANKS:
-        raise ForeignDumpError(f"{printable(told_by)} tells of {count} ranks; 1 to {MOST_RANKS} are read")
+        raise ForeignDumpError(f"{printable(told_by)} states {count} ranks; 1 to {MOST_RANKS} are read")
     return count

@@ -86,7 +86,7 @@ _OF_CLASS: Mapping[str, Remedy] = {
         "best groups where it has them"
     ),
     "choice_weights": Remedy(
-        "weigh experts by their scores without the correction bias, renormalised where norm_topk_prob says so, times "
+        "weigh experts by their scores without the correction bias, renormalised where norm_topk_prob is true, times "
         "routed_scaling_factor once",
         ("vllm-project/vllm#45037", "vllm-project/vllm#43769"),
     ),
@@ -102,7 +102,7 @@ _OF_CLASS: Mapping[str, Remedy] = {
         "look each id up in the row of that number, on the rank that holds it; ids that a rank lacks give zero there"
     ),
     "head": Remedy(
-        "load lm_head.weight, or tie it to the embedding exactly where the configuration says so, with its bias",
+        "load lm_head.weight, or tie it to the embedding exactly where the configuration ties it, with its bias",
         ("sgl-project/sglang#2009", "vllm-project/vllm#46835"),
     ),
     "precision": Remedy(

@@ -43,7 +43,7 @@ class PassReport:
 @dataclass(frozen=True, slots=True, repr=False)
 class AttachedRuns:
     """What came of the runs: the last that left something, what its session holds, and (with a model) its verdict.
-    `text` says whether the tokens are those of the command without a tap, `other_text` that they are not."""
+    `text` shows whether the tokens are those of the command without a tap, `other_text` that they are not."""
 
     attached: Attached
     imported: ImportedRun
@@ -61,7 +61,7 @@ class AttachedRuns:
 
     @property
     def verdict(self) -> Verdict | None:
-        """What the model says of it; None where none was given."""
+        """How the model judges it; None where none was given."""
         return None if self.result is None else Verdict(self.result, warnings=self.warnings)
 
     @property

@@ -63,7 +63,7 @@ class Invariance:
             axes = dict.fromkeys(one.axis for one in self.bugs)
             return f"a bug along {', '.join(axes)}, in {len(self.bugs)} of {reported}"
         if self.verdict == "inconclusive":
-            return f"no bug in {reported}, but not all could be told"
+            return f"no bug in {reported}, but not all could be determined"
         if self.verdict == "rounding":
             axes = dict.fromkeys(one.axis for one in tried if one.verdict == "rounding")
             return f"{reported} without a bug; bits depend, by rounding alone, on {', '.join(axes)}"
@@ -132,7 +132,7 @@ def invariant(
     or together), "order", "preempt" (dropped and read anew), "chunk" (of prompts), "prefix" (from kept rows), "tp" and
     "ep" (numbers of ranks), "speculation" (decoded by drafts), "graph" (a command as it is, by its tokens, against
     itself run eagerly). What depends on it by rounding alone and what is wrong
-    in one of two runs are told apart.
+    in one of two runs are distinguished.
 
     A model runs on Lockstep's engine; a single prompt is joined by a longer and a shorter request. A command, a list of
     words, is another engine's own (`engine` as in `attach`): it is run as it is, and again with an argument of the
@@ -140,7 +140,7 @@ def invariant(
     `variants` name by axis words that are put behind the command, as {"prefix": "--no-prefix-cache"}. With `model`, its
     checkpoint, its operations are judged on their own inputs; without, rows are held against what rounding may come to.
 
-    EngineError, AttachError, ForeignDumpError, SessionError and UsageError say what could not be done.
+    EngineError, AttachError, ForeignDumpError, SessionError and UsageError state what could not be done.
     """
     named = axis or list(variants or ()) or "all"
     axes, heard = parse_axes(named if isinstance(named, str) else ",".join(named)), Warned(progress)

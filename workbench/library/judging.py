@@ -74,13 +74,13 @@ def check(
     A model is run on `prompt` or `ids` (of one or several; None: something that any model can be checked on, of
     `prompt_tokens` tokens, or, None, of as many as go beyond the windows of a small model) for `steps` decode steps,
     `chunk` tokens of a prompt a pass (None: all), on `tp` ranks, `ep` groups of which divide the experts, and recorded
-    to `save` (None: among the user's sessions); where that cannot be written, to `spare`, and the verdict's `lost` says
+    to `save` (None: among the user's sessions); where that cannot be written, to `spare`, and the verdict's `lost` has
     why. `replay_routing`: "ids" or "weights" of the reference's experts, forced onto one more run; the verdict's event
-    says what that changes. `reference` is "transformers" or "llama.cpp"; `floor` "fixed" judges by constants in place
+    shows what that changes. `reference` is "transformers" or "llama.cpp"; `floor` "fixed" judges by constants in place
     of the reference's own noise. Of a recording `model` is the checkpoint (None: the one it names), `golden` a
     reference of the same tokens, `branch` what is judged; `save` is a copy that has the verdicts.
 
-    EngineError, SessionError, DiagnosisError and UsageError say what could not be done.
+    EngineError, SessionError, DiagnosisError and UsageError state what could not be done.
     """
     heard = Warned(progress)
     words = {"prompt": prompt, "ids": ids, "prompt_tokens": prompt_tokens, "faults": faults}
@@ -163,7 +163,7 @@ def diagnose(
     `check`, and what the evidence names is confirmed by running again: with faults switched off, on one rank,
     in chunks, in a batch.
 
-    EngineError, SessionError, DiagnosisError and UsageError say what could not be done.
+    EngineError, SessionError, DiagnosisError and UsageError state what could not be done.
     """
     heard = Warned(progress)
     if (recording := session_of(str(target))) is not None:

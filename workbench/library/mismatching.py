@@ -31,7 +31,7 @@ _MARKS = {"equal": "✓", "differs": "✗", "unknown": "?"}
 
 @dataclass(frozen=True, slots=True, repr=False)
 class Mismatch:
-    """What `mismatch` found. True exactly where nothing differs and enough was recorded to say so."""
+    """What `mismatch` found. True exactly where nothing differs and enough was recorded to know it."""
 
     report: MismatchReport
 

@@ -41,7 +41,7 @@ class RecordedRun:
     """A recording, open for reading: close it, or use it as a context manager.
 
     A step is one forward pass (0 is the prefill), a tap a named point of the model. `session` is the reader beneath,
-    which has the rest. SessionError says what is damaged or was not recorded.
+    which has the rest. SessionError states what is damaged or was not recorded.
     """
 
     def __init__(self, session: Session, branch: int = 0) -> None:

@@ -49,7 +49,7 @@ class Verdict:
 
     @property
     def verdict(self) -> Literal["match", "diverged", "inconclusive"]:
-        """ "match", "diverged", or "inconclusive": neither can be stated, `str` tells why."""
+        """ "match", "diverged", or "inconclusive": neither can be stated, `str` shows why."""
         return self.event.verdict
 
     @property
@@ -89,7 +89,7 @@ class Verdict:
 
     @property
     def session(self) -> Path | None:
-        """The recording of the run, for `lockstep.open`; None where it was lost, and `lost` says why."""
+        """The recording of the run, for `lockstep.open`; None where it was lost, and `lost` shows why."""
         return None if self.result.lost else self.result.engine_session
 
     @property

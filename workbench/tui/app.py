@@ -199,10 +199,14 @@ class LockstepApp(Guarded, App[int]):
 
     def action_suspend_process(self) -> None:
         """Suspend the whole job, as the terminal's ctrl+z does: a script that has started this process too. The shell
-        would wait for it otherwise."""
-        if self._driver is not None and self._driver.can_suspend:
+        would wait for it otherwise. The terminal is left before: once the script has stopped, the shell has it back.
+        SIGCONT brings the screens back (the driver's handler)."""
+        driver = self._driver
+        if driver is not None and driver.can_suspend:
             self._suspend_signal()
-            os.killpg(os.getpgrp(), signal.SIGTSTP)
+            driver.suspend_application_mode()
+            os.killpg(os.getpgrp(), signal.SIGSTOP)
+            self._resume_signal()
 
     def _end(self, number: int, _: FrameType | None) -> None:
         """SIGTERM, or the terminal was closed (SIGHUP). A signal handler, as the event loop may be the one that waits

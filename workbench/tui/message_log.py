@@ -1,4 +1,4 @@
-"""What the message line has said of late: it stands in the Journal too."""
+"""What the message line has shown of late: it stands in the Journal too."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class LoggedMessage:
     after: int
     where: Where
     text: str
-    kind: str  # "said", "finding" (something wrong with the model), "error"
+    kind: str  # "report", "finding" (something wrong with the model), "error"
 
 
 class MessageLog:

@@ -133,7 +133,7 @@ def phimoe(fields: Fields, of: StatedSizes) -> Own:
     notes = ["experts are weighed by SparseMixer (router_jitter_noise = 0.01), as in the original model"]
     if scaling.kind == "longrope":
         notes.append(
-            f"rotated channels are multiplied by {scaling.attention_factor:.6g}, as the file says; the original "
+            f"rotated channels are multiplied by {scaling.attention_factor:.6g}, as in the file; the original "
             "model's short_mscale is not in it"
         )
     return {

@@ -53,7 +53,7 @@ class Measured:
         dtype, array = load_array(self.file)
         if array.shape != self.shape:
             raise ForeignDumpError(
-                f"{shown(self.file)}: has shape {list(array.shape)}, and dump.json says {list(self.shape)}"
+                f"{shown(self.file)}: has shape {list(array.shape)}, and dump.json states {list(self.shape)}"
             )
         return dtype, array
 

@@ -92,7 +92,7 @@ def open_msprobe(folder: Path, model: Path | None = None) -> MsprobeRun:
     first = read_json(files[min(files)][0])
     task = first.get("task")
     size = checked_ranks(max(files) + 1, shown(folder))
-    reported = task[:40] if isinstance(task, str) and task.isidentifier() else "task not told"
+    reported = task[:40] if isinstance(task, str) and task.isidentifier() else "task not stated"
     return MsprobeRun(folder, read_model(folder, model), files, size, reported, read_ids(folder / IDS_FILE))
 
 

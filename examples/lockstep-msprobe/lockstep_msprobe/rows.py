@@ -57,7 +57,7 @@ def rows_of_pass(calls: Sequence[Call], told: Sequence[int] | None, where: str) 
             count = "x".join(str(size) for size in read.shape)
             raise ForeignDumpError(
                 f"{where}: has statistics alone, so which {count} tokens went into embed_tokens is not known: dump "
-                f'with "tensor_list": ["embed_tokens", "rotary_emb"], or tell them in {IDS_FILE} beside the steps: '
+                f'with "tensor_list": ["embed_tokens", "rotary_emb"], or list them in {IDS_FILE} beside the steps: '
                 + _FORM
             )
         ids = np.array(told, np.int64).reshape(read.shape)

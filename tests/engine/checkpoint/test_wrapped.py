@@ -148,4 +148,4 @@ def test_a_head_of_its_own_where_nothing_reports_it(tmp_path: Path) -> None:
     model, source = open_checkpoint(path)
     verify(source, model)
     assert not model.tie_embeddings
-    assert any("config.json does not say tie_word_embeddings: false" in note for note in model.notes)
+    assert any("config.json does not have tie_word_embeddings: false" in note for note in model.notes)

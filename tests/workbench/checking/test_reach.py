@@ -60,7 +60,7 @@ def test_what_was_not_reached_is_reported_and_what_was_is_not(tmp_path: Path) ->
     assert short.matches
     assert [note for note in short.event.notes if "reached" in note] == [
         "with 6 tokens the window of 8 and the original context of 32 (yarn rotary scaling) are not reached: a longer "
-        "prompt tells whether what is beyond is right (`check --prompt-tokens 33` makes one up)"
+        "prompt shows whether what is beyond is right (`check --prompt-tokens 33` makes one up)"
     ]
     long = check(path, steps=1, save=tmp_path / "long.session")
     assert long.matches

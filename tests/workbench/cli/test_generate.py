@@ -67,7 +67,7 @@ def test_a_gguf_file_needs_nothing_beside_it(tmp_path: Path, capsys: Any) -> Non
 def test_what_the_loader_found_is_reported_and_recorded(tmp_path: Path, capsys: Any) -> None:
     path, recorded = with_head(tiny_checkpoint(tmp_path, "qwen2"), 2.0), str(tmp_path / "a.session")
     assert run(["generate", str(path), "--ids", "3,5", "--max-tokens", "2", "--save", recorded]) == 0
-    assert "lm_head.weight is not the embedding, though config.json says" in capsys.readouterr().err
+    assert "lm_head.weight is not the embedding, though config.json has" in capsys.readouterr().err
     assert run(["sessions", "show", recorded]) == 0
     assert "note: lm_head.weight is not the embedding" in capsys.readouterr().out
     assert run(["inspect", str(path)]) == 0

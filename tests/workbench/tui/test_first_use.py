@@ -106,6 +106,19 @@ async def test_the_heatmap_of_a_weight_has_axes_and_a_scale(bench: Bench) -> Non
         assert "2003 × 256" in shown
 
 
+async def test_the_heatmap_of_a_weight_has_axes_and_a_scale_on_80_by_24(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await press(pilot, "4")
+        shown = "\n".join(text_of(pilot))
+        assert "row↓ column→" in shown
+        assert "2003 × 256" in shown
+        await press(pilot, *["down"] * 5)  # k_proj.bias, of which some values stand out
+        shown = "\n".join(text_of(pilot))
+        assert "head↓ channel→" in shown
+        assert "2 × 32" in shown
+        assert "-33.00  head 0, channel 0  rank 0" in shown
+
+
 async def test_probabilities_have_one_unit(bench: Bench) -> None:
     async with bench(path=BIASES) as pilot:
         await press(pilot, "5")
@@ -117,6 +130,13 @@ async def test_probabilities_have_one_unit(bench: Bench) -> None:
     assert [chance(p) for p in (1.0, 0.5, 0.0123, 4e-7, 0.0, None)] == [
         "1.0000", "0.5000", "0.0123", "4.0e-7", "0", chance(None),
     ]  # fmt: skip
+
+
+async def test_a_lens_that_a_replay_lacks_is_not_promised(bench: Bench) -> None:
+    async with bench(size=(80, 24), path=BIASES) as pilot:
+        await press(pilot, "5", "l")
+        assert "not recorded" in [line.strip() for line in text_of(pilot)]
+        assert not any("l looks" in line for line in text_of(pilot))
 
 
 async def test_the_cache_in_words(bench: Bench) -> None:
@@ -249,10 +269,11 @@ async def test_a_finding_is_no_error_in_the_journal(bench: Bench) -> None:
 
 
 async def test_ctrl_z_stops_the_whole_job(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    sent: list[tuple[int, int]] = []
+    done: list[tuple[int, int] | str] = []
     async with bench(path=BIASES) as pilot:
-        driver = pilot.app._driver
-        monkeypatch.setattr(type(driver), "can_suspend", property(lambda self: True))
-        monkeypatch.setattr(os, "killpg", lambda group, number: sent.append((group, number)))
+        driver = type(pilot.app._driver)
+        monkeypatch.setattr(driver, "can_suspend", property(lambda self: True))
+        monkeypatch.setattr(driver, "suspend_application_mode", lambda self: done.append("terminal left"))
+        monkeypatch.setattr(os, "killpg", lambda group, number: done.append((group, number)))
         pilot.app.action_suspend_process()
-    assert sent == [(os.getpgrp(), signal.SIGTSTP)]
+    assert done == ["terminal left", (os.getpgrp(), signal.SIGSTOP)]

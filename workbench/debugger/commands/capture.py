@@ -10,7 +10,7 @@ from lockstep.workbench.models.capture import parse_capture
 
 
 @command(
-    "capture", arguments=(Argument("what", "text", help="globs of taps, or stats, last, full, off; none: tell"),),
+    "capture", arguments=(Argument("what", "text", help="globs of taps, or stats, last, full, off; none: show"),),
     group="changing", changes=True, engine=True,
     help="record the whole tensors of these taps too, in this step and in those to come",
     details="`capture layers.*.attn.k_cache` adds to what is recorded; `capture stats` goes back to statistics and the"

@@ -33,12 +33,12 @@ from lockstep.workbench.references.request import REFERENCES, GoldenSequence, Re
     arguments=(Argument("reference", choices=REFERENCES, form="|".join(REFERENCES), help="default: the last one"),),
     key=Key("g", "compare with the golden reference", footer="golden"),
     help="hold the branch against the golden reference, tap by tap",
-    details="The reference is transformers, or of a GGUF file `golden llama.cpp`, which tells what quantisation costs"
+    details="The reference is transformers, or of a GGUF file `golden llama.cpp`, which shows what quantisation costs"
     " apart from what is a bug; the next `golden` asks the same. "
     "Records the reference for the branch's tokens, unless it is known already; runs the branch again with"
     " every tensor captured, and judges each against the noise of the operation at this dtype. Where one has failed"
-    " it is run once more, each tap replaced by its golden value once it was recorded, which tells every operation"
-    " that is wrong by itself. The verdicts go into the session; a replay tells what was found.",
+    " it is run once more, each tap replaced by its golden value once it was recorded, which shows every operation"
+    " that is wrong by itself. The verdicts go into the session; a replay shows what was found.",
 )  # fmt: skip
 def golden(debugger: Debugger, reference: ReferenceName | None) -> Result:
     """The verdict on the branch up to here."""
@@ -115,12 +115,12 @@ class BranchRun:
         return self.debugger.timeline.line(self.branch).rules
 
     def progress(self, what: str, done: int, of: int) -> None:
-        """Tell it; the comparison ends here where that is wanted."""
+        """Report it; the comparison ends here where that is wanted."""
         self.debugger.interrupts.check()
         self.debugger.events(ProgressEvent(what, done, of))
 
     def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
-        """What `capture` says, as a session of its own."""
+        """What `capture` asks for, as a session of its own."""
         engine, config = self.debugger.engine, self.debugger.engine.inferior.config
         meta = SessionMeta(
             model=ModelMeta(path=str(self.checkpoint)), config=ConfigMeta(dtype=config.dtype, tp=config.tp)

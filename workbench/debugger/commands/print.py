@@ -32,7 +32,7 @@ _PER_RANK = ("print", "x", "frame")
     group="inspection", help="a tensor or a part of it, or the value of an expression",
     details="`print layers.0.attn.q_proj[0, :8]` shows the tensor as one rank alone would have had it; `… rank 1`"
     " what that rank holds; `… seq 1` another prompt's; `… step 3 branch main` what passed elsewhere;"
-    " `print nan(layers.0.attn.scores) + 1` a value. A live run computes again what was not captured; a replay says"
+    " `print nan(layers.0.attn.scores) + 1` a value. A live run computes again what was not captured; a replay reports"
     " how to have it captured.",
 )  # fmt: skip
 def print_(debugger: Debugger, what: str) -> Result:
@@ -105,7 +105,7 @@ def rank_apply(debugger: Debugger, rest: str) -> Result:
         raise CommandError("rank apply all COMMAND, or rank apply 0,1 COMMAND")
     spec = find(match[2].split()[0])
     if spec.name not in _PER_RANK:
-        raise CommandError(f"{spec.name} says the same of every rank: {', '.join(_PER_RANK)} tell them apart")
+        raise CommandError(f"{spec.name} is the same on every rank: {', '.join(_PER_RANK)} distinguish them")
     ranks = range(debugger.timeline.ranks)
     chosen = list(ranks) if match[1] == "all" else [int(one) for one in match[1].split(",")]
     for rank in chosen:

@@ -66,7 +66,7 @@ class SplitResult(Result):
     group="checking", key=Key("vertical_line", "two branches side by side", line="split"),
     help="this branch beside another, or beside golden: tokens, operations, attention, logits, any tensor",
     details="On the screens both are stepped together, and what differs beyond rounding stands on top; here the tokens"
-    " are told, and the first operation of this step that differs.",
+    " are printed, and the first operation of this step that differs.",
 )  # fmt: skip
 def split(debugger: Debugger, other: str | None) -> SplitResult:
     """Both sides, as far as a few lines report on them."""

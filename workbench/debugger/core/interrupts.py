@@ -32,7 +32,7 @@ class Interrupts:
             raise Interrupted("interrupted")
 
     def pass_on(self, client: Client) -> None:
-        """Tell the ranks, once."""
+        """Interrupt the ranks, once."""
         if self.wanted and not self._sent:
             self._sent = True
             client.interrupt()

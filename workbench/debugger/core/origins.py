@@ -50,7 +50,7 @@ def find_origin(debugger: Debugger, tap: str | None) -> Origin:
         debugger.timeline.places.exact(tap)
         if not search.dirty(tap, at.step):
             raise DebuggerError(
-                f"{tap} at step {at.step} holds neither NaN nor inf, and no verdict says it is wrong"
+                f"{tap} at step {at.step} holds neither NaN nor inf, and no verdict finds it wrong"
             )
         return search.back([tap], at.step)
     if at.place is not None and search.dirty(names[at.place], at.step):

@@ -134,7 +134,7 @@ def gap_shares(ours: Side, theirs: Side, gaps: Sequence[TokenGap], time: SearchT
     if not chosen:
         return GapShares(note="no token has a log-probability on both sides")
     if ours.facts is None:
-        return GapShares(note="what operations should give is not known: --model CHECKPOINT tells")
+        return GapShares(note="what operations should give is not known: --model CHECKPOINT has it")
     runs = _runs(ours, theirs, ours.facts.at("float64"))
     if HIDDEN not in runs[0].errors.names:
         return GapShares(note=f"{HIDDEN} cannot be computed of what both sides recorded")

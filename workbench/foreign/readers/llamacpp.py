@@ -113,7 +113,7 @@ def open_llamacpp(folder: Path, model: Path | None = None) -> ForeignRun:
         return open_llama_debug(folder)
     if model is None:
         raise ForeignDumpError(
-            f"{shown(folder)}: give --model, the GGUF file or the checkpoint that it was made of: its heads tell how "
+            f"{shown(folder)}: give --model, the GGUF file or the checkpoint that it was made of: its heads show how "
             "the rows of q and k lie"
         )
     try:

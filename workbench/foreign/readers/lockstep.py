@@ -113,12 +113,12 @@ def _check_rank(folder: Path, rank: int, facts: TapeFacts, first: TapeFacts) -> 
         )
     if facts.rank != rank or rank >= facts.size:
         raise ForeignDumpError(
-            f"{where}: says rank {facts.rank} of {facts.size}: the folder was renamed; record again"
+            f"{where}: is of rank {facts.rank} of {facts.size}: the folder was renamed; record again"
         )
     if (facts.size, facts.capture) != (first.size, first.capture):
         raise ForeignDumpError(
-            f"{where}: rank {rank} says {facts.size} ranks and capture {facts.capture}, rank {first.rank} {first.size} "
-            f"and {first.capture}: left from another run; remove the folder and record again"
+            f"{where}: rank {rank} states {facts.size} ranks and capture {facts.capture}, rank {first.rank} "
+            f"{first.size} and {first.capture}: left from another run; remove the folder and record again"
         )
 
 

@@ -129,7 +129,7 @@ def open_sglang(folder: Path, model: Path | None = None) -> SglangRun:
     twice = [shown(path) for pids in found.values() if len(pids) > 1 for path in pids.values()]
     if twice:
         raise ForeignDumpError(
-            f"{shown(folder)}: holds several runs, told apart by their process ids alone ({', '.join(twice[:4])}): "
+            f"{shown(folder)}: holds several runs, distinguished by their process ids alone ({', '.join(twice[:4])}): "
             "move those of one run to a folder of their own"
         )
     ranks = {rank: next(iter(pids.values())) for rank, pids in sorted(found.items())}

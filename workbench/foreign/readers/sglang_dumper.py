@@ -151,7 +151,7 @@ def open_sglang_dumper(folder: Path, model: Path | None = None) -> DumperRun:
     size = checked_ranks(reported if isinstance(reported, int) else max(steps) + 1, first.path.name)
     if size <= max(steps):
         raise ForeignDumpError(
-            f"{shown(folder)}: has files of rank {max(steps)}, and says that there are {size}"
+            f"{shown(folder)}: has files of rank {max(steps)}, and states that there are {size}"
         )
     _needs_tensor_parallel_alone(first)
     return DumperRun(folder, read_model(folder, model), steps, size)

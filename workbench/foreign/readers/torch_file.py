@@ -56,8 +56,8 @@ class TorchTensor:
         element = np.dtype(self._order + NUMPY[self.dtype])
         if self.size * element.itemsize > self._most:
             raise ForeignDumpError(
-                f"{shown(self.file)}: a tensor says it is {printable(list(shape))} large, which the file has no bytes "
-                "for"
+                f"{shown(self.file)}: a tensor claims to be {printable(list(shape))} large, which the file has no "
+                "bytes for"
             )
         end = offset + sum((n - 1) * stride for n, stride in zip(shape, strides, strict=True)) + 1
         if not self.size:
@@ -97,9 +97,7 @@ def _plain_records(archive: zipfile.ZipFile, size: int, path: Path) -> None:
     if any(one.compress_type != zipfile.ZIP_STORED for one in records) or size < sum(
         one.file_size for one in records
     ):
-        raise ForeignDumpError(
-            f"{shown(path)}: its records say that they are larger than the file; it is not read"
-        )
+        raise ForeignDumpError(f"{shown(path)}: its records claim to be larger than the file; it is not read")
 
 
 def _loaded(archive: zipfile.ZipFile, path: Path, size: int) -> object:

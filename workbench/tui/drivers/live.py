@@ -54,7 +54,7 @@ class LiveDriver:
         self.running: str | None = None
         self.opening: Sequence[str] = ()
         self.at: DebuggerState | None = None
-        self.warning = ""  # what the host said last while it was starting
+        self.warning = ""  # what the host printed last while it was starting
         self.host_pid = 0
         self.rank_pids: Sequence[int] = ()
         self._stages: list[tuple[float, ProgressEvent]] = []  # when each began, and what was told of it last

@@ -112,7 +112,7 @@ class Driver(Protocol):
         """Why no rule can be changed now; "" where it can."""
 
     def state(self, where: Where, busy: bool) -> Fact | None:
-        """What the status line says of the engine; `busy`: a command has been running for a while."""
+        """What the status line shows of the engine; `busy`: a command has been running for a while."""
 
     async def commands(self) -> Sequence[Command]:
         """The registry of the debugger's commands."""

@@ -59,7 +59,7 @@ position and token. Inside a step, of the layer that has just passed.
 All heads are small, each under its number, its rank and the key/value head that it reads; the arrows choose one,
 enter shows it large. Where there is room it stands large beside them. The rows are those of one query in every head,
 with each row's sum (1 for probabilities), its entropy in nats, how many keys hold 99 % of it, and the strongest key.
-Under the maps: what the cursor is on. A map that has more elements than room shows the strongest, and says so.
+Under the maps: what the cursor is on. A map that has more elements than room shows the strongest, and reports it.
 
   m    all heads, one head, rows     v    probabilities or scores
   , .  previous, next layer          d    difference to the golden reference

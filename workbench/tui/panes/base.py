@@ -117,7 +117,7 @@ class Pane(PaintedWidget):
 
     @dataclass
     class Report(Message):
-        """Say something in the message line."""
+        """Show something in the message line."""
 
         facts: tuple[Fact, ...]
 
@@ -239,7 +239,7 @@ class Pane(PaintedWidget):
             raise
 
     def shows(self, step: int) -> None:
-        """Say of which step the content is, where that is not the present one."""
+        """Show of which step the content is, where that is not the present one."""
         older = step != self.where.step
         self.set_class(older, "-older")
         _write(self._older, f"of step {step}: step {self.where.step} has not come here yet" if older else "")

@@ -26,7 +26,7 @@ class JournalPane(Pane):
     OF_STEP = False
     HELP = """\
 The branches as a tree, each with the rules in which it differs and its last tokens; below, every command,
-stop and note in order, and what was said about them; what the cursor is on stands in full under them. The commands are
+stop and note in order, and what was reported of them; what the cursor is on stands in full under them. The commands are
 the script that makes this session again.
 
   enter  go to that branch, to that event's step, or to the operation where it stopped

@@ -150,7 +150,8 @@ chosen in the end, and what golden's residual would have chosen. It is reckoned 
                 lambda row: lens_cells(layers.layers[row], layers.emitted is not None, paint(self.app)),
             )
         else:
-            grid.show(1, lambda row: [("", "quiet"), ("not looked at yet", "quiet"), ("l looks", "text")])
+            lacks, key = ("not yet there", "l looks") if self.live else ("not recorded", "")
+            grid.show(1, lambda row: [("", "quiet"), (lacks, "quiet"), (key, "text")])
         line = (
             [] if self.shows_lens and not self.has_class("-both") and layers.layers else _choice_line(found)
         )

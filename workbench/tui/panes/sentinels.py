@@ -30,7 +30,7 @@ What watches over every step of the branch, and where each first found something
 
 Under the list what the chosen one found, and a row a sentinel with a cell a step: █ where it fired.
 
-NaN and Inf by the first tap that holds any; ranks whose bits differ where the layout says they are equal;
+NaN and Inf by the first tap that holds any; ranks whose bits differ where they are equal by the layout;
 caches whose length is not the position; a tail of tokens that repeats itself; the first tap that left the
 golden reference; stops. Enter goes there: the step, and the tap.
 

@@ -27,6 +27,7 @@ from lockstep.workbench.views.weights import Parameter, Weights, weights
 from lockstep.workbench.words.numbers import number
 
 if TYPE_CHECKING:
+    from lockstep.workbench.views.tensor import TensorFigures
     from lockstep.workbench.views.weight_values import ParameterValues
 
 
@@ -61,7 +62,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
     WeightsPane > Grid { height: 2fr; }
     WeightsPane > #values { height: 3fr; }
     WeightsPane #figures { height: auto; padding: 1 1 0 1; }
-    WeightsPane #strip { height: 1fr; margin: 1 1 0 1; }
+    WeightsPane #strip { height: 1fr; min-height: 5; margin: 1 1 0 1; }
     WeightsPane #extremes { height: auto; max-height: 8; padding: 1 1 0 1; }
     """
 
@@ -180,11 +181,8 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         head += [(f"  NaN {seen.nan}", "wrong" if seen.nan else "quiet")]
         head += [(f"  Inf {seen.inf}", "wrong")] if seen.inf else []
         head += [(f"  {found.sampled}", "quiet")] if found.sampled else []
-        drawn = bars([float(count) ** 0.5 for count in seen.counts], 3 if self.size.height > 26 else 1)
-        histogram: list[TextLine] = [[(line, "trace")] for line in drawn]
-        low, high = number(seen.minimum), number(seen.maximum)
-        axis: TextLine = [(low + high.rjust(len(seen.counts) - len(low)), "quiet")]
-        figures.show([head, *self._shares(found.name), *histogram, axis])
+        histogram = _histogram(seen, self.size.height)
+        figures.show([head, *self._shares(found.name), *histogram])
         far = found.is_strip and {extreme.index for extreme in found.extremes}
         down, across = found.matrix.shape
         rows, columns = ("head", "channel") if found.is_strip else ("row", "column")
@@ -282,6 +280,15 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
         parts = (f"rank {r}" for r in range(ranks))
         compared = (f"rank {r} against the checkpoint" for r in range(ranks))
         return Table("weights", ("parameter", "shape", "dtype", *parts, *compared), rows)
+
+
+def _histogram(seen: TensorFigures, height: int) -> list[TextLine]:
+    """How many values lie where, over their range, as a pane of `height` lines has room for it."""
+    low, high, counts = number(seen.minimum), number(seen.maximum), [float(n) ** 0.5 for n in seen.counts]
+    if height < 20:
+        return [[(f"{low} ", "quiet"), (bars(counts, 1)[0], "trace"), (f" {high}", "quiet")]]
+    drawn: list[TextLine] = [[(line, "trace")] for line in bars(counts, 3 if height > 26 else 1)]
+    return [*drawn, [(low + high.rjust(len(counts) - len(low)), "quiet")]]
 
 
 def _share(part: str, rank: int, parameter: Parameter) -> GridCell:

@@ -31,7 +31,7 @@ class Act:
 
 
 def parse_own(line: str, panes: Sequence[str]) -> Act | None:
-    """What a line asks of the screen itself; None: it is the debugger's. CommandProblem says what is wrong."""
+    """What a line asks of the screen itself; None: it is the debugger's. CommandProblem states what is wrong."""
     word, _, rest = line.strip().lstrip(":").partition(" ")
     rest = rest.strip()
     if word == "pane":

@@ -1,4 +1,4 @@
-"""What is wrong with the machine, as the home screen says it: `lockstep doctor`."""
+"""What is wrong with the machine, as the home screen shows it: `lockstep doctor`."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The workbench: status, tokens, one pane large, a line that tells, the keys. Live and replay alike."""
+"""The workbench: status, tokens, one pane large, a line of messages, the keys. Live and replay alike."""
 
 from __future__ import annotations
 
@@ -177,9 +177,9 @@ class WorkbenchScreen(Guarded, Screen[None]):
         """Show a text in the message line, and in the Journal if it is to be kept: as an error where it is `wrong`,
         unless it is a `finding` about the model."""
         self.frame.message.report(text, wrong)
-        kind = "said" if not wrong else "finding" if finding else "error"
+        kind = "report" if not wrong else "finding" if finding else "error"
         if keep:
-            self.run_worker(self.messages.add(self.where, text, kind), group="said")
+            self.run_worker(self.messages.add(self.where, text, kind), group="messages")
 
     # --- the debugger --------------------------------------------------------------------------------
 

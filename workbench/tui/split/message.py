@@ -13,12 +13,12 @@ class SplitMessage(StatusLine):
         self._running = False
 
     def report(self, text: str, wrong: bool = False) -> None:
-        """Say what was done."""
+        """Show what was done."""
         self._running = False
         self.show([*([Fact("✗", "wrong")] if wrong else []), Fact(text, "text")])
 
     def progress(self, text: str) -> None:
-        """Say what runs; "" where nothing does."""
+        """Show what runs; "" where nothing does."""
         if text or self._running:
             self.report(text)
         self._running = bool(text)

@@ -37,9 +37,9 @@ Every operation of the step on both sides. What differs beyond rounding stands o
 runs, the first one marked ●; then what differs in bits (≈), then what is equal (=).
 
 Rounding is what the noise floor leaves room for that `golden` has measured at this step on either side, else a
-fixed tolerance; the line above the rows says which.
+fixed tolerance; the line above the rows names it.
 
-Where both sides hold the tensor it is compared itself: its relative L2 error. Elsewhere checksums tell whether
+Where both sides hold the tensor it is compared itself: its relative L2 error. Elsewhere checksums show whether
 it is equal, and the statistic that has moved most is shown. A golden reference has no statistics: what `golden`
 judged is shown. Nothing is compared where different tokens went in.
 """

@@ -101,7 +101,7 @@ class Heatmap(GuardedWidget, can_focus=True):
         return (min(max(cursor[0], 0), rows - 1), min(max(cursor[1], 0), columns - 1))
 
     def watch_cursor(self, old: tuple[int, int], new: tuple[int, int]) -> None:
-        """Tell the parent."""
+        """Notify the parent."""
         if old != new:
             self.post_message(self.Pointed(self, *new))
 

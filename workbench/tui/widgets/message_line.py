@@ -33,7 +33,7 @@ class MessageLine(StatusLine):
         self.read = False  # it was opened
 
     def report(self, text: str, wrong: bool = False) -> None:
-        """Say something about the last action, until the next place or pane."""
+        """Show something about the last action, until the next place or pane."""
         mark = (Fact("✗", "wrong"),) if wrong else ()
         self._message = (*mark, Fact(text, "text"))
         self.read = False

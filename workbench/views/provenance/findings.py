@@ -262,8 +262,8 @@ def _position(one: WrongAccess) -> str:
 
 def _length(one: WrongAccess) -> str:
     return (
-        f"attention is told that {request_name(one.request)} has {plural(one.given, 'row')}, where it has {one.right} "
-        f"(pass {one.number})"
+        f"attention is given a length by which {request_name(one.request)} has {plural(one.given, 'row')}, "
+        f"where it has {one.right} (pass {one.number})"
     )
 
 

@@ -43,7 +43,7 @@ def test_one_rank_or_all_of_them(live: Live) -> None:
     assert [number for part in parts for number in part] == rebuilt.array.tolist()
     assert "rank 1" in debugger.execute("rank apply 1 x logits[0, :2]").to_text()
     for line, message in (
-        ("rank apply all where", "says the same of every rank"),
+        ("rank apply all where", "is the same on every rank"),
         ("rank apply 2 frame", "no rank 2"),
         ("frame logits rank 7", "no rank 7"),
         ("print layers.7.attn.q_proj", "did you mean"),

@@ -146,7 +146,7 @@ def test_a_path_elsewhere_is_refused(name: Any, tmp_path: Path) -> None:
 def test_a_tensor_larger_than_its_file_is_refused(tmp_path: Path) -> None:
     """One number, expanded to 2⁴⁰ of them: torch.save keeps the one."""
     torch.save(torch.zeros(1).expand(1 << 20, 1 << 20), tmp_path / "x.pt")
-    with pytest.raises(ForeignDumpError, match=r"x\.pt: a tensor says it is \[1048576, 1048576\] large"):
+    with pytest.raises(ForeignDumpError, match=r"x\.pt: a tensor claims to be \[1048576, 1048576\] large"):
         load_array(tmp_path / "x.pt")
 
 
@@ -159,7 +159,7 @@ def test_a_packed_archive_is_refused(tmp_path: Path) -> None:
     ):
         for name in plain.namelist():
             packed.writestr(name, plain.read(name))
-    with pytest.raises(ForeignDumpError, match=r"packed\.pt: its records say that they are larger"):
+    with pytest.raises(ForeignDumpError, match=r"packed\.pt: its records claim to be larger"):
         load_torch(tmp_path / "packed.pt")
 
 

@@ -168,8 +168,8 @@ HOSTILE: dict[str, tuple[Callable[[Path], object], str]] = {
         text("tape.json", '{"format":"lockstep-tape","version":1,"rank":1e999,"size":1}'),
         "not what",
     ),
-    "another rank": (facts(rank=1, size=2), "says rank 1 of 2: the folder was renamed"),
-    "a rank too many": (facts(size=1, rank=1), "says rank 1 of 1"),
+    "another rank": (facts(rank=1, size=2), "is of rank 1 of 2: the folder was renamed"),
+    "a rank too many": (facts(size=1, rank=1), "is of rank 1 of 1"),
     "deep facts": (text("tape.json", '{"config":' + '{"a":' * 100_000), "not what"),
     "no text": (lambda home: (home / "tape.json").write_bytes(b'{"format":"\xff\xfe"}'), "not what"),
     "long facts": (text("tape.json", " " * (5 << 20)), "5.0 MiB; at most 4.0 MiB are read"),
@@ -262,7 +262,7 @@ def test_a_thousand_ranks_that_contradict_each_other(tmp_path: Path) -> None:
         home = tmp_path / f"rank{rank}"
         home.mkdir()
         (home / "tape.json").write_text(json.dumps(FACTS | {"rank": rank, "size": 1000 + (rank == 999)}))
-    with pytest.raises(ForeignDumpError, match=r"rank 999 says 1001 ranks .* left from another run"):
+    with pytest.raises(ForeignDumpError, match=r"rank 999 states 1001 ranks .* left from another run"):
         LockstepDump.open(tmp_path)
 
 
