@@ -17,7 +17,6 @@ from lockstep.workbench.attach.launch import attach
 from lockstep.workbench.debugger.answers import JsonObject
 from lockstep.workbench.demo.checkpoints import demo_path
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
-from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
 from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.library import html
 from lockstep.workbench.library.attached import tap_request
@@ -158,6 +157,7 @@ def weights(
     from lockstep.workbench.diagnosis.loaded.adapter import Adapter  # these need torch
     from lockstep.workbench.diagnosis.loaded.compare import compare_weights
     from lockstep.workbench.diagnosis.loaded.config_keys import unread_words  # needs transformers
+    from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
 
     command = None if isinstance(of, nn.Module) else of
     if command is not None and threading.current_thread() is not threading.main_thread():
@@ -184,7 +184,9 @@ def weights(
         if len(ranks) == size or command is None
         else [f"{len(ranks)} of {size} ranks have written their weights"]
     )
-    own = () if added is None or not added.own else (f"not compared: the adapter's own {_first(added.own)}",)
+    own = tuple[str, ...]()
+    if added is not None and added.own:
+        own = (f"not compared: the adapter's own {_first(added.own)}",)
     if added is None and (beside := max(len(rank.adapters) for rank in ranks)):
         own = (f"an adapter is held beside {plural(beside, 'weight')}: --adapter DIR compares it",)
     if added is not None:
