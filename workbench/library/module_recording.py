@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, nullcontext
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -19,6 +19,7 @@ from lockstep.workbench.inferior.destination import may_write
 from lockstep.workbench.library import html
 from lockstep.workbench.library.imported import ImportedRun, import_as
 from lockstep.workbench.library.listening import Listener
+from lockstep.workbench.library.tensor_ranks import TensorRanks, tensor_ranks
 from lockstep.workbench.models.opening import OpenedModel, open_model
 from lockstep.workbench.paths import new_session_path
 
@@ -67,7 +68,8 @@ def record(
 ) -> Iterator[ModuleRecording]:
     """Record every call of `module` inside a `with` block: a model of transformers, or one whose parts have the names
     that transformers, vLLM, SGLang, nano-vllm and Megatron-core give them; also inside of FSDP, DDP, PEFT or
-    torch.compile, which runs eagerly meanwhile.
+    torch.compile, which runs eagerly meanwhile. Of a model that Megatron-core has cut over tensor-parallel ranks every
+    rank has to record; the first writes the session, and the others have none.
 
     Hooks are set at the beginning and taken away at the end, and the session is written to `output` (None: among the
     user's sessions). `model` is the checkpoint, for the texts of tokens and the verdict later. `only` are globs of the
@@ -81,28 +83,33 @@ def record(
     target = new_session_path("record") if output is None else may_write(Path(output))
     opened = None if model is None else open_model(str(model))
     recording, listener = ModuleRecording(), progress or Listener()
-    with ScratchFolder.make("record", target.absolute().parent) as scratch:
-        tape = _tape(module, scratch.path / "dump", opened, only, capture)
+    from lockstep.workbench.attach.inside.lockstep_megatron import CUT_OTHERWISE  # with torch
+
+    inner = _model_of(module)
+    ranks = tensor_ranks(
+        inner, CUT_OTHERWISE, "record takes a model of which each rank has every layer and token"
+    )
+    first = ranks.rank == 0
+    with ScratchFolder.make("record", target.absolute().parent) if first else nullcontext() as scratch:
+        folder = ranks.share(None if scratch is None else scratch.path, inner)
+        tape = _tape(inner, ranks, folder / "dump", opened, only, capture)
         try:
             with closing(tape), _eager():
                 _tap(module, tape)
                 yield recording
         except BaseException as error:
             try:
-                recording.imported = _imported(tape, target, opened, listener)
+                recording.imported = _imported(tape, ranks, target, opened, listener)
             except (ForeignDumpError, SessionError) as lost:
                 error.add_note(f"lockstep.record: {lost}")
             raise
-        recording.imported = _imported(tape, target, opened, listener)
+        recording.imported = _imported(tape, ranks, target, opened, listener)
 
 
-def _tape(
-    module: nn.Module, dump: Path, opened: OpenedModel | None, only: str | Sequence[str], capture: str
-) -> Tape:
-    from torch.nn import Module
+def _model_of(module: nn.Module) -> nn.Module:
+    """The model inside of what wraps it. UsageError where it is no module."""
+    from torch.nn import Module  # it imports torch, which only this needs
 
-    from lockstep.workbench.attach.inside.lockstep_megatron import config_of, is_megatron, parallel_words
-    from lockstep.workbench.attach.inside.lockstep_tap import Tape  # it imports torch, which only this needs
     from lockstep.workbench.attach.inside.lockstep_wrappers import unwrapped
 
     if not isinstance(module, Module):
@@ -110,16 +117,26 @@ def _tape(
             f"record takes a torch.nn.Module, not {clean(type(module).__name__)}: code that is none records itself by "
             "the taps of lockstep_tap.py (`lockstep tap --write .`)"
         )
-    module = unwrapped(module)
+    return unwrapped(module)
+
+
+def _tape(
+    module: nn.Module, ranks: TensorRanks, dump: Path, opened: OpenedModel | None, only: str | Sequence[str],
+    capture: str,
+) -> Tape:  # fmt: skip
+    from lockstep.workbench.attach.inside.lockstep_megatron import config_of, is_megatron
+    from lockstep.workbench.attach.inside.lockstep_tap import Tape
+
     config: Any = getattr(module, "config", None)
-    if reported := parallel_words(config):
-        raise UsageError(f"record takes a model that is whole in its process; this has {reported}")
     if is_megatron([path for path, _ in module.named_modules()]):
         config = config_of(config, getattr(module, "vocab_size", None))
     if hasattr(config, "get_text_config"):
         config = config.get_text_config()
     name = str(getattr(module, "name_or_path", "")) if opened is None else str(opened.path)
-    return Tape(dump, engine=engine_of(module), model=name, config=config, only=only, capture=capture)
+    engine = engine_of(module)
+    return Tape(
+        dump, ranks.rank, ranks.size, engine=engine, model=name, config=config, only=only, capture=capture
+    )  # fmt: skip
 
 
 def _tap(module: nn.Module, tape: Tape) -> None:
@@ -152,7 +169,13 @@ def engine_of(module: nn.Module) -> str:
         return type(module).__name__
 
 
-def _imported(tape: Tape, target: Path, opened: OpenedModel | None, listener: Listener) -> ImportedRun:
+def _imported(
+    tape: Tape, ranks: TensorRanks, target: Path, opened: OpenedModel | None, listener: Listener
+) -> ImportedRun | None:
+    """None on all ranks but the first."""
+    if ranks.rank:
+        return None
+    ranks.wait_for_others(tape.folder.parent)
     if not tape.index:
         stopped = tape.facts.get("stopped")
         why = f"recording stopped at {stopped}" if stopped else "no call of the module ended inside the block"

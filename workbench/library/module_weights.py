@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from lockstep.workbench.exit_codes import UsageError
 from lockstep.workbench.library.module_recording import engine_of
+from lockstep.workbench.library.tensor_ranks import tensor_ranks
 
 if TYPE_CHECKING:
     from torch import nn
@@ -22,25 +22,9 @@ def write_module(module: nn.Module, dump: Path) -> None:
     from lockstep.workbench.attach.inside.lockstep_wrappers import unwrapped
 
     inner = unwrapped(module)
-    rank, size = _tensor_parallel(inner)
+    of = tensor_ranks(inner, _RENUMBERED, "weights takes a module with all layers and experts")
     with _summoned(module):
-        write_weights(module, dump / f"rank{rank}", engine_of(inner), rank, size, whole=True)
-
-
-def _tensor_parallel(model: nn.Module) -> tuple[int, int]:
-    """This rank's number among those that Megatron-core cuts tensors over."""
-    config: Any = getattr(model, "config", None)
-    size = int(getattr(config, "tensor_model_parallel_size", 1) or 1)
-    cut = [name for name in _RENUMBERED if (getattr(config, name, 1) or 1) > 1]
-    if cut:
-        raise UsageError(
-            f"weights takes a module with all layers and experts; this has {', '.join(cut)} above 1"
-        )
-    if size == 1:
-        return 0, 1
-    from megatron.core import parallel_state
-
-    return int(parallel_state.get_tensor_model_parallel_rank()), size
+        write_weights(module, dump / f"rank{of.rank}", engine_of(inner), of.rank, of.size, whole=True)
 
 
 def _summoned(module: nn.Module) -> AbstractContextManager[None]:

@@ -76,6 +76,20 @@ class Layer(nn.Module):
         return x + self.mlp(self.pre_mlp_layernorm(x))[0], None
 
 
+class Summed(nn.Module):
+    """The product of a rank's columns, and the sum over the ranks."""
+
+    def __init__(self, whole: nn.Module, rank: int, size: int) -> None:
+        super().__init__()
+        weight: Any = whole.weight
+        self.weight = nn.Parameter(weight.data.chunk(size, 1)[rank].clone())
+
+    def forward(self, x: Tensor) -> Any:
+        partial = nn.functional.linear(x, self.weight)
+        torch.distributed.all_reduce(partial)
+        return partial, None
+
+
 class Embedding(nn.Module):
     def __init__(self, table: nn.Embedding) -> None:
         super().__init__()
@@ -109,3 +123,18 @@ class Megatron(nn.Module):
         for layer in self.decoder.layers:  # type: ignore[union-attr]
             x, _ = layer(x, turns)
         return torch.as_tensor(self.output_layer(self.decoder.final_layernorm(x))[0]).transpose(0, 1)  # type: ignore[operator]
+
+
+def cut(model: Megatron, rank: int, size: int) -> Megatron:
+    """The same as tensor-parallel ranks have it: groups of heads, the MLP's columns and the vocabulary divided."""
+    model.config.tensor_model_parallel_size = size
+    for layer in model.decoder.layers:  # type: ignore[union-attr]
+        attention, mlp = layer.self_attention, layer.mlp
+        attention.num_query_groups_per_partition //= size
+        attention.linear_qkv = product(attention.linear_qkv.weight.chunk(size)[rank])
+        attention.linear_proj = Summed(attention.linear_proj, rank, size)
+        gate, up = (one.chunk(size)[rank] for one in mlp.linear_fc1.weight.chunk(2))
+        mlp.linear_fc1 = product(torch.cat([gate, up]))
+        mlp.linear_fc2 = Summed(mlp.linear_fc2, rank, size)
+    model.output_layer = product(model.output_layer.weight.chunk(size)[rank])
+    return model

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import sys
 from pathlib import Path
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -11,8 +14,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 import lockstep
+from lockstep.sessions import Session
 from tests.checkpoints import tiny_checkpoint
-from tests.workbench.library.megatron_model import Megatron
+from tests.workbench.library.megatron_model import Megatron, cut
 
 
 @pytest.fixture(scope="module")
@@ -42,15 +46,61 @@ def test_every_tap_is_that_of_transformers(theirs: Any, tmp_path: Path) -> None:
                 np.testing.assert_allclose(second.tensor(tap, seq=seq), wanted, atol=1e-5, err_msg=tap)
 
 
-def test_a_model_that_is_cut_is_refused(theirs: Any, tmp_path: Path) -> None:
+def rank_of_two(rank: int, checkpoint: Path, folder: Path) -> None:
+    """Record what one of two ranks computes, and compare what it has loaded."""
+    torch.distributed.init_process_group("gloo", f"file://{folder}/store", rank=rank, world_size=2)
+    state = ModuleType("megatron.core")
+    state.parallel_state = SimpleNamespace(  # type: ignore[attr-defined]
+        get_tensor_model_parallel_rank=lambda: rank,
+        get_tensor_model_parallel_group=lambda: torch.distributed.group.WORLD,
+    )
+    sys.modules |= {"megatron": ModuleType("megatron"), "megatron.core": state}
+    model = cut(
+        Megatron(AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()), rank, 2
+    )
+    with lockstep.record(model, folder / "ours.session") as recorded, torch.no_grad():
+        model(IDS, POSITIONS, None)
+    assert (recorded.session is None) == (rank == 1)
+    assert lockstep.weights(model, model=checkpoint)
+    torch.distributed.destroy_process_group()
+
+
+IDS, POSITIONS = torch.tensor([[5, 6, 7], [8, 9, 3]]), torch.arange(3).expand(2, -1)
+
+
+def test_tensor_parallel_ranks_are_one_recording(checkpoint: Path, theirs: Any, tmp_path: Path) -> None:
+    fork = multiprocessing.get_context("fork")
+    ranks = [fork.Process(target=rank_of_two, args=(rank, checkpoint, tmp_path)) for rank in range(2)]
+    for one in ranks:
+        one.start()
+    for one in ranks:
+        one.join(120)
+    assert [one.exitcode for one in ranks] == [0, 0]
+    with lockstep.record(theirs, tmp_path / "theirs.session") as whole, torch.no_grad():
+        theirs(IDS, position_ids=POSITIONS, use_cache=False)
+    with lockstep.open(whole.session) as first, lockstep.open(tmp_path / "ours.session") as second:
+        assert second.ranks == 2
+        partial = {f"layers.{layer}.{tap}.partial" for layer in (0, 1) for tap in ("attn.o_proj", "mlp.down")}
+        assert set(second.captured) == set(first.captured) | partial
+        for tap in first.captured:
+            for seq in (0, 1):
+                wanted = first.tensor(tap, seq=seq)
+                np.testing.assert_allclose(second.tensor(tap, seq=seq), wanted, atol=1e-5, err_msg=tap)
+    with Session.open(tmp_path / "ours.session") as session:
+        for tap in partial:
+            both = session.tensor(tap, step=0, rank=0) + session.tensor(tap, step=0, rank=1)
+            summed = session.tensor(tap.removesuffix(".partial"), step=0, rank=0)
+            np.testing.assert_allclose(both, summed, atol=1e-5)
+
+
+@pytest.mark.parametrize("cut_by", [{"pipeline_model_parallel_size": 2}, {"sequence_parallel": True}])
+def test_a_model_that_is_cut_otherwise_is_refused(
+    theirs: Any, tmp_path: Path, cut_by: dict[str, Any]
+) -> None:
     ours = Megatron(theirs)
-    ours.config.tensor_model_parallel_size = 2
-    with (
-        pytest.raises(
-            lockstep.UsageError, match="whole in its process; this has tensor_model_parallel_size 2"
-        ),
-        lockstep.record(ours, tmp_path / "a.session"),
-    ):
+    vars(ours.config).update(cut_by, tensor_model_parallel_size=2)
+    words = "every layer and token; this has {} {}".format(*next(iter(cut_by.items())))
+    with pytest.raises(lockstep.UsageError, match=words), lockstep.record(ours, tmp_path / "a.session"):
         pass
 
 

@@ -23,18 +23,20 @@ MEGATRON: dict[str, dict[str, str]] = {
     ".self_attention.core_attention": {"in": ".attn.q_rope", "second": ".attn.k_rope", "out": ".attn.context"},
     ".self_attention.core_attention.scale_mask_softmax": {},
     ".self_attention.core_attention.attention_dropout": {},
-    ".self_attention.linear_proj": {"out": ".attn.o_proj"},
+    ".self_attention.linear_proj": {"out": ".attn.o_proj", "partial": ".attn.o_proj.partial"},
     ".pre_cross_attn_layernorm": {},
     ".cross_attention": {},
     ".cross_attn_bda": {},
     ".pre_mlp_layernorm": {"in": ".attn_residual", "out": ".mlp_norm"},
     ".mlp.linear_fc1": {"left": ".mlp.gate", "right": ".mlp.up"},
-    ".mlp.linear_fc2": {"in": ".mlp.act", "out": ".mlp.down"},
+    ".mlp.linear_fc2": {"in": ".mlp.act", "partial": ".mlp.down.partial", "out": ".mlp.down"},
     "final_layernorm": {"out": "final_norm"},
     "output_layer": {"out": "logits"},
 }  # fmt: skip
-#: What of a model has to be whole in a process for a recording of it alone.
-_PARALLEL = ("tensor_model_parallel_size", "pipeline_model_parallel_size", "context_parallel_size")
+#: By what else than tensors a model may be cut, so that a rank has not every token of every layer.
+CUT_OTHERWISE = (
+    "pipeline_model_parallel_size", "context_parallel_size", "expert_model_parallel_size", "sequence_parallel",
+)  # fmt: skip
 
 
 def is_megatron(paths: Collection[str]) -> bool:
@@ -69,10 +71,9 @@ MEGATRON_TAKE: dict[str, Callable[[Any, Any], Any]] = {
 }
 
 
-def parallel_words(config: Any) -> str:
-    """How a model is cut, "" where a process has all of it."""
-    sizes = {name: getattr(config, name, 1) or 1 for name in _PARALLEL}
-    return ", ".join(f"{name} {size}" for name, size in sizes.items() if size > 1)
+def logits_layout(model: Any) -> str:
+    """Each rank has the logits of its part of the vocabulary, unless they are gathered."""
+    return "shard(1)" if getattr(model, "parallel_output", True) else "replicate"
 
 
 def config_of(config: Any, vocab_size: int | None) -> dict[str, object]:

@@ -25,7 +25,7 @@ from .lockstep_limits import refuse_capture
 from .lockstep_linear import CLIPPED, GATED, TAKE, functions_of, shown_call
 from .lockstep_llama4 import LLAMA4, LLAMA4_TAKE, every_other
 from .lockstep_mamba import MAMBA_TAKE, granite, named_by_kind, scans_of
-from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, megatron_names
+from .lockstep_megatron import MEGATRON, MEGATRON_TAKE, is_megatron, logits_layout, megatron_names
 from .lockstep_names import (
     BEHIND,
     FUSED,
@@ -133,6 +133,8 @@ def attach(module: nn.Module, tape: Tape, names: Names | None = None) -> None:
     layers = 1 + max((layer for layer, _ in places.values() if layer is not None), default=-1)
     layouts = {"partial": "partial"} | dict.fromkeys(_SHARDED, "shard(1)")
     layouts |= dict.fromkeys(_KV, _kv_layout(tape, paths.values()))
+    if megatron and tape.facts["size"] > 1:
+        layouts["logits"] = logits_layout(module)
     if _attention_is_whole(tape, paths):
         layouts |= dict.fromkeys(("q_proj", "q_b_proj", "kv_b_proj", "q_rope", "context"), "replicate")
     plain = "in" in names.get(".self_attn.o_proj", {})  # transformers' names
