@@ -30,8 +30,10 @@ class CacheHistory:
 
     @property
     def even(self) -> bool:
-        """Whether every layer of every rank held after each step what the positions ask for."""
-        return not self.wrong and bool(np.isfinite(self.rows).all())
+        """Whether every layer of every rank held after each step what the positions ask for, from the first step on
+        that the sequence took part in."""
+        there = np.isfinite(self.rows)
+        return not self.wrong and bool(there[:, there.any(0).argmax() :].all())
 
 
 def cache_history(source: SessionSource, where: Where, layers: int) -> CacheHistory | None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from dataclasses import dataclass, replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from lockstep.engine.graph import STATE_TAPS
 from lockstep.sessions.records import StepInFlight
@@ -14,6 +15,9 @@ from lockstep.workbench.views.cached_lengths import expected_rows
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.states import StateHistory, state_histories
 from lockstep.workbench.views.where import Where
+
+#: Sequences beside the one that is looked at whose growth is read.
+_OTHERS = 7
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +48,8 @@ class Cache:
     """The cache after `step`. `shared` blocks are in more than one table; `rows` as far as they were captured. Where
     the step after it is under way, `written` layers of it have written their rows, which are in `rows`; its sequences'
     positions are those that are being written. `states`: of layers with linear attention. `borrowing` layers have no
-    rows of their own and read those of earlier ones."""
+    rows of their own and read those of earlier ones. `history` is of the sequence that is looked at, `others` of
+    those beside it, by number."""
 
     step: int
     block_size: int
@@ -59,6 +64,7 @@ class Cache:
     written: int | None = None
     states: tuple[StateHistory, ...] = ()
     borrowing: tuple[int, ...] = ()
+    others: Mapping[int, CacheHistory] = field(default_factory=dict)
 
 
 def cache(
@@ -104,7 +110,15 @@ def cache(
         written=None if flight is None else written_layers(source, flight, layers),
         states=state_histories(source, where, layers),
         borrowing=borrowing_layers(source, layers),
+        others=_others(source, where, layers, [s.seq for s in sequences]),
     )
+
+
+def _others(source: SessionSource, where: Where, layers: int, seqs: Sequence[int]) -> dict[int, CacheHistory]:
+    """How the first few sequences beside the one that is looked at grew, where all layers and ranks are alike."""
+    beside = [seq for seq in seqs if seq != where.seq][:_OTHERS]
+    found = {seq: cache_history(source, replace(where, seq=seq), layers) for seq in beside}
+    return {seq: history for seq, history in found.items() if history is not None and history.even}
 
 
 def borrowing_layers(source: SessionSource, layers: int) -> tuple[int, ...]:

@@ -182,6 +182,11 @@ async def test_blocks_that_were_given_back_and_shared_ones_are_reported(bench: B
         assert "block 0 0█ 0◆ ○ 1█ 0▄" in text
         assert "○ given back" in text
         assert "◆ in two tables" in text
+        strips = [line.split() for line in text.splitlines() if "growth" in line]
+        assert [line[-6:] for line in strips] == [
+            ["sequence", "0", "8", "→", "10", "rows"], ["sequence", "1", "7", "→", "7", "rows"],
+        ]  # fmt: skip
+        assert "every layer and rank alike" in text
 
 
 async def test_inside_a_step_the_rows_just_written_are_shown(bench: Bench, captured: Path) -> None:

@@ -57,7 +57,7 @@ The KV cache after the present step. Inside a step: which layers have written th
 The pool: blocks and bytes used and reserved, and each block with the sequence that it belongs to and how full it is:
 0█ full, 0▄ half, ○ given back, ◆ in two tables. Each sequence: how many rows each rank holds for it, layer by layer
 where the layers do not agree (a length that disagrees with the tokens ✗, or a token at a position that does not
-follow, is a fault), and its block table in order.
+follow, is a fault), its block table in order, and how its rows grew.
 
 Below two maps, a row a layer and rank: the rows held after each step, and the norms of the cached keys (or values) by
 position, as far as they were captured. Slots that hold nothing, that a later step overwrote, or that hold another
@@ -191,7 +191,9 @@ one has changed it, as far as states were captured.
 
     def _growth(self, snapshot: Cache, width: int) -> list[TextLine]:
         history = snapshot.history
-        return growth_lines(history, self.where.seq, width) if history is not None and history.even else []
+        if history is None or not history.even:
+            return []
+        return growth_lines(history, self.where.seq, snapshot.others, width)
 
     def _slot_label(self, slot: int) -> str:
         return f"{slot} {self.label(slot)}".rstrip()

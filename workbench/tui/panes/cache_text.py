@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -71,19 +71,35 @@ def borrowing_lines(layers: Sequence[int]) -> list[TextLine]:
     return [[(f"layer{'s' * several} {numbers_in_words(layers)}", "strong"), (reported, "text")]]
 
 
-def growth_lines(history: CacheHistory, seq: int, width: int) -> list[TextLine]:
-    """How the rows of a sequence grew, in one strip: all layers and ranks are alike."""
-    rows = [row for row in history.expected if row is not None]
-    shown = rows[-max(8, width - 60) :]
-    last = history.first + len(rows) - 1
+def growth_lines(
+    history: CacheHistory, seq: int, others: Mapping[int, CacheHistory], width: int
+) -> list[TextLine]:
+    """How the rows of a sequence grew, in one strip, and below it a strip for each of the others: all layers and ranks
+    are alike. Strips have the same steps and the same scale."""
+    room = max(8, width - 60)
+    shown = history.expected[-room:]
+    rows = [row for row in shown if row is not None]
+    last = history.first + len(history.expected) - 1
     first = last - len(shown) + 1
     begins = f", of a run that began at step {history.begin}" if first > history.begin else ""
-    facts: list[TextLine] = [
-        [("growth ", "strong"), (sparkline(shown), "trace"), (f"  {shown[0]} → {shown[-1]} rows", "text")],
-        [(f"of sequence {seq}, step{'s' * (len(shown) > 1)} {span(first, last)}{begins}", "quiet")],
-        [("every layer and rank alike", "quiet")],
-    ]
-    return flow(facts, width, gap=2)
+    steps = f"step{'s' * (len(shown) > 1)} {span(first, last)}{begins}"
+    if not others:
+        facts: list[TextLine] = [
+            [("growth ", "strong"), (sparkline(rows), "trace"), (f"  {rows[0]} → {rows[-1]} rows", "text")],
+            [(f"of sequence {seq}, {steps}", "quiet")],
+            [("every layer and rank alike", "quiet")],
+        ]
+        return flow(facts, width, gap=2)
+    strips = {seq: shown, **{one: of_it.expected[-room:] for one, of_it in others.items()}}
+    among = [row for of_it in strips.values() for row in of_it]
+    lines: list[TextLine] = []
+    for one, of_it in sorted(strips.items()):
+        there = [row for row in of_it if row is not None]
+        lines.append([
+            ("growth ", "strong"), (sparkline(of_it, len(shown), among), "trace"),
+            (f"  sequence {one}", "strong" if one == seq else "text"), (f"  {there[0]} → {there[-1]} rows", "text"),
+        ])  # fmt: skip
+    return [*lines, *flow([[(steps, "quiet")], [("every layer and rank alike", "quiet")]], width, gap=2)]
 
 
 def norm_facts(snapshot: Cache, row: int, column: int, value: float, label: Label) -> list[TextLine]:

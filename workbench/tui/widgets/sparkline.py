@@ -10,13 +10,16 @@ BARS = "▁▂▃▄▅▆▇█"
 MISSING, BROKEN = " ", "×"
 
 
-def sparkline(values: Sequence[float | None], width: int | None = None) -> str:
-    """`values` as bars from their least to their greatest; the last `width` of them, padded on the left.
+def sparkline(
+    values: Sequence[float | None], width: int | None = None, among: Sequence[float | None] = ()
+) -> str:
+    """`values` as bars from their least to their greatest, or to that of those `among` which they are shown; the last
+    `width` of them, padded on the left.
 
     None is a gap, NaN and Inf are `×`: a statistic that broke must not look like a small one.
     """
     shown = list(values if width is None else values[-width:]) if width != 0 else []
-    finite = [value for value in shown if value is not None and math.isfinite(value)]
+    finite = [value for value in (*shown, *among) if value is not None and math.isfinite(value)]
     low, high = (min(finite), max(finite)) if finite else (0.0, 0.0)
     bars = "".join(_bar(value, low, high) for value in shown)
     return bars if width is None else bars.rjust(width)
