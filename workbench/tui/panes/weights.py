@@ -21,7 +21,7 @@ from lockstep.workbench.tui.widgets.heatmap import Heatmap
 from lockstep.workbench.tui.widgets.key_bar import KeyHint
 from lockstep.workbench.tui.widgets.plot import bars
 from lockstep.workbench.tui.widgets.shading import Matrix
-from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, wrapped
+from lockstep.workbench.tui.widgets.text_block import TextBlock, TextLine, flow, wrapped
 from lockstep.workbench.views.rank_weights import shape_text
 from lockstep.workbench.views.weights import Parameter, Weights, weights
 from lockstep.workbench.words.numbers import number
@@ -175,14 +175,15 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
             return
         seen = found.figures
         words = (("min", seen.minimum), ("max", seen.maximum), ("mean", seen.mean), ("std", seen.deviation))
-        head: list[GridCell] = [(f"{found.name}  ", "strong")]
-        for name, value in words:
-            head += [(f" {name} ", "quiet"), (number(value), "text")]
-        head += [(f"  NaN {seen.nan}", "wrong" if seen.nan else "quiet")]
-        head += [(f"  Inf {seen.inf}", "wrong")] if seen.inf else []
-        head += [(f"  {found.sampled}", "quiet")] if found.sampled else []
+        facts: list[TextLine] = [
+            [(found.name, "strong")],
+            *([(f"{name} ", "quiet"), (number(value), "text")] for name, value in words),
+            [(f"NaN {seen.nan}", "wrong" if seen.nan else "quiet")],
+            *([[(f"Inf {seen.inf}", "wrong")]] if seen.inf else []),
+            *([[(found.sampled, "quiet")]] if found.sampled else []),
+        ]
         histogram = _histogram(seen, self.size.height)
-        figures.show([head, *self._shares(found.name), *histogram])
+        figures.show([*flow(facts, self.size.width - 4, gap=2), *self._shares(found.name), *histogram])
         far = found.is_strip and {extreme.index for extreme in found.extremes}
         down, across = found.matrix.shape
         rows, columns = ("head", "channel") if found.is_strip else ("row", "column")
