@@ -4,7 +4,7 @@
                                [--layers 24] [--directory DIR] [--json]
 
 The weights are random, the seed fixed, the k-biases as large as those of the published checkpoints. The command runs
-twice: first the reference is recorded, then it is in the cache, which is what counts. Told are the seconds by the
+twice: first the reference is recorded, then it is in the cache, which is what counts. Reported are the seconds by the
 clock, those of all processors (the ranks' among them), and by part those of the clock and of the command's own process.
 """
 
@@ -106,7 +106,7 @@ def _processors() -> float:
     return used.ru_utime + used.ru_stime
 
 
-def _inside(told: Path, command: list[str]) -> int:
+def _inside(parts: Path, command: list[str]) -> int:
     """Run the command here, its parts timed."""
     from lockstep.workbench.cli.main import run
 
@@ -119,7 +119,7 @@ def _inside(told: Path, command: list[str]) -> int:
                 timed = _timed(getattr(owner, attribute), seconds.setdefault(part, [0.0, 0.0]))
                 stack.enter_context(mock.patch.object(owner, attribute, timed))
         code = run(command)
-    told.write_text(json.dumps(seconds))
+    parts.write_text(json.dumps(seconds))
     return code
 
 

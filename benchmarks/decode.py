@@ -1,4 +1,4 @@
-"""Decode speed of a 0.5B model against transformers, in the same run: fp32 on the CPU unless said, by batch.
+"""Decode speed of a 0.5B model against transformers, in the same run: fp32 on the CPU unless stated, by batch.
 
     python -m benchmarks.decode [--tp 1 2] [--batch 1 4 32] [--steps 12] [--rounds 4] [--threads N] [--json]
                                 [--device cuda] [--dtype bfloat16]

@@ -32,7 +32,7 @@ NARROW = {
     "vocab_size": 4096,
 }  # fmt: skip
 LAYERS = (4, 8, 16, 24)
-#: By part. Short passes are timed in turns, long ones once: one takes long enough to tell.
+#: By part. Short passes are timed in turns, long ones once: one takes long enough to count.
 PLANS = {
     "sequences": Plan(batches=(1, 2, 4, 8, 16, 32, 64), lengths=(), rounds=3),
     "tokens": Plan(batches=(), lengths=(128, 256, 512, 1024, 2048), rounds=3),

@@ -50,7 +50,7 @@ def page() -> str:
 
 
 def _command(name: str, command: Any) -> Iterator[str]:
-    """Its usage, what it says of itself, its arguments and options; the same of its actions."""
+    """Its usage, its description, its arguments and options; the same of its actions."""
     actions = getattr(command, "commands", {})
     context = typer.Context(command, info_name=name)
     usage = " ".join(command.collect_usage_pieces(context))

@@ -2,9 +2,9 @@
 
     python docs/recordings.py [DIRECTORY]
 
-Each is a debugging session told by its commands: run, hold against the golden reference, walk back to the first
+Each is a debugging session given by its commands: run, hold against the golden reference, walk back to the first
 wrong operation, toggle the fix, hold against the reference again. A replay of the same commands comes to the same
-conclusions without the model. Three notes in each say what was seen, what was wrong, and how it was pinned down.
+conclusions without the model. Three notes in each state what was seen, what was wrong, and how it was pinned down.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ EDGES = (0.0, 0.3, 0.6, 0.8, 0.9, 0.95, 1.0)
 
 @dataclass(frozen=True, slots=True)
 class Bin:
-    """Answers of about the same confidence: how many, what they said on average, how many were right."""
+    """Answers of about the same confidence: how many, what they stated on average, how many were right."""
 
     count: int
     stated: float
@@ -76,7 +76,7 @@ def svg(found: Sequence[Bin]) -> str:
 
 
 def main() -> None:
-    """Draw what the rows say."""
+    """Draw what the rows show."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -85,7 +85,7 @@ def main() -> None:
     found = bins(rows)
     PLOT.write_text(svg(found), encoding="utf-8")
     for one in found:
-        print(f"{one.count:4} answers: said {one.stated:.2f}, right {one.right:.2f}")
+        print(f"{one.count:4} answers: stated {one.stated:.2f}, right {one.right:.2f}")
 
 
 if __name__ == "__main__":

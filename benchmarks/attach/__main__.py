@@ -2,7 +2,7 @@
 
     python -m benchmarks.attach [MODEL] [--engine torch|vllm] [--python PYTHON] [--tp 1] [--tokens 32] [--rounds 3]
 
-A program generates greedily from 16 ids after a warm-up, and tells the seconds that this took: without a tap, with
+A program generates greedily from 16 ids after a warm-up, and reports the seconds that this took: without a tap, with
 `--capture stats`, and with `--capture full`. Of each variant the fastest of the rounds counts, because what else a
 machine does only adds. The variants take turns. `--python` is that of an environment that has the engine.
 """

@@ -6,7 +6,7 @@
     pairs       two faults at once, all pairs of a dozen classes
     open        bugs put into transformers' own modules (tests/workbench/diagnosis/bugs), recorded as sessions
     held_out    the other half of them, not to be looked at while variants are written
-    controls    harmless changes of the same kind: no cause may be told
+    controls    harmless changes of the same kind: no cause may be named
     unseen      bugs by somebody who had not seen the diagnosis, written when it was done; to be measured once
     unseen_2, … later sets, each by somebody who had not seen the diagnosis either
     …_controls  harmless changes by the same hand: unseen_controls, unseen_3_controls, …

@@ -12,7 +12,7 @@ from lockstep.workbench.judgements.cause import UNNAMED, Cause
 
 class Row(msgspec.Struct, frozen=True):
     """`key` is unique. `outcome`: named, unnamed, misleading, missed; of what is harmless `named` means that nothing
-    was accused. `worded`: the sentence says what is wrong. `all_named`: of several faults each was. `runs` counts how
+    was accused. `worded`: the sentence states what is wrong. `all_named`: of several faults each was. `runs` counts how
     often the engine ran over the prompts. `reproduction`: what came of the first cause in the
     reference, "" where there is none, or it was not asked."""
 
@@ -106,7 +106,7 @@ def markdown(rows: Sequence[Row], *, failures: bool = True) -> str:
     text += [f"| {' | '.join(line)} |" for line in lines(rows)]
     wrong = [row for row in rows if row.outcome != "named"]
     if failures and wrong:
-        text += ["", "| part | case | outcome | why | said |", "| --- | --- | --- | --- | --- |"]
+        text += ["", "| part | case | outcome | why | reported |", "| --- | --- | --- | --- | --- |"]
         text += [
             f"| {row.part} | {row.key} | {row.outcome} | {_cell(row.why)} | {_cell(row.said)} |"
             for row in wrong

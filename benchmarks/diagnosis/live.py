@@ -178,7 +178,7 @@ def _faulty(
     else:
         outcome = "misleading" if reported and reported[0] in wrong else "unnamed"
     why = "" if outcome == "named" else ", ".join(class_of(cause) for cause in reported) or "no cause"
-    why = "told as a note, without effect" if silent else why
+    why = "reported as a note, without effect" if silent else why
     return Row(
         key, part, faults[0].group, outcome, placed, outcome == "named", len(named) == len(faults), runs, seconds,
         why, stated, confidence_of(reported),

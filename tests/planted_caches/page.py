@@ -21,7 +21,7 @@ beginnings, come in chunks, are preempted and speculated for, all in one run; vL
 scheduler on.
 
 **Named** is a bug whose operation, request and position are reported first, and with it the block and whose rows it
-holds, where a block is wrong. **Place**: the operation and the position alone. What the first look told, before
+holds, where a block is wrong. **Place**: the operation and the position alone. What the first look showed, before
 anything was mended, stays beside it; what has to be reported of each (tests/planted_caches/plants.toml) was written
 down after it, by what the bug does. Three bugs did nothing when they were first put in, and were looked at once more,
 with the code as it was, when they did. An error in the first look is a recording that took longer to read than is

@@ -42,10 +42,10 @@ rounding of the model's dtype, and a note that the run without it lacks names it
 LATER = {
     "fresh": (
         "The fresh set",
-        """The rows above were read, and what they showed was mended, so that they say little of bugs that nobody has
+        """The rows above were read, and what they showed was mended, so that they show little of bugs that nobody has
 looked for. These were chosen, and the code before the fix written, in one go, before any of them was run; then each is
 run by the same command. This table is of the first runs, and stays as it was measured (`first` in results.json,
-first_look.toml); rows that were not run are named under "Not run yet". What later runs tell is in the last column and
+first_look.toml); rows that were not run are named under "Not run yet". What later runs show is in the last column and
 below.
 
 """,
@@ -70,7 +70,7 @@ transformers already, and checked as `lockstep check` does.
 FOOT = """
 ## What the misses lack
 
-- A window that only tells a kernel how to share out its work changes nothing of prompts that are one share. A program
+- A window that only decides how a kernel shares out its work changes nothing of prompts that are one share. A program
   that `attach` runs has the prompts that it has.
 - A block that was given away and is still found harms who asks for all of it again: these prompts share no whole block.
 

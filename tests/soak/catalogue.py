@@ -103,7 +103,7 @@ TRIALS = (
     ),
     Trial(
         "full-dump", "a disk that is full while `attach` records an engine and makes its session, at ten points",
-        "the engine ends as ever; what was recorded is a whole session, or there is none and one line says why; "
+        "the engine ends as ever; what was recorded is a whole session, or there is none and one line states why; "
         "nothing half-made is left", folders.fill_dump, 10, quick=1,
     ),
     Trial(

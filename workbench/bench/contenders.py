@@ -31,7 +31,7 @@ from lockstep.workbench.bench.messages import (
 
 
 class ContenderFailure(EngineError):
-    """A contender that cannot be had, or cannot run a workload; the message says why."""
+    """A contender that cannot be had, or cannot run a workload; the message states why."""
 
 
 class Contender(Protocol):

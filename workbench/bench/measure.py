@@ -106,12 +106,12 @@ def _roomy(plan: Plan, config: EngineConfig) -> EngineConfig:
     )
 
 
-#: Told which size is being measured.
-Told = Callable[[str], None]
+#: Called with the size being measured.
+Progress = Callable[[str], None]
 
 
 def measure(
-    contenders: Sequence[Contender], plan: Plan, baseline: str, report: Told = lambda what: None
+    contenders: Sequence[Contender], plan: Plan, baseline: str, report: Progress = lambda what: None
 ) -> list[BenchRow]:
     """Every row of the plan, and the load times. A contender that cannot run a workload has no figure there."""
     rows = [

@@ -113,7 +113,7 @@ def main() -> int:
 
         try:
             run, seconds = LIBRARIES[spec.library](spec)
-        except Exception as error:  # a library raises what it likes over a checkpoint: told, and the end
+        except Exception as error:  # a library raises what it likes over a checkpoint: reported, and the end
             send(PeerFailure(f"{type(error).__name__}: {printable(error, 300)}"))
             return 0
         send(PeerReady(seconds, held_on(spec.device).now))

@@ -41,7 +41,7 @@ def contradiction(golden: Session, floor: Session | None) -> str:
 
 
 def excused(judgement: Judgement, found: Explanation, why: str) -> Judgement:
-    """The judgement against a reference that contradicts itself, `why` says where ("": it does not): "inconclusive"
+    """The judgement against a reference that contradicts itself, `why` states where ("": it does not): "inconclusive"
     where no operation is wrong on its own inputs."""
     if not why:
         return judgement

@@ -1,6 +1,6 @@
 """Runs of the same tokens that differ in one respect, as evidence: which of them agree narrows down what is wrong.
 
-They need no reference and fit nothing. A run on one rank that gives the same wrong numbers as one on two says that
+They need no reference and fit nothing. A run on one rank that gives the same wrong numbers as one on two shows that
 nothing is cut, given out or summed wrongly over ranks, whatever the numbers look like.
 """
 
@@ -35,7 +35,7 @@ def _with_evidence(cause: Cause, tried: Sequence[Invariant], tp: int) -> Cause:
 
 
 def _speaks(cause: Cause, one: Invariant, tp: int) -> str:
-    """What two runs say of a cause; "" for nothing."""
+    """What two runs show of a cause; "" for nothing."""
     broken_by = _breaks(cause, one.name, tp)
     if one.result == "holds":
         return f"against it: {one.name} holds, but {broken_by}" if broken_by else ""

@@ -62,7 +62,7 @@ def record_reference(
     of a `GoldenSequence`. With llama.cpp:
     `_record_llamacpp`. `waiting` is called now and then meanwhile; what it raises ends the recording.
 
-    ReferenceFailure and CheckpointError say why there is none.
+    ReferenceFailure and CheckpointError state why there is none.
     """
     sequences = [one if isinstance(one, GoldenSequence) else GoldenSequence(tuple(one)) for one in prompts]
 
@@ -126,7 +126,7 @@ def check(
 
     A session at `path` is replaced; with `model` it knows the model's name. The inferior is left at the end of a
     run, unrecorded. Where `path` cannot be written the run is recorded to `spare` for the verdict's sake, and the
-    result's `lost` says why; without one `SessionWriteError` is raised.
+    result's `lost` states why; without one `SessionWriteError` is raised.
     """
     in_force = dict(inferior.rules if rules is None else rules)
     run = ForcedRun(inferior, reference, path, in_force, model, progress, spare=spare)

@@ -96,7 +96,7 @@ class CheckedRun(Protocol):
         ...
 
     def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
-        """Run it from the beginning and record what `capture` says, as branch 0 of a new session at `path`;
+        """Run it from the beginning and record what `capture` names, as branch 0 of a new session at `path`;
         `corrected(step)` are patches of that step."""
         ...
 

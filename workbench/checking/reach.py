@@ -21,5 +21,5 @@ def not_reached(session: Session, model: ModelConfig, branch: int = 0) -> list[s
     named = " and ".join(one.what for one in left)
     return [
         f"with {plural(longest, 'token')} {named} {'is' if len(left) == 1 else 'are'} not reached: a longer prompt "
-        f"tells whether what is beyond is right (`check --prompt-tokens {left[-1].tokens + 1}` makes one up)"
+        f"shows whether what is beyond is right (`check --prompt-tokens {left[-1].tokens + 1}` makes one up)"
     ]

@@ -1,7 +1,7 @@
 """A recording judged and explained without an engine: a stranger's run, or one of ours whose model is no longer there.
 
-The checkpoint says what each operation should have given on the inputs that the recording holds. A golden session
-beside it, given or recorded now, says where the run as a whole leaves the reference.
+The checkpoint shows what each operation should have given on the inputs that the recording holds. A golden session
+beside it, given or recorded now, shows where the run as a whole leaves the reference.
 """
 
 from __future__ import annotations
@@ -131,10 +131,10 @@ def diagnose_recording(
 
 
 def checkpoint_of(session: Session) -> Path:
-    """The checkpoint that a recording says it is of, if it is on this machine and holds the recorded tensors.
+    """The checkpoint that a recording names, if it is on this machine and holds the recorded tensors.
 
     Nothing is fetched, and a file that is not that checkpoint is not used: a stranger may have written the session.
-    DiagnosisError says what is needed instead."""
+    DiagnosisError states what is needed instead."""
     reported, digest = session.meta.model.path or session.meta.model.name, session.meta.model.checkpoint
     needs = NEEDS_MODEL.format(name=session.path.name)
     path = demo_path(reported) or Path(reported)
@@ -180,7 +180,7 @@ def _reference(
 
 
 def read_tokens(session: Session, branch: int) -> tuple[list[GoldenSequence], int]:
-    """What each sequence reads: its prompt in one pass, or in chunks where the run says so, then a token a step; and
+    """What each sequence reads: its prompt in one pass, or in chunks where the run states so, then a token a step; and
     the last step. IdsMismatch for a run of another form, which no reference can be forced onto."""
     read: dict[int, list[int]] = {}
     prompts: dict[int, int] = {}  # tokens of each that was read whole

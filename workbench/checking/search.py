@@ -1,6 +1,6 @@
 """Which of the rules in force make the engine wrong: the smallest set whose correct values restore the reference.
 
-Delta debugging over runs of our own engine, after the evidence has spoken: this alone may look at rules, and it says
+Delta debugging over runs of our own engine, after the evidence has spoken: this alone may look at rules, and it shows
 only whether switching one off helps. The number of runs is bounded.
 """
 

@@ -53,7 +53,7 @@ def compare_texts(
     warn: Callable[[str], None] = lambda text: None,
 ) -> TextComparison:
     """Hold what the engine has generated against the reference: llama.cpp with the file's blocks as they are stored,
-    transformers at the engine's `dtype`. ReferenceFailure says why that cannot be."""
+    transformers at the engine's `dtype`. ReferenceFailure states why that cannot be."""
     # Imported here: torch, which generating itself has only in the ranks.
     import torch
 

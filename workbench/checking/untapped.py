@@ -1,7 +1,7 @@
 """The run as `generate` makes it: taps choose explicit attention, without them it is fused or paged.
 
-A tap that is judged right says nothing of the path that runs while no tap is on. So its logits are judged as well,
-and told apart from what the run with taps has wrong too.
+A tap that is judged right shows nothing of the path that runs while no tap is on. So its logits are judged as well,
+and distinguished from what the run with taps has wrong too.
 """
 
 from __future__ import annotations

@@ -38,7 +38,7 @@ def _badness(one: TapVerdict) -> tuple[int, bool]:
 
 
 def _detail(one: TapVerdict) -> JSON:
-    """The metrics, to six digits; what the verdict's own columns say, and what is not there, is left out."""
+    """The metrics, to six digits; what the verdict's own columns state, and what is not there, is left out."""
     return {
         key: float(f"{value:.6g}") if isinstance(value, float) else value
         for key, value in plain(one).items()

@@ -27,7 +27,7 @@ _OTHER_ROWS = ("attn.k_cache", "attn.v_cache", "attn.scores", "attn.probs")
 
 @dataclass(frozen=True, slots=True)
 class MovedTap:
-    """A tap whose statistic `name` is far from what it should be, at one step; `row` says of which token."""
+    """A tap whose statistic `name` is far from what it should be, at one step; `row` names its token."""
 
     tap: str
     step: int
@@ -64,7 +64,7 @@ def first_moved(engine: Recording, golden: Recording, floor: Recording | None = 
 @dataclass(frozen=True, slots=True)
 class _MeasuredRows:
     """Rows of one tap: their statistics [rows, ranks, STATISTICS], and what they should be, [rows, elements], at the
-    engine's dtype too (`near`), if that is known. `places` tell which token each row is."""
+    engine's dtype too (`near`), if that is known. `places` state which token each row is."""
 
     seen: Array
     right: Array

@@ -37,7 +37,7 @@ def with_cache_causes(
     session: Session,
     branch: int = 0,
 ) -> tuple[list[Cause], tuple[str, ...]]:
-    """The causes with those of the cache before them, and what else there is to say of it. `wrong` are the operations
+    """The causes with those of the cache before them, and what else to report of it. `wrong` are the operations
     that err on their own inputs, `first` is where the run leaves the reference."""
     report = cache_audit(session, branch)
     if report is None:

@@ -269,7 +269,7 @@ def _sentence(group: FindingGroup, one: Hypothesis) -> str:
 
 
 def _text(text: str, findings: Sequence[WrongOperation]) -> str:
-    """The sentence about one finding, said of all."""
+    """The sentence about one finding, stated for all."""
     layers = {one.layer for one in findings}
     if len(layers) > 1:
         text = re.sub(r"layers\.\d+\.", "layers.*.", text)

@@ -21,7 +21,7 @@ _NOTHING = Metrics(math.inf, math.inf, math.nan, math.inf, math.nan, 0)
 
 @dataclass(frozen=True, slots=True)
 class TapComparison:
-    """`metrics` is None where a side has no tensor (`reason` says which). `broken` is what is wrong
+    """`metrics` is None where a side has no tensor (`reason` states which). `broken` is what is wrong
     beyond rounding, "" if nothing is: shapes, NaN or infinities, replicas that disagree (`odd_ranks`)."""
 
     metrics: Metrics | None

@@ -1,6 +1,6 @@
 """How often an answer like this one is right, from quantities that mean something.
 
-`docs/reliability_of_causes.py` draws what it says against how often that was so.
+`docs/reliability_of_causes.py` draws what it states against how often that was so.
 """
 
 from __future__ import annotations
@@ -13,8 +13,8 @@ from lockstep.workbench.diagnosis.merging import FindingGroup
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
 from lockstep.workbench.judgements.reproduction import Outcome
 
-#: Error over noise from which on a fit says something: a hypothesis that explains less than that may be one of many.
-TELLING = 30.0
+#: Error over noise from which on a fit means something: a hypothesis that explains less than that may be one of many.
+MEANINGFUL = 30.0
 #: How often the first of several hypotheses that explain as much is right: it was in every such answer of the
 #: catalogue, about 130; the others have what is left.
 FIRST = 0.9
@@ -26,7 +26,7 @@ _DOUBT_LEFT, _SURE_LEFT = 0.5, 0.5
 
 def confidence_after(sure: float, outcome: Outcome, rivals: int) -> float:
     """The confidence in a cause that was put into the reference. `rivals`: how many explain the same numbers as well,
-    which that cannot tell apart."""
+    which that cannot distinguish."""
     if outcome == "reproduced":
         most = FIRST if rivals else 1.0
         return most - _DOUBT_LEFT * (most - min(sure, most))
@@ -60,7 +60,7 @@ def _reproduces(hypothesis: Hypothesis) -> bool:
 
 
 def _of(ratio: float, hypothesis: Hypothesis) -> float:
-    contrast = 1.0 if not math.isfinite(ratio) else 1 - math.exp(-max(ratio - WRONG, 0.0) / TELLING)
+    contrast = 1.0 if not math.isfinite(ratio) else 1 - math.exp(-max(ratio - WRONG, 0.0) / MEANINGFUL)
     data = 1 - 1 / (1 + hypothesis.elements / (8.0 * (1 + hypothesis.parameters)))
     left = 1 - 0.2 * min(hypothesis.ratio / WRONG, 1.0)
     return 0.99 * contrast * data * left

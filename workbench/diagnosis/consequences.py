@@ -1,4 +1,4 @@
-"""Findings that follow from another one: told with their cause, not beside it.
+"""Findings that follow from another one: reported with their cause, not beside it.
 
 Each operation is judged on its own inputs, so that little follows. But a tensor of another shape leaves the next
 operation no other choice, positions that the engine itself has wrong are used by its cache and its mask as well, and a
@@ -67,7 +67,7 @@ def _misshapen(groups: Iterable[FindingGroup]) -> dict[str, set[int]]:
 
 def _follows(group: FindingGroup, before: Sequence[FindingGroup], misshapen: Mapping[str, set[int]]) -> bool:
     """Whether all of it has another shape because an input has, some of those among `before`: one cause may have been
-    told in a part of the layers alone."""
+    named in a part of the layers alone."""
     mine = _misshapen(before)
     return all(_has_such_input(one, misshapen) for one in group.findings) and any(
         _has_such_input(one, mine) for one in group.findings
@@ -133,7 +133,7 @@ def _by_overwriting(group: FindingGroup, head: FindingGroup, layers: int) -> boo
 
 def _by_what_is_everywhere(group: FindingGroup, head: FindingGroup, judged: Iterable[str]) -> bool:
     """Whether it is layers of whose inside nothing was recorded, and the cause is in all others: it is in these too, as
-    far as anyone can tell."""
+    far as is known."""
     if group.chosen or not head.chosen or any(one.operation != "layer" for one in group.findings):
         return False
     kinds = {local_name(one.tap) for one in head.findings}

@@ -65,7 +65,7 @@ def diagnose(
     reproducing: bool | None = False,
 ) -> Explanation:
     """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
-    where there is one, says at which positions tokens stand; `floor`, the reference at that dtype, what it cannot
+    where there is one, gives the positions of the tokens; `floor`, the reference at that dtype, what it cannot
     hold. `reproducing`: the causes are put into the reference; None: unless that takes longer than naming them did."""
     truth = None if golden is None else Recording(golden)
     taps = RecordedTaps(Recording(engine, branch), truth)

@@ -2,7 +2,7 @@
 what moved the engine's choice.
 
 The row of a token that flips is followed from the stream that enters the model on: what the error that it has there
-does to the router's logits says whether the choice would be the engine's already.
+does to the router's logits shows whether the choice would be the engine's already.
 """
 
 from __future__ import annotations

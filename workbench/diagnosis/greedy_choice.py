@@ -1,7 +1,7 @@
 """Whether greedy tokens are the likeliest by the logits that were recorded of them, and what was taken instead.
 
 To choose a token is an operation of whole numbers behind the last tap: argmax(logits). It is judged where the session
-says that a sequence was decoded greedily with no processor between, of tokens that were not given. What the logits
+reports that a sequence was decoded greedily with no processor between, of tokens that were not given. What the logits
 themselves are is another operation's matter.
 """
 

@@ -12,7 +12,7 @@ TapResult = Literal["pass", "suspect", "fail", "absent"]
 
 
 class DiagnosisError(Exception):
-    """A comparison that would mean nothing; the message says why and what to do."""
+    """A comparison that would mean nothing; the message states why and what to do."""
 
 
 @dataclass(frozen=True, slots=True)

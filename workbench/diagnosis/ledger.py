@@ -1,6 +1,6 @@
 """The error ledger: which operations are wrong by themselves, whatever came before them (DESIGN §3).
 
-A run says where the error begins; what follows is wrong because its inputs are, and may be wrong by itself as well.
+A run shows where the error begins; what follows is wrong because its inputs are, and may be wrong by itself as well.
 So the run is made once more under corrections: every tap gets its golden value once it was recorded. There each
 operation has worked on right inputs, and its error is the *injected* one. A tap that failed in the plain run and
 passes here has only inherited.
@@ -25,7 +25,7 @@ _NAMED = 6
 
 
 def ledger(plain: Judgement, corrected: Recordings) -> Judgement:
-    """`plain` with the injected error of every tap, and `faulty` told. `corrected` has the same run under
+    """`plain` with the injected error of every tap, and with `faulty`. `corrected` has the same run under
     corrections."""
     measured = list(measure(corrected))
     limits = limits_of(corrected.engine.dtype, measured)

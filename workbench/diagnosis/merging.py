@@ -25,7 +25,7 @@ ALIKE = 0.03
 
 #: Fitted numbers beyond which they are another at each place.
 _FREE = 2
-#: What a hypothesis says of the place at which it fits: another at each.
+#: What a hypothesis states of the place at which it fits: another at each.
 _OF_PLACE = ("rank", "ranks", "shard_of", "layer", "column", "moved", "cosine")
 
 #: Taps that one piece of code makes: what is wrong with it shows at all of them.

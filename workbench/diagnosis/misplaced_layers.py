@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.findings import Hypothesis, WrongOperation
 
 _TENSOR = re.compile(r"model\.layers\.(\d+)\.(.+)")
 #: Layers that are reported one by one.
-_TOLD = 4
+_SHOWN = 4
 
 _Loaded = tuple[WrongOperation, Hypothesis]
 
@@ -23,7 +23,7 @@ _Loaded = tuple[WrongOperation, Hypothesis]
 def misplaced_layers(
     findings: Sequence[WrongOperation], families: Sequence[tuple[str, ...]]
 ) -> list[_Loaded]:
-    """The findings in layers that hold another one's weights, each with the hypothesis that says so. `families`: of
+    """The findings in layers that hold another one's weights, each with the hypothesis that names them. `families`: of
     each finding the taps that one piece of code makes."""
     found: dict[tuple[int, int], list[tuple[_Loaded, tuple[str, ...]]]] = defaultdict(list)
     for finding, family in zip(findings, families, strict=True):
@@ -60,5 +60,5 @@ def _words(moved: Sequence[tuple[int, int]]) -> tuple[str, str]:
     if len(moved) == 2 and moved[0] == moved[1][::-1]:
         return f"layers {min(moved[0])} and {max(moved[0])} hold each other's weights", "each other"
     reported = [f"layer {layer} those of layer {other}" for layer, other in sorted(moved)]
-    reported[_TOLD:] = [f"and so on for {len(reported) - _TOLD} more"] if len(reported) > _TOLD else []
+    reported[_SHOWN:] = [f"and so on for {len(reported) - _SHOWN} more"] if len(reported) > _SHOWN else []
     return f"layers hold the weights of others: {', '.join(reported)}", "other layers"

@@ -40,7 +40,7 @@ def named(
     branch: int = 0,
 ) -> list[Cause]:
     """The causes in the order in which they show. `first` is where the run leaves the golden reference: that much is
-    told where nothing is named."""
+    reported where nothing is named."""
     if first is None:
         return list(found.causes)
     lent: list[Cause] = []

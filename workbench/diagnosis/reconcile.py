@@ -1,6 +1,6 @@
 """One verdict from two: each tap against the golden reference, and each operation on its own recorded inputs.
 
-The reference says what came out wrong. Judged on their own inputs, operations tell more: one that is wrong by less than
+The reference shows what came out wrong. Operations judged on their own inputs show more: one that is wrong by less than
 the noise that has gathered before it is wrong all the same, and what differs without an effect is not.
 """
 
@@ -101,7 +101,7 @@ def reason_of(finding: WrongOperation) -> str:
 
 
 def _unheard(found: Explanation, faulty: tuple[Faulty, ...]) -> tuple[Faulty, ...]:
-    """Operations that are wrong by themselves, of which golden inputs did not tell. What has another shape because
+    """Operations that are wrong by themselves, which golden inputs did not show. What has another shape because
     its input has is none."""
     known = {one.tap for one in faulty} | found.misshapen
     first = {one.tap: one for one in reversed(found.wrong) if one.tap not in known}

@@ -35,7 +35,7 @@ Kind = Literal["equal", "rounded", "quantised", "permuted", "transposed", "facto
 MOST_ROWS, MOST_ELEMENTS = 8192, 1 << 26
 #: Relative error above which two tensors are not the same numbers in the same places.
 UNLIKE = 0.5
-#: Values of each row that tell it from others.
+#: Values of each row that distinguish it from others.
 FINGERPRINT = 64
 
 

@@ -304,8 +304,8 @@ def _first(tap: str, taps: RecordedTaps, facts: Facts, *, coarse: bool = False) 
 
 
 def _rounds_on_its_way(kind: str, model: ModelConfig) -> bool:
-    """Whether an operation's formula has inner results, and not so many as xIELU: ten of them have 1,024 orders, of
-    which no few rows tell one from another."""
+    """Whether an operation's formula has inner results, and not so many as xIELU: ten of them have 1,024 orders,
+    which a few rows cannot distinguish."""
     if kind == "activation" and model.activation == "xielu":
         return False
     factors = {"embedding": model.embedding_multiplier, "residual": model.residual_multiplier}

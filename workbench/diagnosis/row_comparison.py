@@ -72,7 +72,7 @@ class RowComparison:
 
     @property
     def by_statistics_alone(self) -> bool:
-        """Whether nothing tells that the bits are equal."""
+        """Whether nothing shows that the bits are equal."""
         return bool(self.taps) and all(one.kind == "statistics" for one in self.taps)
 
     @property

@@ -35,7 +35,7 @@ class ComputedRow:
 
 class RowSide:
     """One branch of a session, by (sequence, position). Where a position was computed twice the last one counts.
-    `counted`: tokens stand where they come in the order in which they were read, whatever the engine says."""
+    `counted`: tokens stand where they come in the order in which they were read, whatever the engine reports."""
 
     def __init__(self, session: Session, branch: int = 0, *, counted: bool = False) -> None:
         self.session, self.branch = session, branch

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import time
 
-#: Seconds after which no further hypothesis is tried, unless somebody says otherwise.
+#: Seconds after which no further hypothesis is tried, unless another limit is given.
 SEARCH_SECONDS = 600.0
 #: Seconds that judging goes on after that.
 JUDGING_SECONDS = 600.0

@@ -21,7 +21,7 @@ from lockstep.workbench.diagnosis.operations.sites import sites_of
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.stream_scale import RestoredStream, erring
 
-#: Tokens by which channels are told apart.
+#: Tokens by which channels are distinguished.
 _TOKENS = 64
 
 

@@ -72,7 +72,7 @@ def chosen(recording: Recording, step: int, seq: int, logits: Array | None) -> i
 
 
 def is_greedy(recording: Recording, sequence: SequenceStep) -> bool:
-    """Whether the session says that the token that came out was chosen greedily."""
+    """Whether the session reports that the token that came out was chosen greedily."""
     if sequence.emitted is None or sequence.forced:
         return False
     known = recording.session.meta.sequences.get(sequence.seq)

@@ -1,7 +1,7 @@
 """The verdict on a run: the engine's session against the golden one (DESIGN §3).
 
 Three ways: *golden* is transformers in float64, the truth; *floor* is transformers at the engine's dtype, whose
-own error against the truth says how much noise each operation has; the *engine* may have PASS times that
+own error against the truth shows how much noise each operation has; the *engine* may have PASS times that
 noise, is suspect up to FAIL times, and has failed above. A suspect alone is no divergence.
 
 Where *golden* is llama.cpp in float32, *floor* is how far transformers at the engine's dtype is from it: the noise

@@ -1,4 +1,4 @@
-"""The tables of a session that say where an engine puts the rows of its cache, from the passes of its dump."""
+"""The tables of a session that state where an engine puts the rows of its cache, from the passes of its dump."""
 
 from __future__ import annotations
 
@@ -56,34 +56,34 @@ class CacheTables:
         return [[reads[groups[layer]].length for layer in range(layers)] for reads in every], blocks
 
     def accesses(
-        self, number: int, ids: Sequence[int], positions: Sequence[int], told: CacheAccesses
+        self, number: int, ids: Sequence[int], positions: Sequence[int], reported: CacheAccesses
     ) -> CachePass:
         """A pass with numbers for its requests."""
-        numbers = [self._number(one.request) for one in told.requests]
+        numbers = [self._number(one.request) for one in reported.requests]
         owners = [
-            request for request, one in zip(numbers, told.requests, strict=True) for _ in range(one.rows)
+            request for request, one in zip(numbers, reported.requests, strict=True) for _ in range(one.rows)
         ]
-        slots = list(zip(*(one.slots for one in told.groups), strict=True)) if told.groups else []
+        slots = list(zip(*(one.slots for one in reported.groups), strict=True)) if reported.groups else []
         rows = [
             CachedRow(request, token, place, position, slot)
             for request, place, token, position, slot in zip(
-                owners, told.places(len(owners)), ids, positions, slots, strict=False
+                owners, reported.places(len(owners)), ids, positions, slots, strict=False
             )
         ]
-        padding = zip(*(one.padding for one in told.groups), strict=False)
+        padding = zip(*(one.padding for one in reported.groups), strict=False)
         rows += [CachedRow(PADDING, 0, 0, 0, slot) for slot in padding if max(slot) >= 0]
         reads = tuple(
             tuple(
                 CacheRead(request, one.computed, length, tuple(blocks))
                 for request, one, length, blocks in zip(
-                    numbers, told.requests, group.lengths, group.blocks, strict=True
+                    numbers, reported.requests, group.lengths, group.blocks, strict=True
                 )
             )
-            for group in told.groups
+            for group in reported.groups
         )
         cached = {
             request: tuple(one.cached)
-            for request, one in zip(numbers, told.requests, strict=True)
+            for request, one in zip(numbers, reported.requests, strict=True)
             if one.cached
         }
         return CachePass(number, tuple(rows), reads, cached)

@@ -25,7 +25,7 @@ class CachedPrefixes:
 
     @classmethod
     def of(cls, heads: Sequence[PassHead]) -> CachedPrefixes:
-        """Of passes that tell where their rows lie, the first group that has no window."""
+        """Of passes that report where their rows lie, the first group that has no window."""
         reported = next((one.cache for one in heads if one.cache is not None), None)
         if reported is None or not any(
             request.cached for one in heads if one.cache for request in one.cache.requests

@@ -32,11 +32,11 @@ RankPasses = Mapping[int, ForeignPass]
 
 @dataclass(frozen=True, slots=True)
 class PassHead:
-    """What one pass read, as all ranks tell it, and what its tensors say of its rows.
+    """What one pass read, as all ranks report it, and what its tensors show of its rows.
 
     `tops` are the tokens of the largest logits, one for each row whose logits were seen; `top_rows` those rows, None
-    where the dump does not tell. `blank`: every row of every tensor is the same, or all is zero, as in a pass that
-    warms an engine up. `cache`: where the first rank's rows lie. `told_places` and `greedy`: as in `ForeignPass`.
+    where the dump does not show them. `blank`: every row of every tensor is the same, or all is zero, as in a pass that
+    warms an engine up. `cache`: where the first rank's rows lie. `given_places` and `greedy`: as in `ForeignPass`.
     """
 
     ids: tuple[int, ...]
@@ -46,13 +46,13 @@ class PassHead:
     top_rows: tuple[int, ...] | None
     blank: bool
     cache: CacheAccesses | None = None
-    told_places: tuple[int, ...] | None = None
+    given_places: tuple[int, ...] | None = None
     greedy: frozenset[str] | None = None
 
     @property
     def places(self) -> tuple[int, ...]:
-        """How many tokens each row has before it in its request: by its position, where nothing else tells."""
-        return self.positions if self.told_places is None or self.requests is None else self.told_places
+        """How many tokens each row has before it in its request: by its position, where nothing else gives it."""
+        return self.positions if self.given_places is None or self.requests is None else self.given_places
 
     @property
     def runs(self) -> int:
@@ -67,7 +67,7 @@ class PassHead:
 
 @dataclass(frozen=True, slots=True)
 class MergedPasses:
-    """`ranks` are those that wrote passes, of `expected`; `cut` tells what each rank wrote beyond the passes that all
+    """`ranks` are those that wrote passes, of `expected`; `cut` counts what each rank wrote beyond the passes that all
     have."""
 
     heads: tuple[PassHead, ...]

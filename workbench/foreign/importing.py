@@ -66,7 +66,7 @@ class ImportOptions(TypedDict, total=False):
     progress: Counted
 
 
-def import_run(run: ForeignRun, path: Path, **told: Unpack[ImportOptions]) -> SessionMeta:
+def import_run(run: ForeignRun, path: Path, **options: Unpack[ImportOptions]) -> SessionMeta:
     """Write `run` as a session at `path`, in place of one that is there: what is in it. A run that cannot be imported
     leaves what was there. ForeignDumpError, SessionWriteError, SessionBusy; and see `write_session`."""
     from lockstep.workbench.foreign.session import (
@@ -76,7 +76,7 @@ def import_run(run: ForeignRun, path: Path, **told: Unpack[ImportOptions]) -> Se
     try:
         with WriterLock.take(path), ScratchFolder.make("import", path.absolute().parent) as folder:
             fresh = folder.path / "run.session"
-            meta = write_session(run, fresh, **told)
+            meta = write_session(run, fresh, **options)
             put_in_place(fresh, path, deliver)
             return meta
     except SessionBusy:

@@ -55,7 +55,7 @@ def statistics(
 
 
 def _alike(layout: str, checksums: NDArray[np.uint64], seen: Sequence[int]) -> None:
-    """A rank that left nothing of a tap, as of logits that one rank gathers, is not said to differ from its replicas:
+    """A rank that left nothing of a tap, as of logits that one rank gathers, is not shown to differ from its replicas:
     it has their checksum."""
     for group in replica_groups(layout, len(checksums)):
         known = [rank for rank in group if rank in seen]
@@ -143,29 +143,29 @@ def _merged(rows: NDArray[np.float32]) -> NDArray[np.float32]:
 
 
 def likeliest(
-    told: SequenceStep, logits: Mapping[int, TensorRecord], layout: str, ranks: int
+    step: SequenceStep, logits: Mapping[int, TensorRecord], layout: str, ranks: int
 ) -> SequenceStep:
-    """`told` with the largest logits and their normaliser, from what each rank holds of its logits [1, vocab]. Where no
-    later step tells what it emitted, that is the likeliest token."""
+    """`step` with the largest logits and their normaliser, from what each rank holds of its logits [1, vocab]. Where no
+    later step shows what it emitted, that is the likeliest token."""
     try:
         found = rebuild_records(layout, logits, ranks).array if logits else None
     except LayoutError:
         found = None
     if found is None or found.size == 0:
-        return told
+        return step
     row = found.reshape(-1).astype(np.float64)
     top = np.argsort(-row, kind="stable")[:TOP_K]  # of equals the lowest id
     largest = float(row[top[0]])
     if not np.isfinite(largest):
-        return replace(told, topk_ids=top.tolist(), topk_logits=row[top].tolist())
+        return replace(step, topk_ids=top.tolist(), topk_logits=row[top].tolist())
     shifted = row - largest
     total = float(np.log(np.nansum(np.exp(shifted))))
     logs = shifted - total
     with np.errstate(invalid="ignore"):
         entropy = float(-np.nansum(np.exp(logs) * logs))
     return replace(
-        told,
-        emitted=int(top[0]) if told.emitted is None else told.emitted,
+        step,
+        emitted=int(top[0]) if step.emitted is None else step.emitted,
         topk_ids=top.tolist(),
         topk_logits=row[top].tolist(),
         logsumexp=largest + total,

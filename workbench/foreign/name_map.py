@@ -1,4 +1,4 @@
-"""`--map FILE.toml`: what an engine calls its tensors, and how they are spread, told by the user.
+"""`--map FILE.toml`: what an engine calls its tensors, and how they are spread, given by the user.
 
 [taps]                                     # globs of the engine's names; each * of the tap is what the glob's took
 "decoder.*.attn.query" = "layers.*.attn.q_proj"
@@ -43,7 +43,7 @@ class NameMapFile(msgspec.Struct, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class NameMap:
-    """Names and layouts that the user tells; the first glob that fits counts."""
+    """Names and layouts that the user gives; the first glob that fits counts."""
 
     taps: tuple[tuple[re.Pattern[str], str], ...]
     layouts: Mapping[str, str]
@@ -51,7 +51,7 @@ class NameMap:
 
     @classmethod
     def read(cls, path: Path) -> NameMap:
-        """The map in `path`; ForeignDumpError says what is wrong with it."""
+        """The map in `path`; ForeignDumpError states what is wrong with it."""
         try:
             with path.open("rb") as file:
                 text = file.read(_LONGEST + 1)

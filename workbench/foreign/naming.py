@@ -1,9 +1,9 @@
-"""Which request each row belongs to, where a dump does not tell: from positions, order, and what logits chose.
+"""Which request each row belongs to, where a dump does not state it: from positions, order, and what logits chose.
 
 A row at position 0 begins a sequence; a row at position p goes on with the live sequence that has p rows. Of several
 such sequences it is the one whose last logits chose this very token; else the order in their last batch decides, as
 long as there is a row for each of them. Whether two rows of neighbouring positions are a chunk of one request or a
-token of two is told by how many rows of logits the pass has, by the tokens, or by both having read a token a pass
+token of two is shown by how many rows of logits the pass has, by the tokens, or by both having read a token a pass
 before. What cannot be settled is an error: a row in the wrong sequence would be a difference that nobody made.
 """
 
@@ -170,7 +170,7 @@ class _Naming:
 
 def named_rows(heads: Sequence[PassHead], eos: Sequence[int]) -> list[tuple[str, ...]]:
     """The request of each row of each pass, named "#0", "#1", … in the order in which they begin. ForeignDumpError
-    where a row cannot be told to be one's or another's."""
+    where a row cannot be shown to be one's or another's."""
     naming = _Naming(frozenset(eos), any(0 < len(head.tops) < len(head.ids) for head in heads))
     return [naming.name(number, head) for number, head in enumerate(heads)]
 

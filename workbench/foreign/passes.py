@@ -3,7 +3,7 @@
     reader (one a format) → ForeignRun → rows by (request, position) → ranks merged → session
 
 Names and layouts are a reader's matter as far as its format knows them; which rows are whose, what is padding, and a
-layout that nobody tells are settled afterwards, in one place for all formats.
+layout that nobody gives are settled afterwards, in one place for all formats.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ForeignTensor:
     """One tensor that one rank saw in one pass.
 
     `tap` is our name where there is a counterpart, else the engine's own (a generic tap). `layout` as in `Tap`; "" is
-    not told. `array` holds the numbers exactly (bfloat16 as uint16, with `dtype` "bfloat16"), its first axis one row a
+    not given. `array` holds the numbers exactly (bfloat16 as uint16, with `dtype` "bfloat16"), its first axis one row a
     token; `rows` are those tokens as indices into the pass, None: all, or (of fewer) the last of each request.
     A dump of statistics alone has no array: `statistics` are [rows, STATISTICS] or, of the whole tensor, [1,
     STATISTICS], and `hashes` [rows] uint64 are equal for bit-equal rows of the same engine.
@@ -55,11 +55,11 @@ class ForeignTensor:
 class ForeignPass:
     """One forward pass on one rank: the token `ids` that went in, flattened over all requests, at `positions`.
 
-    `requests` name the request of each row, "" for padding; None where the dump does not tell. `places` count the
+    `requests` name the request of each row, "" for padding; None where the dump does not name them. `places` count the
     tokens before each row in its request, where they are reported beside the positions that the model was given.
     Tensors are in the order in which they were seen; the same tap may come more than once. `cache`: where the rows lie,
     where that is reported. `greedy`: the requests whose next token is the likeliest by the logits of this pass, where
-    that is told.
+    that is reported.
     """
 
     rank: int
@@ -102,8 +102,8 @@ class ForeignRun(Protocol):
         ...
 
 
-def checked_ranks(count: int, told_by: str) -> int:
+def checked_ranks(count: int, stated_by: str) -> int:
     """ForeignDumpError for none, and for more ranks than are read."""
     if not 1 <= count <= MOST_RANKS:
-        raise ForeignDumpError(f"{printable(told_by)} states {count} ranks; 1 to {MOST_RANKS} are read")
+        raise ForeignDumpError(f"{printable(stated_by)} states {count} ranks; 1 to {MOST_RANKS} are read")
     return count

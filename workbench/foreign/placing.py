@@ -46,7 +46,7 @@ class _Part:
 
 @dataclass(slots=True)
 class PlacedTensors:
-    """Collects rows until a step has all of its own. `called` are taps under another name; `lost` says which could not
+    """Collects rows until a step has all of its own. `called` are taps under another name; `lost` names what could not
     be placed, and why."""
 
     plan: RowPlan

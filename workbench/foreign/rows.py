@@ -103,7 +103,7 @@ class _Request:
 
 
 def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
-    """Place every row. ForeignDumpError where no request is left, or a row cannot be told to be one's."""
+    """Place every row. ForeignDumpError where no request is left, or a row cannot be shown to be one's."""
     dropped: Counter[str] = Counter()
     used = [_without_profiling(head, dropped) for head in heads]
     inferred = all(head.requests is None for head in heads)
@@ -143,7 +143,7 @@ def planned(heads: Sequence[PassHead], eos: Sequence[int] = ()) -> RowPlan:
 
 
 def _greedy(one: _Request, heads: Sequence[PassHead], names: Mapping[int, Sequence[str]]) -> frozenset[int]:
-    """The positions of a request whose next token was chosen greedily: each the last row of a pass that says so."""
+    """The positions of a request whose next token was chosen greedily: each the last row of a pass that reports it."""
     return frozenset(
         position
         for position, source in enumerate(one.at)

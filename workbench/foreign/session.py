@@ -181,7 +181,7 @@ def _read(seq: int, step: int, one: PlannedSequence) -> SequenceStep:
 
 
 def _cached(one: SequenceStep, cache: CacheTables, meta: SessionMeta, merged: MergedPasses) -> SequenceStep:
-    """With what the cache holds of the sequence behind the step, where all ranks tell."""
+    """With what the cache holds of the sequence behind the step, where all ranks report it."""
     lengths, blocks = cache.held(one.seq, one.positions[-1] + 1, meta.model.num_layers or 0)
     return replace(one, kv_lens=lengths if len(lengths) == merged.expected else [], block_table=blocks)
 

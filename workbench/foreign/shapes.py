@@ -43,7 +43,7 @@ def head_dim(model: ModelMeta) -> int | None:
 
 
 def width(tap: str, model: ModelMeta) -> int | None:
-    """How many numbers a row of the whole tap has, over all ranks; None where the model does not tell."""
+    """How many numbers a row of the whole tap has, over all ranks; None where the model does not state it."""
     operation = operation_at(tap)
     if operation is None or operation.form in ("cells", "cache"):
         return None
@@ -57,7 +57,7 @@ def width(tap: str, model: ModelMeta) -> int | None:
             return model.vocab_size
         case "hidden":
             return model.hidden_size
-        case _:  # of experts, of which a session does not tell
+        case _:  # of experts, which a session does not state
             return None
 
 

@@ -1,6 +1,6 @@
-"""What taps a dump has: their order, and how each is spread over the ranks, told or found out.
+"""What taps a dump has: their order, and how each is spread over the ranks, stated or found out.
 
-A layout that nobody tells follows from the names that all engines share and from the model's shapes; of an engine's own
+A layout that nobody gives follows from the names that all engines share and from the model's shapes; of an engine's own
 taps, from their numbers: bit-equal on all ranks is a replica, ranks that add up to a replica are partial sums. It is
 marked as inferred.
 """
@@ -66,7 +66,7 @@ class TapSurvey:
 
     @property
     def statistics_only(self) -> bool:
-        """Whether no operation left its numbers. The embedding may have: it tells which rows are whose."""
+        """Whether no operation left its numbers. The embedding may have: it shows which rows are whose."""
         taps = self.taps.values()
         whole = any(tap.array and is_canonical(tap.name) and tap.name != "embed" for tap in taps)
         return not whole and (any(tap.endings for tap in taps) or not any(tap.array for tap in taps))

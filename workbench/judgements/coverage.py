@@ -35,7 +35,7 @@ _OF_FLOAT64 = 2.0**-52
 
 class Coverage(msgspec.Struct, frozen=True, kw_only=True):
     """What was compared. `rows` have tokens on both sides (of one recording alone: all), `aligned` of them have the
-    same embedding; None: not proved, `alignment` says why, or what else there is to know. Of the `of_taps` taps that a
+    same embedding; None: not proved, `alignment` shows why, or what else there is to know. Of the `of_taps` taps that a
     layer has `taps` were recorded, in `layers` layers, of which `by_statistics` left statistics of some alone.
     `shared` rows of a prefix cache are
     among them. `misplaced` is why no verdict can be given at all, `lacking` why nothing can be called right. `unknown`
@@ -196,7 +196,7 @@ def _misplaced(rows: int, aligned: int | None, alignment: str) -> str:
 def _aligned(
     session: Session, branch: int, reference: Session | None, other: int
 ) -> tuple[int, int | None, str]:
-    """Rows, how many of them are proved to be the reference's, and what there is to say of it."""
+    """Rows, how many of them are proved to be the reference's, and what there is to report of it."""
     mine: list[NDArray[Any]] = []
     theirs: list[NDArray[Any]] = []
     rows, known = 0, True
@@ -277,7 +277,7 @@ def _extremes(rows: NDArray[Any]) -> NDArray[Any]:
 
 
 def _same_rows(mine: NDArray[Any], theirs: NDArray[Any], step: float) -> tuple[int, str]:
-    """How many rows are equal, or are so but for one factor; and what there is to say of it. Equal to the bit, or to
+    """How many rows are equal, or are so but for one factor; and what to report of it. Equal to the bit, or to
     two roundings to a dtype with that relative `step`: an embedding that the model multiplies by a number of its own
     has that number's, and the product's."""
     wide, right = mine.astype(np.float64), theirs.astype(np.float64)

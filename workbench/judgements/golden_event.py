@@ -66,7 +66,7 @@ class Faulty(msgspec.Struct, frozen=True):
 
 class TokenMismatch(msgspec.Struct, frozen=True):
     """A step at which the engine's likeliest token is not the reference's. `tie`: the reference itself
-    could not tell the two apart at this dtype."""
+    could not distinguish the two at this dtype."""
 
     step: int
     seq: int
@@ -172,7 +172,7 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     overflows at the engine's dtype, first at `overflow`. `max_abs_logits` is against the reference at the engine's
     own dtype where there is one. `tokens_identical`: None where not all could be compared. `tolerance` is "floor"
     (the reference's own error at that dtype) or "fixed". `causes` explain the first divergence, best first; `faulty`
-    are the operations that are wrong by themselves (None: that was not asked), `ledger` says them in words.
+    are the operations that are wrong by themselves (None: that was not asked), `ledger` states them in words.
     `flips` are tokens that went to other experts within rounding, of a great many the first.
     `golden_session` is a file's name, `reference` the library that recorded it; `quantisation` is known where that is
     llama.cpp and blocks are quantised. `confirmed` are the rules in force ("NAME=VALUE") of which it was tried that

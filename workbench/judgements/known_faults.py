@@ -176,7 +176,7 @@ KNOWN_FAULTS: Mapping[str, str] = {
 }
 
 
-#: The same of positions: as the engine itself tells them, and where the rotation alone has them.
+#: The same of positions: as the engine itself reports them, and where the rotation alone has them.
 KNOWN_POSITIONS: Mapping[str, tuple[str | None, str]] = {
     "positions_restart": (None, "rope_positions=of_the_pass"),
     "position_stuck:0": ("positions=stuck", "rope_positions=of_the_pass"),

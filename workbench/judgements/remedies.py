@@ -121,7 +121,7 @@ _OF_CLASS: Mapping[str, Remedy] = {
     ),
 }
 
-#: Remedies of single causes, where the class's says too little.
+#: Remedies of single causes, where the class's states too little.
 _OF_NAME: Mapping[str, Remedy] = {
     "bias_dropped": Remedy(
         "create the module with a bias and load it: the checkpoint has one", ("onnxruntime/mobius#396",)

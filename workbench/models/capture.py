@@ -42,7 +42,7 @@ class Capture:
         )
 
     def resolve(self, specs: Sequence[TapSpec]) -> WatchTaps:
-        """What the ranks are told of it."""
+        """What the ranks are given of it."""
         full = [i for i, spec in enumerate(specs) if matches(spec.name, self.full)]
         last = [i for i, spec in enumerate(specs) if matches(spec.name, self.last)]
         named = [glob for glob in self.full if glob not in _ALL]
@@ -79,7 +79,7 @@ def parse_capture(words: Sequence[str], specs: Sequence[TapSpec]) -> Capture:
 
 
 def words_of(meta: CaptureMeta | None) -> list[str]:
-    """The words that mean a capture as a session tells it; none for the usual one."""
+    """The words that mean a capture as a session states it; none for the usual one."""
     if meta is None:
         return []
     for name, capture in _NAMED.items():

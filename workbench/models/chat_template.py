@@ -105,7 +105,7 @@ def _render(request: RenderRequest) -> RenderAnswer:
     except _Refused as error:
         return RenderAnswer(refused=printable(error, 1000) or "no reason given")
     except MemoryError:
-        raise  # the process ends, and its starter says of what
+        raise  # the process ends, and its starter reports of what
     except TemplateError as error:
         return RenderAnswer(failed=printable(error, 1000) or type(error).__name__)
     except Exception as error:  # a template is a program, which may fail as any does

@@ -89,7 +89,7 @@ class Vocabulary:
 
 
 def gguf_tokenizer(file: Path) -> tuple[Tokenizer, dict[str, object], str | None] | None:
-    """(tokenizer, what tokenizer_config.json would say of special tokens, chat template) of a GGUF file; None where it
+    """(tokenizer, what tokenizer_config.json would have of special tokens, chat template) of a GGUF file; None where it
     has none. ConfigError for one that is damaged, UnsupportedTokenizer for one of a kind that is not known."""
     metadata = read_gguf_header(file).metadata
     if TOKENS not in metadata:

@@ -92,7 +92,7 @@ class Shape:
 
 @functools.lru_cache(1 << 14)  # every step has the same names again
 def _parsed(name: str) -> tuple[int, tuple[tuple[str, frozenset[str] | None], ...]]:
-    """The layer of a tensor, and the taps that it may be; none where the name says nothing."""
+    """The layer of a tensor, and the taps that it may be; none where the name means nothing."""
     found = _NAME.fullmatch(name)
     if found is None:
         return 0, ()

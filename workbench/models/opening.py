@@ -75,7 +75,7 @@ def open_model(name: str) -> OpenedModel:
     """Find MODEL: a directory or file (safetensors, GGUF), a hub id, or one of `DEMOS`. Without the extra `engine` it
     has no tokenizer: what it is made of can be read all the same.
 
-    CheckpointError says what is wrong with it, its configuration or its tokenizer; UsageError where it is a dump.
+    CheckpointError states what is wrong with it, its configuration or its tokenizer; UsageError where it is a dump.
     """
     refuse_dump(name)
     path = demo_path(name) or resolve(name)

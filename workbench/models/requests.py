@@ -130,7 +130,7 @@ def pick_dtype(asked: str, model: ModelConfig, device: str) -> DType:
 
 
 def capture_of(words: Sequence[str] | None, model: OpenedModel, tp: int) -> Capture:
-    """What to record: statistics, unless words say more. RequestError for a glob that selects no tap."""
+    """What to record: statistics, unless words ask for more. RequestError for a glob that selects no tap."""
     specs = model_taps(model.config, tp)
     return parse_capture(words, specs) if words else STATS
 

@@ -121,7 +121,7 @@ def find_tokenizer(checkpoint: Path) -> Tokenizer | None:
 
 
 def need_tokenizer(tokenizer: Tokenizer | None, where: Path) -> Tokenizer:
-    """`tokenizer`, or a RequestError that says why there is none and how to go on without."""
+    """`tokenizer`, or a RequestError that states why there is none and how to go on without."""
     if tokenizer is not None:
         return tokenizer
     reason = f"{where} has no tokenizer"

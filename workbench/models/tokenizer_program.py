@@ -1,7 +1,7 @@
 """A tokenizer, served over a socket: `python -m lockstep.workbench.models.tokenizer_program SOCKET LIFELINE
 CHECKPOINT`.
 
-It loads the tokenizer, says what it found, then answers requests until its starter is gone. Each may take SECONDS of
+It loads the tokenizer, reports what it found, then answers requests until its starter is gone. Each may take SECONDS of
 the processor, all of it MEMORY. `workbench.models.tokenizer_process` is the other side.
 """
 

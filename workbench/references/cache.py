@@ -57,7 +57,7 @@ _NAMES = "[0-9a-f]" * 32 + ".session"
 LIMIT_BYTES = 8 << 30
 
 
-#: What tells a weight file from another of the same size: its mtime in ns, or the hash of its content.
+#: What distinguishes a weight file from another of the same size: its mtime in ns, or the hash of its content.
 Stamp = tuple[int, int | str]
 
 
@@ -79,7 +79,7 @@ def _content(file: Path, size: int, mtime: int) -> str:
 def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[Stamp]) -> str:
     """Hash of the checkpoint, the ids, the steps, the dtype, the device and the libraries' versions.
 
-    `checkpoint` is its digest, which only samples large tensors; `stamps` of each weight file tell apart what the
+    `checkpoint` is its digest, which only samples large tensors; `stamps` of each weight file distinguish what the
     samples miss.
     """
     question = msgspec.to_builtins(request) | {

@@ -44,7 +44,7 @@ def phimoe(file: Metadata, fields: ConfigFields) -> ConfigFields:
 
 
 def mistral4(file: Metadata, rope: ConfigFields) -> ConfigFields:
-    """DeepSeek's attention; queries grow by a tenth where the file does not say."""
+    """DeepSeek's attention; queries grow by a tenth where the file does not state it."""
     reported = deepseek(file, rope)
     beta = file.value("attention.temperature_scale")
     rope = {**reported["rope_parameters"], "llama_4_scaling_beta": 0.1 if beta is None else beta}
@@ -53,7 +53,7 @@ def mistral4(file: Metadata, rope: ConfigFields) -> ConfigFields:
 
 
 def deepseek2(file: Metadata, rope: ConfigFields) -> ConfigFields:
-    """Mistral-Large-3's files say `deepseek2`, and how queries grow; Youtu's have no experts."""
+    """Mistral-Large-3's files state `deepseek2`, and how queries grow; Youtu's have no experts."""
     if file.value("attention.temperature_scale") is not None:
         return mistral4(file, rope)
     reported = deepseek(file, rope)

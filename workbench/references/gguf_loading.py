@@ -207,7 +207,7 @@ def _seed_oss(file: WholeReader) -> ConfigFields:
 
 @dataclass(frozen=True, slots=True)
 class _Architecture:
-    """How files of an architecture become a transformers model. `own`: what of its config `_KEYS` do not say."""
+    """How files of an architecture become a transformers model. `own`: what of its config `_KEYS` do not state."""
 
     model_type: str
     own: Callable[[WholeReader], ConfigFields] = field(default=lambda file: {})

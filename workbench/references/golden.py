@@ -102,7 +102,7 @@ def record_all(
     """Golden sessions for the same token ids, from the cache or recorded now, in one process.
 
     Sequences that are not forced go on greedily in the first; the others are forced onto what came out of it.
-    ReferenceFailure says why there is no session, RequestError that memory would not do; CheckpointError and
+    ReferenceFailure states why there is no session, RequestError that memory would not do; CheckpointError and
     ConfigError come from opening the checkpoint.
     """
     for one in wanted:

@@ -60,7 +60,7 @@ def load_golden(path: Path, dtype: DType, device: str) -> Any:
 
 
 def import_family(path: Path) -> None:
-    """Import what `load_golden` will of the checkpoint's family. ReferenceFailure where transformers cannot tell."""
+    """Import what `load_golden` will of the checkpoint's family. ReferenceFailure where transformers cannot."""
     try:
         if path.is_dir():
             config: Any = wrapped.config_of(path)
@@ -90,7 +90,7 @@ def _load_directory(directory: Path, dtype: torch.dtype) -> Any:
         experts_implementation=experts.register(),
         use_safetensors=True,
         output_loading_info=True,
-        ignore_mismatched_sizes=True,  # so that they are told by name, and refused below
+        ignore_mismatched_sizes=True,  # so that they are reported by name, and refused below
         **options,
     )
     model, info = loaded

@@ -1,6 +1,6 @@
 """transformers' Mamba-2 with taps: its own functions in torch, never a kernel, and what goes in and out.
 
-The modelling code calls functions of its module by name; within the block they are others, which tell what they saw.
+The modelling code calls functions of its module by name; within the block they are others, which report what they saw.
 """
 
 from __future__ import annotations

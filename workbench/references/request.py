@@ -1,4 +1,4 @@
-"""What a golden recording is asked to do, what the recorder says while it works, and how it fails (torch-free).
+"""What a golden recording is asked to do, what the recorder reports while it works, and how it fails (torch-free).
 
 Requests are a JSON file, the recorder's messages are JSON lines.
 """
@@ -121,7 +121,7 @@ class RecorderFailure(Struct, frozen=True, tag="error"):
 
 
 def decode_jobs(text: bytes) -> list[RecordingJob]:
-    """The jobs of a request file; ReferenceFailure says what is wrong with them."""
+    """The jobs of a request file; ReferenceFailure states what is wrong with them."""
     try:
         return msgspec.json.decode(text, type=list[RecordingJob])
     except (msgspec.DecodeError, RecursionError) as error:
@@ -129,7 +129,7 @@ def decode_jobs(text: bytes) -> list[RecordingJob]:
 
 
 def model_path(path: str | Path) -> Path:
-    """`path` as a Hugging Face checkpoint directory or a GGUF file; ReferenceFailure says what is missing."""
+    """`path` as a Hugging Face checkpoint directory or a GGUF file; ReferenceFailure states what is missing."""
     model = Path(path)
     if (file := gguf_file(model)) is not None:
         return file

@@ -1,7 +1,7 @@
 """transformers' attention whose queries are scaled behind the rotation (Ministral-3, Mistral 4): the rotated queries,
 which no module and no attention interface shows.
 
-The modelling code calls the rotation by name; within the block that tells what it gives.
+The modelling code calls the rotation by name; within the block that reports what it gives.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """transformers' short convolutions (LFM2) with taps: what its functions in torch, never a kernel, are given and give.
 
-The modelling code calls functions of its module by name; within the block they are others, which tell what they saw.
+The modelling code calls functions of its module by name; within the block they are others, which report what they saw.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class GoldenModel(Protocol):
         ...
 
     def forward(self, seq: int, ids: Sequence[int], see: See) -> Tensor:
-        """Read the next tokens of sequence `seq`, telling `see` every tap; the logits after the last, [vocab]."""
+        """Read the next tokens of sequence `seq`, giving `see` every tap; the logits after the last, [vocab]."""
         ...
 
     def cached(self, seq: int) -> list[int]:

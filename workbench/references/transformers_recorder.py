@@ -94,7 +94,7 @@ class _TransformersModel:
 
     def _empty(self) -> DynamicCache:
         """Without a config every layer of the cache is complete; sliding-window layers would drop old keys. Where some
-        have states it must be told which."""
+        have states it has to know which."""
         config = self.model.config
         ours = model_config(self.model)
         typed = (

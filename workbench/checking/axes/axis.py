@@ -15,7 +15,7 @@ from lockstep.workbench.words.plain_text import plural
 AxisName = Literal["batch", "order", "preempt", "chunk", "prefix", "tp", "ep", "speculation", "graph"]
 AXES: tuple[AxisName, ...] = get_args(AxisName)
 #: `equal`: the same bits. `rounding`: other bits, and no operation is wrong. `bug`: one is, in one run more than in the
-#: other. `inconclusive`: what was recorded does not tell. `not tried`: there is no such variant of this run.
+#: other. `inconclusive`: what was recorded does not decide. `not tried`: there is no such variant of this run.
 AxisVerdict = Literal["equal", "rounding", "bug", "inconclusive", "not tried"]
 
 #: Rows that are named one by one, at most.
@@ -47,9 +47,9 @@ class AxisRounding:
 class AxisBug:
     """An operation that is wrong in one of the two runs: at `positions` of `requests`, the first at `first`
     (request, position), where the row is off by `error` of its norm (None: not to be compared). `side` is the run in
-    which it does not give what its inputs give, as the checkpoint tells; "unknown" where no checkpoint can tell, and
+    which it does not give what its inputs give, as the checkpoint shows; "unknown" where none can show it, and
     the row differs by more than rounding though its inputs do not. `blocks` are the blocks that these rows read of a
-    cache, where they are known: those that are wrong, where `cache` tells whose rows they hold, and the variant's else.
+    cache, where they are known: those that are wrong, where `cache` shows whose rows they hold, and the variant's else.
     """
 
     tap: str
@@ -88,7 +88,7 @@ _SIDES = {
 class AxisToken:
     """A token that a request reads at a place and that its own logits did not choose, where those of the other run
     chose the one that is read there: in the run on `side`, `token` in place of `chosen` (None: no logits were computed
-    there, and `again` tells that it is the token before it once more). `behind`: the side's logits were not recorded,
+    there, and `again` states that it is the token before it once more). `behind`: the side's logits were not recorded,
     and those of the other run put the token so far behind `chosen`, which is more than rounding."""
 
     first: Place
@@ -118,7 +118,7 @@ class AxisToken:
 
 @dataclass(frozen=True, slots=True)
 class AxisResult:
-    """One variant held against the run that it must equal: `variant` says which two. `bugs` and `rounding` are in the
+    """One variant held against the run that it must equal: `variant` names the two. `bugs` and `rounding` are in the
     order of execution; `tokens` that no logits chose are a bug as well; `why` is of a verdict that they do not explain.
     Of a variant of which no tap can be seen the tokens alone were compared (`taps` is 0).
     `notes` report on wrong accesses to a cache without an effect on what was compared."""

@@ -25,7 +25,7 @@ class CacheEvidence:
 
     @classmethod
     def of(cls, side: RowSide) -> CacheEvidence:
-        """Nothing where the run does not tell where its rows lie."""
+        """Nothing where the run does not report where its rows lie."""
         audit = cache_audit(side.session, side.branch)
         if audit is None or audit.lacking:
             return cls()

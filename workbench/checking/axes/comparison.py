@@ -1,6 +1,6 @@
 """Two variants of one run held against each other: what is rounding, and what is a bug.
 
-Bits first: the operations that give other bits on equal ones depend on the axis, and by how much says that they round.
+Bits first: the operations that give other bits on equal ones depend on the axis, and by how much shows that they round.
 Then each operation of either run is judged on its own inputs, as diagnosis does: rounding that has gathered over the
 layers, or an expert that flipped by it, accuses nobody, and a bug is found behind rounding that came before it.
 """
@@ -69,7 +69,7 @@ class Variants:
         return coarser(*(side.session.meta.config.dtype or "float32" for side in (self.base, self.variant)))
 
     def compare(self, axis: AxisName, summary: str) -> AxisResult:
-        """Hold the two against each other; `summary` says which they are."""
+        """Hold the two against each other; `summary` names them."""
         bits = compare_rows(self.base, self.variant)
         if not bits.rows or not bits.taps:
             why = "the two read no tokens in common" if not bits.rows else "no tap was recorded in both"

@@ -139,7 +139,7 @@ class ModelAxes:
             return Variants(*sides, judges).compare(axis, summary)
 
     def _record(self, run: _Run) -> Path:
-        """The session of a run, recorded now or before. The first run of all says which tokens are emitted."""
+        """The session of a run, recorded now or before. The first run of all decides which tokens are emitted."""
         key = run.config, run.schedule.__name__
         if key not in self._recorded:
             path = self.folder / f"{len(self._recorded)}.session"

@@ -1,7 +1,7 @@
 """A variant of which the tokens alone can be seen, held against a recorded run: a CUDA graph that is replayed calls no
 hooks.
 
-Where the two go on with other tokens, the recorded logits say whether that is rounding: two tokens of nearly one logit
+Where the two go on with other tokens, the recorded logits show whether that is rounding: two tokens of nearly one logit
 may change places, one that is far behind the likeliest may not come.
 """
 
@@ -21,7 +21,7 @@ from lockstep.workbench.views.verdicts import WRONG_ABOVE
 
 
 def compare_tokens(axis: AxisName, summary: str, base: RowSide, variant: RowSide) -> AxisResult:
-    """Hold the tokens of `variant` against the logits of `base`; `summary` says which they are."""
+    """Hold the tokens of `variant` against the logits of `base`; `summary` names them."""
     pairs = paired(base, variant)
     rows = sum(len(positions) for *_, positions in pairs)
     if not rows:

@@ -18,7 +18,7 @@ class Invariant(msgspec.Struct, frozen=True, kw_only=True):
 
     @classmethod
     def of(cls, name: str, means: str, summary: str, broken: str = "", tap: str = "") -> Invariant:
-        """It holds, which `summary` says, or what is `broken`."""
+        """It holds, which `summary` states, or what is `broken`."""
         if broken:
             return cls(name=name, result="broken", summary=broken, means=means, tap=tap)
         return cls(name=name, result="holds", summary=summary)

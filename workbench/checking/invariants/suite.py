@@ -1,7 +1,7 @@
 """`lockstep invariant`: what is true of every right engine, tried on this one without any reference.
 
 Runs of the same tokens that differ in one respect must agree (metamorphic relations, Chen et al. 1998): which of them
-do not says where to look before anything is fitted.
+do not shows where to look before anything is fitted.
 """
 
 from __future__ import annotations
@@ -44,14 +44,14 @@ LONG = 256
 #: How many of the highest ids make a prompt.
 _HIGHEST = 8
 
-#: Told which one is being tried.
+#: Called with the one being tried.
 Progress = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
 class Suite:
     """A model on our engine, as `config` runs it under `rules`, on a prompt and some decode steps. Ranks get the room
-    that a small batch and the long prompt need, whatever `config` says."""
+    that a small batch and the long prompt need, whatever `config` states."""
 
     path: Path
     model: ModelConfig

@@ -1,4 +1,4 @@
-"""Attention's sites as their banks read them: one part a pass of a sequence, told apart by head."""
+"""Attention's sites as their banks read them: one part a pass of a sequence, with heads apart."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Edits: one change of an operation's formula each, told by its structure and by nothing else.
+"""Edits: one change of an operation's formula each, given by its structure and by nothing else.
 
     edit = Edit((0, 1, 0, 1), "number", (1e-5,))
     apply(edit, FORMULAS["norm"])                     # ... mean(square(x)) + 1e-05 ...
@@ -164,7 +164,7 @@ def _changed(edit: Edit, node: Node) -> Node:
             return substitute(FORMULAS["norm"] if weight else NORMALISED, given)
         case "throughout", (str(name), *further):
             return _throughout(node, name, _arguments(further))
-    raise ValueError(f"{edit} says nothing that can be done to {node}")
+    raise ValueError(f"{edit} names nothing that can be done to {node}")
 
 
 def _arguments(detail: Sequence[str | float | None]) -> list[Node]:

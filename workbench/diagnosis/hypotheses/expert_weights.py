@@ -1,6 +1,6 @@
 """Experts whose products no known mistake explains: whether their weights are other ones than the checkpoint's.
 
-As of a single product (`products.unknown`) the angles between tokens say so: the error is a product of the inputs with
+As of a single product (`products.unknown`) the angles between tokens show it: the error is a product of the inputs with
 another matrix, which keeps them but for chance. An expert is given few tokens, and a rank has few features of it, so
 that the angles within all experts are held against each other at once, and against what so few features can show.
 """
@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.operations.experts import hit
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: Pairs of tokens that tell; how many standard deviations off no relation at all the correlation has to be, and what
+#: Pairs of tokens needed; how many standard deviations off no relation at all the correlation has to be, and what
 #: share of that which a product with independent numbers would have.
 _PAIRS, _SURE, _OF_EXPECTED = 64, 6.0, 0.6
 

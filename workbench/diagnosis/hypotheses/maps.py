@@ -1,4 +1,4 @@
-"""Maps: what any result may have gone through that no edit of its formula says. One routine for all row-wise
+"""Maps: what any result may have gone through that no edit of its formula gives. One routine for all row-wise
 operations.
 
 Each is fitted to what was seen, and is charged by the numbers that this takes: a factor of each row, or column; one row
@@ -21,7 +21,7 @@ from lockstep.workbench.diagnosis.recording import Array
 
 #: A map: its edit, what it gives, how many numbers it took to fit.
 Mapped = tuple[Edit, Array, int]
-#: Columns that are looked for at once; rows that tell one column from all others; columns of which factors are fitted
+#: Columns that are looked for at once; rows that distinguish a column from others; columns of which factors are fitted
 #: by themselves, as a share of all.
 _CHUNK, _ROWS, _FEW = 512, 4, 0.25
 #: Columns of a buffer that hold what it had before: whose, from where on, and from which column of that on.
@@ -68,7 +68,7 @@ def _rows_moved(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
 
 
 def _cut_off(site: Site) -> Iterator[Mapped]:
-    """Cut off on both sides, where the outermost numbers that are left tell."""
+    """Cut off on both sides, where the outermost numbers that are left show it."""
     low, high = float(site.seen.min()), float(site.seen.max())
     if low > site.expected.min() and high < site.expected.max() and low != -high:
         yield _map("clamped", low, high), np.clip(site.expected, low, high), 2

@@ -40,7 +40,7 @@ from lockstep.workbench.diagnosis.recording import Array
 #: What the experts' outputs are multiplied by.
 _WEIGHTS = "mlp.topk_weights"
 #: Wrong tokens on which hypotheses are tried, and hypotheses that are reported.
-ROWS, _TOLD = 12, 12
+ROWS, _SHOWN = 12, 12
 
 
 def operands_of(site: Site) -> Operands:
@@ -66,7 +66,7 @@ def mixture_edits(site: Site) -> Iterator[Variant]:
         for one in single(stage, stage.edits()):
             found.append(one)
             stages[id(one)] = stage
-    for one in distinct(next(iter(stages.values())), found)[:_TOLD] if found else ():
+    for one in distinct(next(iter(stages.values())), found)[:_SHOWN] if found else ():
         stage = stages[id(one)]
         words, tree = wording(stage.own_site, one.edits), together(one.edits, stage.formula)
         yield Variant(words.name, words.kind, words.text, words.fitted, stage.whole(tree), one.cost)

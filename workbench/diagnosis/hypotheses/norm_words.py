@@ -119,7 +119,7 @@ def norm_sentence(formula: Node, edit: Edit) -> str | None:
 
 
 def norm_place(formula: Node, edit: Edit) -> str | None:
-    """What is at the place of an edit; None where a leaf's name or the formula says it best."""
+    """What is at the place of an edit; None where a leaf's name or the formula shows it best."""
     found = _PLACES.get(_place(formula, edit.place))
     return None if found is None else _of_form(formula, found)
 

@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.recording import Array
 
 #: What lies side by side.
 _PACKS = (QKV, GATE_UP)
-#: Whose rows lie one behind the other in memory: by what they are told apart, and how that is reported.
+#: Whose rows lie one behind the other in memory: what distinguishes them, and how that is reported.
 _MEMORIES: Mapping[str, Callable[[Site], list[tuple[int, ...]]]] = {
     "sequence": lambda site: [(row.step, row.seq) for row in site.rows],
     "pass": lambda site: [(row.step,) for row in site.rows],

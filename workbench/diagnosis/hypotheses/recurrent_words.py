@@ -144,7 +144,7 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
 
 
 def shared_slot_words(operation: str, operand: str) -> str:
-    """What is said of sequences that have another live sequence's slot, by the name of the operand; "" of anything
+    """What is reported of sequences that have another live sequence's slot, by the name of the operand; "" of anything
     else."""
     if not operand.startswith(SLOT_OF):
         return ""
@@ -183,7 +183,7 @@ def _own(heads: Sequence[int], keys: int, of: int) -> list[str]:
 
 
 def coarse_words(operand: str) -> str:
-    """What is said of queries or keys in fewer bits, by the name of the operand; "" of anything else."""
+    """What is reported of queries or keys in fewer bits, by the name of the operand; "" of anything else."""
     _, _, how = operand.partition(" ")
     if how.startswith("rounded to "):
         return f"queries and keys are {how} once they are divided by their length"

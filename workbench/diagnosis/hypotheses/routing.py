@@ -42,7 +42,7 @@ _OVER_TOKENS = ("rows_softmax_of_sequence", "rows_softmax_of_step")
 #: The experts that a rank has where they are divided among so many groups of ranks.
 _HELD = "experts of the rank, of {}"
 #: Hypotheses that are reported of a site.
-_TOLD = 12
+_SHOWN = 12
 
 
 def routing_edits(site: Site) -> Iterator[Variant]:
@@ -72,7 +72,7 @@ def formula_edits(
     """Those edits of a row-wise operation's formula that explain something, the nearest first. Its leaves are `tokens`,
     with an axis of them, and `others`."""
     trial = RowTrial(site, formula, Lazy(tokens), Lazy(others))
-    for solved in single(trial, edits)[:_TOLD]:
+    for solved in single(trial, edits)[:_SHOWN]:
         tree, words = together(solved.edits, formula), wording(site, solved.edits)
         noise = None if site.operation == "choice" else trial.noise_of(tree)
         yield Variant(

@@ -62,7 +62,7 @@ EDITED = ("norm", "residual", "activation")
 #: Norms of latents.
 LATENT_NORMS = tuple(one.tap for one in LAYER.values() if one.kind == "norm" and "latent" in one.width)
 #: Hypotheses that are reported of a site.
-_TOLD = 12
+_SHOWN = 12
 #: Elements on which pairs are tried.
 PAIR_ELEMENTS = 1 << 11
 #: What else the numbers of a clamped activation may be.
@@ -137,7 +137,7 @@ def row_edit_pairs(site: Site) -> Iterator[Variant]:
     trial, choices = found
     few = replace(trial, elements=PAIR_ELEMENTS)
     again = [
-        solve(trial, one.open, one.numbers) for one in pairs(few, edits_of(trial.formula, choices))[:_TOLD]
+        solve(trial, one.open, one.numbers) for one in pairs(few, edits_of(trial.formula, choices))[:_SHOWN]
     ]
     yield from _edited(trial, [one for one in again if one is not None])
 
@@ -150,7 +150,7 @@ def row_free_maps(site: Site) -> Iterator[Variant]:
 
 
 def _edited(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
-    for solved in found[:_TOLD]:
+    for solved in found[:_SHOWN]:
         tree, words = together(solved.edits, trial.formula), wording(trial.site, solved.edits)
         yield Variant(
             words.name, words.kind, words.text, words.fitted, trial.whole(tree), solved.cost,

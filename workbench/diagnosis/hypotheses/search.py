@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY
 FIRST, FIRST_SOLVED = 6, 3
 #: The first of a pair leaves at most this share of the error.
 _HELPFUL = 0.95
-#: A pair is worth telling if it leaves less than this share of what its better half does.
+#: A pair is worth reporting if it leaves less than this share of what its better half does.
 _BETTER = 0.5
 #: Of such the later one is reported if it leaves less than this share of what the earlier one does.
 _NEARER = 0.98

@@ -1,4 +1,4 @@
-"""Where an operation is, as far as its hypotheses are told by that."""
+"""Where an operation is, as far as its hypotheses name it."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class Wording:
 class Setting:
     """What a sentence needs to know of where an operation is.
 
-    `channels` are the only wrong columns where these are few, `replica` says that the copies of other ranks are right.
+    `channels` are the only wrong columns where these are few; `replica`: the copies of other ranks are right.
     `ranks` is how many there are, `first` the rank's first (out feature, in feature) of the whole, `size` how many it
     has of each. `row`: how many columns of a norm's row the rank has, and all ranks. `seen`: of several places
     together, whether tensors are reported as seen from each layer, or by their own.

@@ -57,7 +57,7 @@ class Variant:
     edits: tuple[Edit, ...] = ()
 
 
-#: Gives the variants of an operation that are worth trying at a site that is wrong (`site.deviation` says where).
+#: Gives the variants of an operation that are worth trying at a site that is wrong (`site.deviation` shows where).
 Bank = Callable[[Site], Iterable[Variant]]
 
 

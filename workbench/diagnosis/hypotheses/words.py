@@ -1,6 +1,6 @@
 """What an edit is called: its sentence, its class and its figures, made here and nowhere else, and made last.
 
-A sentence says what ran and what should have: in words where there are plain ones, else by the formula.
+A sentence states what ran and what should have: in words where there are plain ones, else by the formula.
 """
 
 from __future__ import annotations
@@ -209,7 +209,7 @@ def _figures(at: Setting, edits: Sequence[Edit]) -> dict[str, object]:
 
 
 def _formula(at: Setting, edits: Sequence[Edit]) -> str:
-    """What ran: the right formula where no edit says it."""
+    """What ran: the right formula where no edit gives it."""
     names = {**_LEAVES.get(at.operation, {}), **_named_leaves(at, edits)}
     maps = any(one.kind == "map" for one in edits)
     return formula_text(at.formula if maps else together(edits, at.formula), names)
@@ -223,7 +223,7 @@ def _named_leaves(at: Setting, edits: Sequence[Edit]) -> dict[str, str]:
 
 
 def _sentence(at: Setting, edit: Edit) -> str:
-    """One edit in plain words; "" where the formula says it best."""
+    """One edit in plain words; "" where the formula shows it best."""
     numbers = [one for one in edit.detail if isinstance(one, float)]
     fields = {
         "weight": at.weight,

@@ -1,7 +1,7 @@
 """The reference run operation by operation: the graph in float64, on what its own operations gave before.
 
 `operations.sites` computes what each operation should give on recorded inputs. Here it is given what the operations
-before it gave, so that the recording tells nothing but which taps, ranks, passes and tokens there are, and how ties
+before it gave, so that the recording gives nothing but which taps, ranks, passes and tokens there are, and how ties
 between experts fell. Without anything put into it, it gives what transformers gives.
 """
 

@@ -33,7 +33,7 @@ Place = tuple[str, str, int]
 
 
 class NotInjected(Exception):
-    """A hypothesis that cannot be put into another run; the message says why."""
+    """A hypothesis that cannot be put into another run; the message states why."""
 
 
 @dataclass(slots=True, eq=False)
@@ -72,7 +72,7 @@ class Injected:
         if len(recorded.parts) != len(site.parts):
             raise NotInjected(f"{site.tap} is computed in other passes than it was recorded in")
         found = self._variant(_as_wrong_as(site, recorded), hypothesis)
-        if found is None:  # what tells it from others is too faint on other inputs than the run's
+        if found is None:  # what distinguishes it from others is too faint on other inputs than the run's
             found = self._variant(recorded, hypothesis)
             self.on_run_inputs.add(site.tap)
         if found is None:

@@ -1,7 +1,7 @@
 """Causes put into the reference: whether that gives the run's tensors and tokens.
 
 The graph is run three times, tap by tap: as it is, which has to give the reference's own logits; with the hypotheses
-of all causes in their places; and so with roundings of the run's dtype on top, which says how far rounding alone takes
+of all causes in their places; and so with roundings of the run's dtype on top, which shows how far rounding alone takes
 such a run. What the recording is off the second run by is held against that.
 """
 
@@ -75,7 +75,7 @@ def reproduce(
     harmless: Sequence[str] = (),
 ) -> Reproduction:
     """What comes of the reference with the hypotheses of all groups in it. `harmless`: taps that differ without an
-    effect, which say nothing."""
+    effect, which show nothing."""
     unnamed = next((group for group in groups if not group.chosen), None)
     if facts.model_free:
         return _not_tried("the model is not known")

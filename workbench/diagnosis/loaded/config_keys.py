@@ -1,4 +1,4 @@
-"""Keys of config.json that nobody reads, though they say something: what an engine passes over may be such a one."""
+"""Keys of config.json that nobody reads, though they mean something: what an engine passes over may be such a one."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.engine.config.fields import noting_keys
 from lockstep.engine.errors import CheckpointError, ConfigError
 from lockstep.engine.text import printable
 
-#: What says nothing of what is computed from tokens to logits: files, training, choosing tokens, labels.
+#: What states nothing of what is computed from tokens to logits: files, training, choosing tokens, labels.
 _OTHER_MATTERS = re.compile(
     r"_.*|architectures|auto_map|.*version|.*dtype|use_cache|quantization_config|(.*_)?token_ids?|.*(dropout|pdrop)(_p)?"
     r"|.*initializer_.*|init_.*|.*_init|.*loss.*|output_.*|return_dict.*|.*label.*|task_.*|problem_type|tokenizer_.*"
@@ -22,7 +22,7 @@ _OTHER_MATTERS = re.compile(
     r"|vision_.*|image_.*|video_.*|audio_.*|text_config|num_mtp.*|mtp_.*|unsloth_.*|finetuning_task|pruned_heads",
     re.ASCII,
 )
-#: Keys that say nothing: key and values of another, with which that is so.
+#: Keys that mean nothing: key and values of another, with which that is so.
 _SWITCHED: tuple[tuple[str, tuple[object, ...], tuple[str, ...]], ...] = (
     ("use_sliding_window", (False,), ("sliding_window", "max_window_layers")),
     ("sliding_window", (None,), ("max_window_layers",)),
@@ -79,7 +79,7 @@ def unread_words(checkpoint: Path, engine: str = "", reads: Collection[str] = ()
     path = (checkpoint if checkpoint.is_dir() else checkpoint.parent) / "config.json"
     try:
         config = read_json(path) if path.is_file() else {}
-    except (ConfigError, CheckpointError):  # which the checkpoint's own reader tells
+    except (ConfigError, CheckpointError):  # which the checkpoint's own reader reports
         return ()
     lines = []
     if found := keys_beside(config, reads) if reads else {}:

@@ -42,7 +42,7 @@ class Mistake:
 
     @classmethod
     def in_words(cls, kind: str, text: str) -> Mistake:
-        """One that all its words tell from others."""
+        """One that all its words distinguish from others."""
         return cls(kind, text, text)
 
     def of_rows(self, scope: str) -> Mistake:

@@ -21,7 +21,7 @@ _MOST_FACTS, _MOST_WEIGHTS = 64 << 20, 1 << 42
 
 
 class HeldAdapter(msgspec.Struct, frozen=True):
-    """What a module of an adapter says of itself: by what it multiplies, whether it acts, and whether it is in the
+    """What a module of an adapter reports of itself: by what it multiplies, whether it acts, and whether it is in the
     weight already."""
 
     scale: float

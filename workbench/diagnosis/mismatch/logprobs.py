@@ -144,7 +144,7 @@ def _candidates(
 def _processed(
     rows: list[Values], targets: NDArray[np.int64], sampling: SamplingMeta
 ) -> Iterator[tuple[Definition, Values]]:
-    """After the steps of sampling that the session tells."""
+    """After the steps of sampling that the session states."""
     by = sampling.temperature
     yield Definition("log-softmax of logits divided by a temperature of", by), _chosen(rows, targets, by)
     if sampling.top_k or sampling.top_p < 1:

@@ -44,7 +44,7 @@ def compare_operations(
     explained: Mapping[str, Explanation],
     roundings: tuple[str, ...] = (),
 ) -> tuple[Level, Level]:
-    """The levels "operation" and "shape". `roundings` say where one side rounds in another order than the other."""
+    """The levels "operation" and "shape". `roundings` state where one side rounds in another order than the other."""
     if not rows.taps:
         text = "no tap was recorded on both sides"
         return Level("operation", "unknown", text), Level("shape", "unknown", text)
@@ -63,7 +63,7 @@ def compare_operations(
     text = _in_words(one, size)
     if not within or causes:
         unasked = "not asked: an operation differs by more than rounding"
-        # What the checkpoint says is wrong comes first: the first difference may be no more than rounding.
+        # What is wrong by the checkpoint comes first: the first difference may be no more than rounding.
         stated = (*causes, text, *roundings)
         return Level("operation", "differs", stated[0], stated[1:]), Level("shape", "unknown", unasked)
     same = Level("shape", "equal", "the passes have the same shapes")
@@ -87,7 +87,7 @@ def _equal(rows: RowComparison, causes: tuple[str, ...]) -> tuple[Level, Level]:
 
 
 def _size(a: RowSide, b: RowSide, one: TapRows) -> float | None:
-    """The difference in roundings; None where only hashes or statistics tell."""
+    """The difference in roundings; None where there are only hashes or statistics."""
     if one.metrics is None:
         return None
     dtype = coarser(*(side.session.meta.config.dtype or "float32" for side in (a, b)))

@@ -160,7 +160,7 @@ def _spread(layout: layouts.Layout, parts: Mapping[int, Array], added: Array) ->
 
 def _errors(site: Site) -> Outputs:
     """What was recorded less what it should be, 0 where that is no number; of a choice the experts of tokens that have
-    others than their scores say, -1 of other tokens: it goes on following its scores."""
+    others than their scores give, -1 of other tokens: it goes on following its scores."""
     if site.operation in CHOICES:
         return [np.where(_same_experts(part.seen, part.expected), -1.0, part.seen) for part in site.parts]
     with np.errstate(all="ignore"):

@@ -50,7 +50,7 @@ class MismatchReport:
 
     @property
     def proved_equal(self) -> bool:
-        """Whether nothing differs, and enough is known to say so."""
+        """Whether nothing differs, and enough is known to state it."""
         return self.answer is None and all(
             level.result == "equal" for level in self.levels if level.name in ("tokens", "operation")
         )

@@ -69,7 +69,7 @@ class GapShare:
 
 @dataclass(frozen=True, slots=True)
 class GapShares:
-    """`shares`, the largest first, are of `whole`, over `tokens`. `note` says why there are none, or not of every
+    """`shares`, the largest first, are of `whole`, over `tokens`. `note` states why there are none, or not of every
     operation."""
 
     shares: tuple[GapShare, ...] = ()
@@ -80,7 +80,7 @@ class GapShares:
 
 @dataclass(slots=True)
 class _SideRun:
-    """One side with what the reference says to it. `logits` and `hidden` are of the tokens that are looked at."""
+    """One side with what the reference gives for it. `logits` and `hidden` are of the tokens that are looked at."""
 
     side: Side
     errors: OwnErrors

@@ -67,7 +67,7 @@ class Deviation:
     `ratio` is the norm of the error over that of the noise, `single` the same of the worst element, `rel_l2` the norm
     of the error over that of what was expected; infinite where shapes or non-finite elements differ. `rows` are the
     wrong tokens; `heads` (this rank's own numbers) and `columns` those that are wrong, None where all are or the
-    tensor has none. `scopes` say for each part which elements these are.
+    tensor has none. `scopes` state for each part which elements these are.
     """
 
     ratio: float

@@ -35,7 +35,7 @@ from lockstep.workbench.diagnosis.recording import Array
 
 
 class Lacking(Exception):
-    """Something that the operation needs is not there; the message says what."""
+    """Something that the operation needs is not there; the message names it."""
 
 
 @dataclass(frozen=True, slots=True)

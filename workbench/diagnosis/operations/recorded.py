@@ -27,7 +27,7 @@ KEPT_BYTES = 1 << 30
 @dataclass(frozen=True, slots=True)
 class Row:
     """One token in one forward pass. `position` is where it stands in its sequence, `recorded_position` where the
-    engine says that it does; `length` is how many tokens the sequence has by then, the rest of a prompt that comes in
+    engine reports it; `length` is how many tokens the sequence has by then, the rest of a prompt that comes in
     chunks included."""
 
     step: int

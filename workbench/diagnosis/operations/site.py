@@ -3,7 +3,7 @@
     for site in sites(taps, facts):
         if isinstance(site, Unjudged): ...
 
-`Site.operation` says which: embedding, norm, linear, rope, keys, values, cache, scores, softmax, context, reduce,
+`Site.operation` names it: embedding, norm, linear, rope, keys, values, cache, scores, softmax, context, reduce,
 residual, activation, head; and of engines that record nothing in between, weights (probabilities from q and k),
 attention (contexts from q, k and v) and mixture (the sum of experts from what goes into them). Row-wise operations have
 one part, whose rows are all tokens of all steps and sequences one below the other; those of attention and its cache

@@ -120,7 +120,7 @@ class _RankOperation:
         return self._site(ranks)
 
     def _placements(self) -> Iterator[_RankOperation]:
-        """Every way in which the experts may lie on the ranks, which nothing of one kernel tells."""
+        """Every way in which the experts may lie on the ranks, which nothing of one kernel shows."""
         for _, span, held in expert_placements(self.facts.model, len(self.taps.ranks), self.rank):
             yield replace(self, span=span, held=held)
 

@@ -34,7 +34,7 @@ from lockstep.workbench.diagnosis.recording import Array
 
 _Inputs = Mapping[str, tuple[str, ...]]
 
-#: What keys and values are told apart by from what is of this pass alone.
+#: What distinguishes keys and values from what is of this pass alone.
 _REMEMBERED = ("k", "v", "written")
 
 #: Where a layer adds to the stream.

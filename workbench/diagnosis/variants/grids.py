@@ -1,7 +1,7 @@
 """Results of any operation, or rows of a cache, that lie on a grid: quantised, whatever the recipe of its scales.
 
 Numbers that are integers times a common step, near the right ones, were stored in so many levels. The step is found
-from the numbers themselves, in the smallest groups that are enough to tell: a grid of a few hundred levels on which all
+from the numbers themselves, in the smallest groups that suffice: a grid of a few hundred levels on which all
 numbers of a group lie is no accident.
 """
 
@@ -124,7 +124,7 @@ def _gridded(
     site: Site, labels: list[NDArray[np.int64]], single: bool
 ) -> tuple[list[Array], list[_Grid], float] | None:
     """What is on the grids of these groups, those, and the share of clipped numbers; None where one is on none, or
-    too few numbers are there to tell."""
+    there are too few numbers."""
     assert site.deviation is not None
     scopes = [
         np.asarray(scope) & np.isfinite(part.seen) & np.isfinite(part.expected)

@@ -17,7 +17,7 @@ _MOST = 8
 
 def skipped(site: Site) -> Iterator[Variant]:
     """Layers that left nothing in the recording never ran: what entered them goes on. `span` are the layers."""
-    assert site.span is not None, "a site of layers says which"
+    assert site.span is not None, "a site of layers names them"
     first, last, x = site.span.start, site.span.stop - 1, site.inputs["x"]
     predicted = normalise(site.facts, site.weights["weight"], x) if site.weights else x
     if predicted is not None:

@@ -1,4 +1,4 @@
-"""Results of any operation, and operands of attention, in fewer bits than the engine says."""
+"""Results of any operation, and operands of attention, in fewer bits than the engine states."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, on_grid, 
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: How far a result that lies on the grid of a type may be from the right one, in roundings, and what that says.
+#: How far a result that lies on the grid of a type may be from the right one, in roundings, and the words for that.
 _APART = ((1.02, "is rounded to"), (2.04, "is cut to"), (16.0, "is computed, with roundings on the way, in"))
 
 #: Formats of eight bits without a scale: half a unit in the last place, and the smallest step.

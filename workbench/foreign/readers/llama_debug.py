@@ -91,7 +91,7 @@ def _numbers(path: Path, dtype: str) -> NDArray[np.generic]:
 
 
 def _means(log: Path) -> Iterator[ForeignTensor]:
-    """The tensors of the first pass in a log, each with what its sums tell; the last of each tap counts."""
+    """The tensors of the first pass in a log, each with what its sums show; the last of each tap counts."""
     plain_size(log, MAX_LOG)
     names, found = TapNames(), dict[str, ForeignTensor]()
     tap, count, sums = "", 0, dict[str, float]()

@@ -34,8 +34,8 @@ _RANK = re.compile(r"rank(0|[1-9]\d{0,5})")
 
 
 class TapeFacts(Struct, kw_only=True):
-    """tape.json: what one rank reports on the whole run. `stopped` says why it recorded no more, `closed` that
-    it came to its end (None: not told)."""
+    """tape.json: what one rank reports on the whole run. `stopped` states why it recorded no more, `closed` that
+    it came to its end (None: not stated)."""
 
     format: Literal["lockstep-tape"]
     version: Annotated[int, Meta(ge=1)]
@@ -56,11 +56,11 @@ class TapeFacts(Struct, kw_only=True):
 
 
 def open_lockstep(folder: Path, model: Path | None = None) -> LockstepDump:
-    """As `LockstepDump.open`: the dump itself tells what the model is."""
+    """As `LockstepDump.open`: the dump itself states what the model is."""
     return LockstepDump.open(folder)
 
 
-_Told = TypeVar("_Told", TapeFacts, TapeLine)
+_Reported = TypeVar("_Reported", TapeFacts, TapeLine)
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +73,7 @@ class LockstepDump:
 
     @classmethod
     def open(cls, folder: Path) -> LockstepDump:
-        """Read what the ranks tell; ForeignDumpError where that is no dump, or where they contradict each other."""
+        """Read what the ranks report; ForeignDumpError where that is no dump, or where they contradict each other."""
         ranks = dict(_ranks(folder))
         if not ranks:
             raise ForeignDumpError(
@@ -164,7 +164,7 @@ def _line_notes(home: Path, rank: int) -> Iterator[str]:
 
 
 def _model(facts: TapeFacts) -> ModelMeta:
-    """The model as far as the config tells; a value that is not of its type is not taken."""
+    """The model as far as the config states it; a value that is not of its type is not taken."""
     known: dict[str, object] = {"name": Path(facts.model).name, "path": facts.model}
     for theirs, ours in HUGGING_FACE.items():
         value = facts.config.get(theirs)
@@ -208,7 +208,7 @@ def _small(path: Path, limit: int) -> bytes:
         raise ForeignDumpError(f"{shown(path)}: cannot be read: {error.strerror or error}") from error
 
 
-def _decoded(path: Path, where: str, text: bytes, kind: type[_Told]) -> _Told:
+def _decoded(path: Path, where: str, text: bytes, kind: type[_Reported]) -> _Reported:
     try:
         return msgspec.json.decode(text, type=kind)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -218,7 +218,7 @@ def _decoded(path: Path, where: str, text: bytes, kind: type[_Told]) -> _Told:
 
 
 def _places(line: TapeLine) -> tuple[int, ...] | None:
-    """How many tokens each row has before it in its request, where something else than positions tells."""
+    """How many tokens each row has before it in its request, where something else than positions gives it."""
     if line.places is None and line.cache is not None:
         return line.cache.places(len(line.ids))
     return None if line.places is None else tuple(line.places)

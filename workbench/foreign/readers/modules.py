@@ -104,7 +104,7 @@ _OTHER_TOWER = re.compile(r"vision|visual|audio|image|speech", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Named:
-    """A tensor under its tap's name; `layout` as in `Tap`, "" where the module's name does not tell it."""
+    """A tensor under its tap's name; `layout` as in `Tap`, "" where the module's name does not show it."""
 
     tap: str
     layout: str
@@ -139,7 +139,7 @@ class ModuleNames:
         return cls(ranks, Sizes.of(model, ranks), count, fused, behind, containers)
 
     def outputs(self, module: str, arrays: Sequence[Array], context: int | None = None) -> list[Named]:
-        """The outputs of a module. `context` is the width of this rank's attention output, which tells how a fused
+        """The outputs of a module. `context` is the width of this rank's attention output, which shows how a fused
         `qkv_proj` is cut where no config does."""
         base, part = self._place(module)
         if not arrays or (base and part in self.containers) or part == "model":
@@ -207,7 +207,7 @@ class ModuleNames:
         return OUTPUTS.get(part, ())
 
     def _split(self, array: Array, context: int | None) -> Sequence[Array]:
-        """q, k and v of a fused product; the product itself where nothing tells its parts."""
+        """q, k and v of a fused product; the product itself where nothing shows its parts."""
         width = array.shape[-1]
         q = self.sizes.q if self.sizes is not None else context
         kv = None if q is None else self.sizes.kv if self.sizes is not None else (width - q) // 2
@@ -223,7 +223,7 @@ class ModuleNames:
         return Named(f"layers.{layer - 1}.{tap[1:]}", self.layout(tap[1:]), array) if layer else None
 
     def layout(self, tap: str) -> str:
-        """How a tap (within its layer) lies on the ranks; "" where its name does not tell."""
+        """How a tap (within its layer) lies on the ranks; "" where its name does not show it."""
         spread = SPREAD.get(tap, "unknown")
         if spread == "replicate" or (spread == "unknown" and self.ranks == 1):
             return "replicate"

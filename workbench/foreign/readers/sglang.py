@@ -7,7 +7,7 @@ The writer is `TensorDumper` of sglang/srt/debug_utils/tensor_dump_forward_hook.
 - A module that is shared (RoPE) is hooked once for each name that it has, and each call overwrites what all of them
   hold: every layer's `rotary_emb` is the last layer's.
 - `.cpu()` of a tensor that is on the CPU already is no copy: there in-place kernels write over what was kept. Tensors
-  that share their memory in a file tell; all but the last of them are left out.
+  that share their memory in a file show it; all but the last of them are left out.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """SGLang's dumper (`DUMPER_ENABLE=1`): a file a tensor, `step=0___rank=1___dump_index=3___name=…___layer_id=0.pt`.
 
 The writer is sglang/srt/debug_utils/dumper.py: {"value": tensor, "meta": {…}}, where `dims`, if the caller gave them,
-tell the layout. Without a change to the engine it writes what goes into a pass (`input_ids`, `positions`, `seq_lens`,
+give the layout. Without a change to the engine it writes what goes into a pass (`input_ids`, `positions`, `seq_lens`,
 `rids`), and with DUMPER_NON_INTRUSIVE_MODE=all inputs and outputs of every module: `non_intrusive__<module>.output`.
-A module that layers share has one name for all of them; `layer_id` tells whose call it was.
+A module that layers share has one name for all of them; `layer_id` shows whose call it was.
 """
 
 from __future__ import annotations

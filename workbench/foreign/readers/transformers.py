@@ -7,7 +7,7 @@ The writer is transformers/model_debugging_utils.py (5.23). What it does to a re
   such folders, read in the order of their names.
 - By default the tree leaves out all layers but the first and the last. Their files are there: files are what is read.
 - With `use_repr=True`, its default, the numbers are text of four digits: refused, as nothing can be judged on that.
-- Under tensor parallelism rank 0 alone writes, its own shards: refused where the model's sizes tell.
+- Under tensor parallelism rank 0 alone writes, its own shards: refused where the model's sizes show it.
 """
 
 from __future__ import annotations

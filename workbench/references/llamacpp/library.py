@@ -24,7 +24,7 @@ INSTALL = (
 )
 
 Array = NDArray[np.float32]
-#: Told of each tensor before it is computed, by name and operation: whether to hand it over.
+#: Asked of each tensor before it is computed, by name and operation: whether to hand it over.
 Wants = Callable[[str, str], bool]
 #: Given a tensor that was wanted, [outermost … innermost], four dimensions.
 Takes = Callable[[Array], None]

@@ -90,7 +90,7 @@ def score(bug: Bug, answer: Answer) -> Score:
     if answer.first is None and not reported:
         without = next((note for note in answer.notes if _reported_without_effect(bug, note)), "")
         if without:  # all that follows is right, as where keys and values stand in the same other order
-            return Score("named", True, True, "told as a note, without effect", without)
+            return Score("named", True, True, "reported as a note, without effect", without)
         return Score("missed", False, False, f"verdict {answer.verdict}", stated)
     placed = answer.first is not None and _placed(bug.place, answer.first)
     if not reported:

@@ -1,6 +1,6 @@
 """Choices a slice: each head reads some KV head, each query sees by some mask.
 
-Along an axis of the result each slice takes the nearest of several predictions. What it takes to say which is charged.
+Along an axis of the result each slice takes the nearest of several predictions. What it takes to name it is charged.
 """
 
 from __future__ import annotations

@@ -141,7 +141,7 @@ def skipped(tree: AttentionTree) -> Iterator[Trial]:
         if len(few) < 2:
             continue
         threshold = _searched(tree, changes, (few[1:] + few[:-1]) / 2)
-        if tree.left(changes(threshold)) < NEAR:  # all wrong queries say more nearly where it is
+        if tree.left(changes(threshold)) < NEAR:  # all wrong queries show more nearly where it is
             low, high = few[few <= threshold].max(), few[few >= threshold].min()
             many = _distances(every, size)
             many = many[(many >= low) & (many <= high)]

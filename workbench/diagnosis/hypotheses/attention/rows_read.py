@@ -148,7 +148,7 @@ def _read(tree: AttentionTree, rows: _Readable, given: Given, way: _Way) -> Arra
 
 def _solved(apart: Array, rest: Array, right: Array, way: _Way) -> Array:
     """The whole numbers m of `apart` [N, J] m + rest = 0, in units of its noise, that are nearest to the right ones
-    where nothing tells."""
+    where nothing decides."""
     own = int(np.flatnonzero(right)[-1])
     known = np.ones_like(right) if way.as_many else np.eye(len(right))[own]
     square = apart.T @ apart + _SURE**2 * np.outer(known, known) + np.eye(len(right))

@@ -21,7 +21,7 @@ from lockstep.workbench.diagnosis.recording import Array
 Form = Callable[[Array], Array]
 #: Into how many parts keys may be split, of which each counts the sink.
 _SPLITS = (2, 3, 4, 8, 16)
-#: Form -> the name of the variant, and what it says; of another operand with its number.
+#: Form -> the name of the variant, and its sentence; of another operand with its number.
 SINK_WORDS: Mapping[str, tuple[str, str]] = {
     "left_out": ("sinks_left_out", "the sinks are left out: the softmax is over the keys alone"),
     "afterwards": (

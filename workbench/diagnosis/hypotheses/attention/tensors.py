@@ -1,6 +1,6 @@
 """Edits of any tensor with labelled axes: the same list at every point of the tree.
 
-An edit is told by its point and by (what is done, the axis, numbers); what it does is a `Change`.
+An edit is given by its point and by (what is done, the axis, numbers); what it does is a `Change`.
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 Indices = NDArray[np.intp]
-#: Tokens below which columns cannot be told apart by their values.
+#: Tokens below which columns cannot be distinguished by their values.
 _TOKENS = 3
 
 

@@ -1,4 +1,4 @@
-"""Maps of a product that are told by its inputs: single weights, in features, a matrix of low rank, an order of the in
+"""Maps of a product that its inputs show: single weights, in features, a matrix of low rank, an order of the in
 features, inputs or weights that are nothing."""
 
 from __future__ import annotations
@@ -145,7 +145,7 @@ def features_scaled(site: Site) -> Iterator[Mapped]:
 
 
 def features_ordered(site: Site) -> Iterator[Mapped]:
-    """Any order of the in features: as many out features say which input each column of the weight must have met."""
+    """Any order of the in features: as many out features show which input each column of the weight must have met."""
     wrong = WrongProduct.of(site)
     if wrong is None or len(wrong.rows) < 3 or not len(wrong.columns) >= wrong.x.shape[1] <= _ORDERED:
         return

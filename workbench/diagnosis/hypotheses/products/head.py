@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: How many columns tell a candidate apart, and columns up to which an order of them is fitted.
+#: How many columns distinguish a candidate, and columns up to which an order of them is fitted.
 _SAMPLE, _ORDERED = 64, 32768
 _POOLED: Mapping[str, Callable[..., Array]] = {"mean": np.mean, "sum": np.sum, "maximum": np.max}
 

@@ -18,7 +18,7 @@ LOOK_BACK = (64, 128, 256)
 #: A finite logit that hides a token lies this far below all others.
 HIDDEN = 1000.0
 #: Ids that are reported.
-TOLD = 8
+SHOWN = 8
 
 
 def processed(site: Site) -> Iterator[Variant]:
@@ -63,16 +63,16 @@ def _removed(site: Site, hidden: Mask) -> Iterator[Variant]:
         ids = (np.flatnonzero(hidden[wrong][0]) + start).tolist()
         when = "at every step" if wrong.all() else f"at {np.count_nonzero(wrong)} of {wrong.size} steps"
         text = (
-            f"the logits of token ids {ids[:TOLD]} are minus infinity {when}: these tokens are suppressed before the "
+            f"the logits of token ids {ids[:SHOWN]} are minus infinity {when}: these tokens are suppressed before the "
             "logits are recorded (a minimum length that masks the end of text, banned words, a mask of the vocabulary)"
         )
-        name, fitted = "logits_suppressed", {"ids": ids[:TOLD], "number": len(ids)}
+        name, fitted = "logits_suppressed", {"ids": ids[:SHOWN], "number": len(ids)}
     elif _within_context(site, hidden):
         text = (
             "logits of tokens that the context holds already are minus infinity: repeated tokens or n-grams are banned "
             "before the logits are recorded"
         )
-        name, fitted = "logits_suppressed", {"ids": every[:TOLD].tolist()}
+        name, fitted = "logits_suppressed", {"ids": every[:SHOWN].tolist()}
     else:
         text = (
             f"{int(hidden.sum())} logits are minus infinity, other ones from step to step: tokens are masked before "
@@ -210,7 +210,7 @@ def _biased(site: Site) -> Iterator[Variant]:
     predicted[:, columns] += added
     start = site.first_out
     ids = (columns + start).tolist()
-    some = ", ".join(map(str, ids[:TOLD]))
+    some = ", ".join(map(str, ids[:SHOWN]))
     text = f"{added[0]:.4g} is added to the logits of token ids {some}, the same at every step: a logit bias is left on"
-    fitted = {"ids": ids[:TOLD], "number": len(ids), "bias": float(added[0])}
+    fitted = {"ids": ids[:SHOWN], "number": len(ids), "bias": float(added[0])}
     yield Variant("logit_bias", "head", text, fitted, predicted, 1 if same else len(ids))

@@ -1,4 +1,4 @@
-"""Maps of a product, a sum over the ranks, or rows of a table: what no edit of the formula says.
+"""Maps of a product, a sum over the ranks, or rows of a table: what no edit of the formula gives.
 
 One routine for all: factors along an axis, one row added to all, rows or columns that are nothing, rows and columns of
 others. Each is charged by the numbers that it takes to fit.
@@ -23,7 +23,7 @@ from lockstep.workbench.diagnosis.nearest import nearest_columns
 from lockstep.workbench.diagnosis.operations.site import Site
 
 Indices = NDArray[np.intp]
-#: Rows by which a fit along the columns is told from chance; columns up to which an order of them is fitted.
+#: Rows by which a fit along the columns is distinguished from chance; columns up to which an order of them is fitted.
 _ROWS, _ORDERED = 4, 8192
 
 

@@ -85,7 +85,7 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 #: Hypotheses that are reported of a site.
-_TOLD = 12
+_SHOWN = 12
 _DTYPES = ("bfloat16", "float16", "float32")
 
 
@@ -203,8 +203,8 @@ def _together(formula: Node, weight: str) -> Edit:
 
 
 def wording_of(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
-    """The hypotheses in words. A product of nothing is reported elsewhere: it says not whose fault that is."""
-    for solved in found[:_TOLD]:
+    """The hypotheses in words. A product of nothing is reported elsewhere: it does not show whose fault that is."""
+    for solved in found[:_SHOWN]:
         words = wording(trial.site, solved.edits)
         if words is None:
             continue

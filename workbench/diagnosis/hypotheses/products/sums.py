@@ -130,7 +130,7 @@ def _pattern(site: Site, counts: list[float], bias: float) -> Edit | None:
 
 
 def reduced_otherwise(site: Site) -> Iterator[Mapped]:
-    """The maximum, say, in place of the sum."""
+    """The maximum, for one, in place of the sum."""
     partials, wrong = site.inputs["partial"], Wrong.of(site)
     if wrong is not None and len(partials) > 1 and np.isfinite(partials).all():
         for words, reduced in _REDUCTIONS.items():

@@ -22,7 +22,7 @@ from lockstep.workbench.diagnosis.recording import Array
 Ids = NDArray[np.int64]
 Table = NDArray[np.floating]
 #: Ids that are reported.
-_TOLD = 6
+_SHOWN = 6
 #: Which of its n rows a rank takes for an id that is not its own, counted from its first row; -1: none.
 _FOREIGN: Mapping[str, Callable[[Ids, int], Ids]] = {
     "clamped to its own rows": lambda local, n: np.clip(local, 0, n - 1),
@@ -80,8 +80,8 @@ def _masked(site: Site, ids: list[int]) -> Edit:
     if own is not None and outside == set(ids):
         return mapped("rows_not_summed", at=(str(own),))
     if set(ids) & outside and site.ranks == tuple(site.taps.ranks):
-        return mapped("vocabulary_range", at=(str(ids[:_TOLD]),))
-    return mapped("row_masked" if len(ids) == 1 else "rows_masked", at=(", ".join(map(str, ids[:_TOLD])),))
+        return mapped("vocabulary_range", at=(str(ids[:_SHOWN]),))
+    return mapped("row_masked" if len(ids) == 1 else "rows_masked", at=(", ".join(map(str, ids[:_SHOWN])),))
 
 
 # --- a vocabulary that is cut: each rank gives zeros for others' ids, and the rows are summed -----------------------
@@ -175,8 +175,8 @@ def waves(site: Site) -> dict[str, Array]:
 
 
 def added_by_position(site: Site) -> Iterator[Mapped]:
-    """A vector for each position, as the other rows at that position tell it, where other tokens stand there as well; a
-    row whose position occurs once tells its own. Not where most do."""
+    """A vector for each position, as the other rows at that position show it, where other tokens stand there as well; a
+    row whose position occurs once shows its own. Not where most do."""
     wrong = Wrong.of(site)
     if wrong is None:
         return
@@ -214,7 +214,7 @@ def other_numbers(site: Site) -> Iterator[Mapped]:
         return
     seen, own = wrong.seen[bad], wrong.right[bad]
     cosine = float((seen * own).sum() / max(float(np.linalg.norm(seen) * np.linalg.norm(own)), 1e-300))
-    which = f"{len(ids)} ids ({', '.join(map(str, ids[:_TOLD]))})"
+    which = f"{len(ids)} ids ({', '.join(map(str, ids[:_SHOWN]))})"
     which = "all ids" if not right else f"ids from {ids[0]} on" if behind else which
     unrelated = abs(cosine) < 8 / np.sqrt(seen.size)
     edit = (

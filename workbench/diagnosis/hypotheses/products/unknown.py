@@ -1,6 +1,6 @@
 """What can be stated of a product that no known mistake explains: whether its input was another, or its weight.
 
-Nothing of the weight's numbers is known then; that a product of the inputs was made with other ones is told by the
+Nothing of the weight's numbers is known then; that a product of the inputs was made with other ones is shown by the
 angles between tokens, which a product with any matrix of independent numbers keeps but for chance.
 """
 
@@ -22,7 +22,7 @@ from lockstep.workbench.diagnosis.recording import Array
 _SPARE, _ENOUGH, _WITHIN = 1 / 8, 4, 3.0
 #: Share of an input's size from which on a feature of it differs.
 _DIFFERS = 1e-3
-#: Tokens that say how two sets of vectors lie to each other; how alike the angles between them are.
+#: Tokens that show how two sets of vectors lie to each other; how alike the angles between them are.
 _TOKENS, _ALIKE = 8, 0.5
 #: Cosine up to which what was seen has nothing of what should have been: of N numbers 8 / sqrt(N), this at most.
 _UNRELATED = 0.25
@@ -30,7 +30,7 @@ _UNRELATED = 0.25
 
 def another_input(site: Site) -> Iterator[Mapped]:
     """The output is the right product of some input, which is not the recorded one: with more out features than in
-    features an output has to lie in the weight's range, and tells its input."""
+    features an output has to lie in the weight's range, and gives its input."""
     wrong = WrongProduct.of(site)
     if wrong is None or not wrong.whole_rows:
         return

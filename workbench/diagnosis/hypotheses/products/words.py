@@ -1,4 +1,4 @@
-"""What edits of products are called: a phrase with fields for each, and the same phrase said of several places."""
+"""What edits of products are called: a phrase with fields for each, and the same phrase for several places."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def _in_words(phrases: Sequence[Phrase]) -> str:
 
 
 def _figures_of_rank(one: Phrase) -> str:
-    """What is said of a rank, names of tensors and the rank's left out; "" of what is said of no rank."""
+    """What is stated of a rank, names of tensors and the rank's left out; "" of what is stated of no rank."""
     if "{rank}" not in one.text:
         return ""
     return one.text.format(*one.figures, **dict.fromkeys(one.fields, ""))
@@ -189,7 +189,7 @@ def _misread(at: Setting, name: str) -> Phrase:
 
 
 def _apart(own: str, other: str, layer: int | None) -> object:
-    """Places told apart where another module's tensor is there: by which it is, and how far off its layer is."""
+    """Places distinguished where another module's tensor is there: by which it is, and how far off its layer is."""
     (of, module), mine = whose(other, layer), whose(own, layer)[1] if own else ""
     return of if module == mine else (of, module, mine)
 

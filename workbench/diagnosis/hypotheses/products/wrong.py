@@ -111,7 +111,7 @@ class WrongProduct(Wrong):
         return bool(np.linalg.norm(tried[self.rows] - self.seen[at]) <= PARTLY * error)
 
     def replay(self, weight: Matrix | None = None, x: Array | None = None) -> Array | None:
-        """The output with other operands; None where a sample of wrong columns says that it explains nothing."""
+        """The output with other operands; None where a sample of wrong columns shows that it explains nothing."""
         weight, x, some = (
             self.weight if weight is None else weight,
             self.x if x is None else x,

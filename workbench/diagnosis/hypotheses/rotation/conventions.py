@@ -58,7 +58,7 @@ class Convention:
 
 
 RIGHT = Convention()
-#: What is said of halves where neighbours are due.
+#: What is reported of halves where neighbours are due.
 HALVES = "pairs (i, i + D/2) are rotated, not neighbours (2i, 2i + 1)"
 
 

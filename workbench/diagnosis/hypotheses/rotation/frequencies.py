@@ -1,6 +1,6 @@
 """By which frequencies an engine may turn instead: another base, exponent, scaling of the context, length, unit.
 
-A frequency is theta ** -exponent, stretched as the configuration says (`rope_frequencies`): each of these is a node
+A frequency is theta ** -exponent, stretched as the configuration states (`rope_frequencies`): each of these is a node
 with its alternatives.
 """
 
@@ -127,7 +127,7 @@ def _exponents(model: ModelConfig, lengths: Lengths) -> Iterator[FrequencyRule]:
 
 
 def _scalings(model: ModelConfig, lengths: Lengths) -> Iterator[FrequencyRule]:
-    """The context stretched otherwise than the configuration says: not at all, by another kind, by other numbers."""
+    """The context stretched otherwise than the configuration states: not at all, by another kind, by other numbers."""
     own = model.rope_scaling
 
     def rule(text: str, values: Array, attention_factor: float, **fitted: object) -> FrequencyRule:

@@ -26,7 +26,7 @@ _TURN = 48
 @dataclass(frozen=True, slots=True)
 class Phases:
     """Squared errors [N, P] of a phase φ: constant + cos φ * c + sin φ * s + cos 2φ * c2 + sin 2φ * s2. Of N tokens and
-    P pairs; with heads told apart, [N, H, P]. `size` is the squared norm of what was seen."""
+    P pairs; by head, [N, H, P]. `size` is the squared norm of what was seen."""
 
     constant: Array
     c: Array
@@ -143,7 +143,7 @@ class Phases:
 
     def frequencies(self, positions: Array, fastest: float) -> Array:
         """Each pair's own frequency [P], up to 1.5 times the `fastest` of the right ones or half a turn a position:
-        beyond that, whole positions do not tell one from another."""
+        beyond that, whole positions do not distinguish them."""
         reach, top = float(np.abs(positions).max()), max(1.5 * fastest, np.pi)
         grid = np.linspace(0, top, int(np.clip(4 * reach * top, 64, 20_000)))
         found = grid[np.argmin(self._by_frequency(grid[:, None], positions), axis=0)]

@@ -25,7 +25,7 @@ from lockstep.workbench.diagnosis.operations.rotary import Lengths, frequencies,
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
-#: Share of the error's norm that a prediction may leave to be worth telling.
+#: Share of the error's norm that a prediction may leave to be worth reporting.
 NEAR = 0.45
 #: Tokens that a search looks at.
 _TOKENS = 128

@@ -187,7 +187,7 @@ def _positions(r: Rotated) -> Iterator[Variant]:
             )
             as_it_is = not rule.at.any() and r.factor == 1 and (not r.decode_only or r.queries_turn)
             if as_twice or as_others or as_it_is:
-                continue  # told as a rotation applied twice, as another layer's, or not at all
+                continue  # reported as a rotation applied twice, as another layer's, or not at all
             yield from at_positions(r, rule, by)
 
 
@@ -232,7 +232,7 @@ def _frequencies(r: Rotated) -> Iterator[Variant]:
 
 
 def _of_others(r: Rotated) -> list[FrequencyRule]:
-    """The frequencies of other layers of the model: their numbers are known, so that they say more than the same by a
+    """The frequencies of other layers of the model: their numbers are known, so that they mean more than the same by a
     factor would."""
     return list(rules_of_other_layers(r.site.facts.whole, r.model, r.lengths))
 

@@ -33,7 +33,7 @@ _LOW, _HIGH = math.log(10.0), math.log(1e9)
 
 
 def fitted_frequencies(site: Site) -> Iterator[Variant]:
-    """The base, or each pair's own frequency, that the phases tell; a base for each pass."""
+    """The base, or each pair's own frequency, that the phases give; a base for each pass."""
     r = Rotated.of(site)
     if r is None:
         return

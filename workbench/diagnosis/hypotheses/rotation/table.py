@@ -34,7 +34,7 @@ def behind_the_table(site: Site) -> Iterator[Variant]:
     if not no_angle.any() or (some.size and np.ptp(some) <= _UNIT_CIRCLE * some.max()):
         return  # one factor throughout is another bug
     known = np.isfinite(site.expected).reshape(len(turned), -1)
-    lost = np.asarray(~known.all(axis=1))  # what went in tells nothing more
+    lost = np.asarray(~known.all(axis=1))  # what went in shows nothing more
     first = float(r.positions[r.wrong][no_angle].min())
     while first > 1 and lost[r.positions == first - 1].any():
         first -= 1

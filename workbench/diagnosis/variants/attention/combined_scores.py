@@ -22,7 +22,7 @@ from lockstep.workbench.diagnosis.variants.attention.mask import masks
 
 
 def combined_scores(site: Site) -> Iterator[Variant]:
-    """Every map of heads, with the scale that its products tell; under the right mask, and under every other."""
+    """Every map of heads, with the scale that its products give; under the right mask, and under every other."""
     if site.deviation is None or not all(part.fits for part in site.parts):
         return
     heads, kv_heads = site.parts[0].expected.shape[0], site.parts[0].inputs["k"].shape[1]

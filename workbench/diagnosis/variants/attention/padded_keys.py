@@ -46,7 +46,7 @@ def _trials(tree: AttentionTree) -> Iterator[Trial]:
 
 
 def _slots(tree: AttentionTree) -> dict[int, int]:
-    """By sequence how many slots its cache has, where each of its wrong passes says the same, by the share that keys
+    """By sequence how many slots its cache has, where each of its wrong passes shows the same, by the share that keys
     lack; empty where they do not."""
     site, found = tree.site, dict[int, set[int]]()
     for i in tree.wrong:

@@ -20,7 +20,7 @@ _Numbers = NDArray[np.int64]
 #: Cells that a table of fitted factors must explain with each of them.
 CELLS_EACH = 3
 
-#: Factor by index: a query's position, say.
+#: Factor by index, such as a query's position.
 _Table = Mapping[int, float]
 
 

@@ -29,7 +29,7 @@ class _Blocks:
 
     @property
     def threshold(self) -> tuple[float, float] | None:
-        """Between which distances the threshold lies; None where no threshold says which are left out."""
+        """Between which distances the threshold lies; None where no threshold explains which are left out."""
         kept, gone = self.below[~self.left_out], self.below[self.left_out]
         highest, lowest = float(kept.max(initial=0.0)), float(gone.min(initial=np.inf))
         return (highest, lowest) if highest < lowest else None

@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.recording import Array
 _TOLERANCE = 2e-3
 #: Cells that show a function, and by how much it must differ from the exponential somewhere, relative.
 _CELLS, _DIFFERS = 64, 0.01
-#: Points on each side that tell how much the function varies there.
+#: Points on each side that show how much the function varies there.
 _NEAR = 2
 
 

@@ -1,7 +1,7 @@
 """Attention over two parts of the keys, one of whose results is read by another stride of heads than it was written.
 
 What the other part leaves of what was seen, over the share of the part, is what was read of it. Where the second head's
-lies among what was written, the first's place taken for 0, says the stride.
+lies among what was written, the first's place taken for 0, gives the stride.
 """
 
 from __future__ import annotations

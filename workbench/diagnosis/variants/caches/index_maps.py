@@ -133,7 +133,7 @@ def _voted(
 
 
 def _stride(values: Array, by_value: _Integers, seen: Array, axes: list[_Integers], axis: int) -> int | None:
-    """The distance in memory of neighbours along an axis; None where nothing tells."""
+    """The distance in memory of neighbours along an axis; None where nothing shows it."""
     steps = np.flatnonzero(np.diff(axes[axis]) == 1)
     if not len(steps):
         return None

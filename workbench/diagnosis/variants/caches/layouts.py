@@ -1,5 +1,5 @@
 """A cache that lies in memory in one layout and is read in another: rows with something between them, pages in which
-dimensions lie in vectors. `index_maps` finds what strides alone say; these are read by none.
+dimensions lie in vectors. `index_maps` finds what strides alone give; these are read by none.
 
 Each layout is an address for every element; what was written is put there, and read where the other layout has it.
 """
