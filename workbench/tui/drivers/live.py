@@ -57,7 +57,7 @@ class LiveDriver:
         self.warning = ""  # what the host printed last while it was starting
         self.host_pid = 0
         self.rank_pids: Sequence[int] = ()
-        self._stages: list[tuple[float, ProgressEvent]] = []  # when each began, and what was reported of it last
+        self._stages: list[tuple[float, ProgressEvent]] = []  # when each began, and its last report
         self._started: HostClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
