@@ -1,4 +1,4 @@
-"""Which rows a pass of an msprobe dump has: what went into the embedding and into the rotary module shows.
+"""Which rows a pass of an msprobe dump has: what went into the embedding and into the rotary module shows it.
 
 Both need the numbers; a dump of statistics alone has them where it was asked to:
 `"statistics": {"tensor_list": ["embed_tokens", "rotary_emb"]}`. Else `ids.json` in the dump's folder may state what

@@ -311,7 +311,7 @@ class _See:
             owner,
         )
         if take in "qkv":
-            _ = _key_groups(owner)  # an error here reaches the caller, not to a running engine
+            _ = _key_groups(owner)  # an error here reaches the caller, not a running engine
 
     def __call__(self, value: Any) -> None:
         tape = self.tape
