@@ -45,7 +45,7 @@ def need(extra: str, what: str) -> None:
 
 
 def explained(error: ModuleNotFoundError) -> str | None:
-    """What to say of an import that failed because an extra is not installed; None for any other."""
+    """What to report of an import that failed because an extra is not installed; None for any other."""
     missing = (error.name or "").partition(".")[0]
     extra = next((extra for extra, modules in EXTRAS.items() if missing in modules), None)
     return None if extra is None else _missing("this", extra, [missing])

@@ -1,7 +1,7 @@
 """A pipe by which a child process ends with the one that started it (torch-free).
 
 The starter alone holds the writing end, and the system closes that however the starter ends; while it is merely stopped
-nothing happens. The child inherits the reading end, whose number it is told.
+nothing happens. The child inherits the reading end, whose number it is given.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ import psutil
 
 from lockstep.engine.text import bytes_text
 
-#: Where control groups are mounted, and where a process is told its own.
+#: Where control groups are mounted, and where a process finds its own.
 _GROUPS, _OWN = Path("/sys/fs/cgroup"), Path("/proc/self/cgroup")
 _COUNTERS = Path("/proc/vmstat")
 #: Folder of the memory controller below the mount; limit, usage, and what of the usage is file cache that goes when it
@@ -29,7 +29,7 @@ LESS_MEMORY = "--chunk N, fewer taps (--capture), a smaller --dtype, or a shorte
 
 
 def full_gpu(message: str) -> str:
-    """What torch's OutOfMemoryError says, without its advice on torch's own settings, and what takes less."""
+    """What torch's OutOfMemoryError reports, without its advice on torch's own settings, and what takes less."""
     reported = (
         message.partition(" Process ")[0].partition(" Including ")[0].partition(" Of the allocated ")[0]
     )
@@ -51,8 +51,8 @@ def usable_cores(groups: Path = _GROUPS, own: Path = _OWN) -> int:
 
 
 def default_threads(processes: int = 1) -> int:
-    """Threads that each of so many processes computes with where nobody says: what the environment's OMP_NUM_THREADS
-    asks for, as torch itself does, or its share of the cores."""
+    """Threads that each of so many processes computes with where nobody sets it: what the environment's
+    OMP_NUM_THREADS asks for, as torch itself does, or its share of the cores."""
     asked = os.environ.get("OMP_NUM_THREADS", "")
     if asked.isdigit() and int(asked) > 0:
         return int(asked)
@@ -107,7 +107,7 @@ def _read(file: Path) -> str:
 @dataclass(frozen=True, slots=True)
 class MemoryBefore:
     """The machine when a process was started: bytes free, and how many processes its kernel had killed for want of
-    memory (None: it does not say)."""
+    memory (None: it does not report it)."""
 
     free: int
     kills: int | None

@@ -19,7 +19,7 @@ _KINDS = {
 
 
 class PlainFileError(Exception):
-    """A file that is not read; the message says why, without its name."""
+    """A file that is not read; the message states why, without its name."""
 
 
 def open_plain(path: Path, most: int) -> BufferedReader:

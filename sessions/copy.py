@@ -18,7 +18,7 @@ def copy(source: Path, target: Path, *, overwrite: bool = False, incomplete: boo
     """Copy the session at `source`, as it is at one moment, to one file at `target`. Nothing in it is converted.
 
     `FileExistsError` where `target` is taken, unless `overwrite`; `SessionError` if `source` is no session or a part
-    of one only, unless `incomplete` (`sessions.salvage` says in the copy what it lacks); `SessionWriteError` where
+    of one only, unless `incomplete` (`sessions.salvage` states in the copy what it lacks); `SessionWriteError` where
     there is no room; `SessionBusy` while somebody records to `target`.
     """
     source, target = Path(source), Path(target)
@@ -49,7 +49,7 @@ def write_copy(connection: sqlite3.Connection, target: Path, *, overwrite: bool 
             files.create(fresh)
             with closing(sqlite3.connect(fresh, isolation_level=None)) as made:
                 connection.backup(made)
-                # The pages of a growing one ask for a log, and say that it is being recorded.
+                # The pages of a growing one ask for a log, and state that it is being recorded.
                 made.execute("PRAGMA journal_mode = DELETE").fetchall()
                 with suppress(SessionDamaged):  # what is damaged is copied as it is
                     mark.clear(made)

@@ -30,11 +30,11 @@ class TapDiff:
 
     `metrics` are those of the rebuilt tensors of sequence `seq`; where replicas disagree, those of the worst
     replica. None where there are checksums only (then `seq` is None too: they cover the whole batch), or
-    where the ranks' parts do not make up a tensor (then `note` says why).
+    where the ranks' parts do not make up a tensor (then `note` states why).
     `equal`: no element, or no checksum, differs on any rank. `rank` is the one rank that is wrong, None if
     none or more than one is. `differing_ranks` differ at all, `per_rank` gives each rank's metrics against
-    its part of the golden tensor; both are empty where the layout does not tell the parts (a sum). `note` is
-    what rebuilding had to say, and what part was compared.
+    its part of the golden tensor; both are empty where the layout does not show the parts (a sum). `note` is
+    what rebuilding had to report, and what part was compared.
     """
 
     tap: Tap
@@ -213,7 +213,7 @@ def same_part(
 def _per_rank(
     ours: _Side, theirs: _Side, golden: NDArray[Any], whole: Metrics, dtype: str
 ) -> dict[int, Metrics]:
-    """Each rank against its part of the golden tensor; empty where the layout does not tell the parts."""
+    """Each rank against its part of the golden tensor; empty where the layout does not show the parts."""
     if ours.ranks == 1 or (ours.layout.kind == "replicate" and not ours.whole.disagreeing_ranks):
         return dict.fromkeys(sorted(ours.arrays), whole)
     if ours.layout == theirs.layout and ours.ranks == theirs.ranks and ours.whole.slice == theirs.whole.slice:

@@ -1,4 +1,4 @@
-"""Errors of reading and writing sessions: each message says what is wrong, where, and what to do next."""
+"""Errors of reading and writing sessions: each message states what is wrong, where, and what to do next."""
 
 from __future__ import annotations
 

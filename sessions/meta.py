@@ -171,7 +171,7 @@ class CacheMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
 class ForeignMeta(Struct, frozen=True, kw_only=True, omit_defaults=True):
     """Of another engine's run: what its dump held, and what was settled to make a session of it.
 
-    `mode` is how the engine ran ("eager", "compiled", "" not told). `rows` of the dump's passes are in the session,
+    `mode` is how the engine ran ("eager", "compiled", "" not stated). `rows` of the dump's passes are in the session,
     `dropped` counts the others by why. `ranks` wrote passes, the others of the session wrote none; `cut` are passes
     of a rank that others did not finish. `inferred` are layouts that no dump has, by tap (`*` for the number of a
     layer). `requests_inferred`: whose rows are whose follows from positions alone. `statistics_only`: the dump holds no

@@ -24,7 +24,7 @@ class Metrics:
     `rel_l2`         ‖engine − golden‖₂ / ‖golden‖₂
     `cosine`         of the two as vectors (1.0 when both are zero, 0.0 when one is)
     `max_ulp`        the largest difference in units in the last place of `dtype`, over the elements whose
-                     golden magnitude is at least the tensor's RMS: nearer zero an ULP says nothing
+                     golden magnitude is at least the tensor's RMS: nearer zero an ULP means nothing
     `scale`          the golden RMS over finite elements
     `nan_*`, `inf_*` how many elements are NaN, infinite
     `mismatched`     elements that are not finite on both sides and not the same NaN or infinity. If there are

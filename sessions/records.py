@@ -37,7 +37,7 @@ class SequenceStep:
 
     `ids` went in at `positions`; `kv_lens[rank][layer]` rows are cached afterwards (empty: not
     known); `block_table` names the pool's blocks in order;
-    `emitted` is the token chosen from the last row (None inside a chunked prefill); `forced` says that it
+    `emitted` is the token chosen from the last row (None inside a chunked prefill); `forced` indicates that it
     was given, not sampled; top-k are ids and raw logits, descending; `logsumexp` is the natural-log normaliser
     of those logits, from which probabilities follow.
     """
@@ -59,7 +59,7 @@ class SequenceStep:
 class TensorRecord:
     """One captured tensor of one tap on one rank for one sequence. `dtype` is the engine's
     ("float32", "bfloat16", "float16", …); the array holds it exactly (bfloat16 travels as uint16).
-    `slice` says what part of the whole it is when it was cut ("" = whole)."""
+    `slice` states what part of the whole it is when it was cut ("" = whole)."""
 
     tap: str
     rank: int

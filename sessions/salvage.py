@@ -13,8 +13,8 @@ from lockstep.sessions.writer import SessionWriter
 def salvage(source: Path, target: Path, *, overwrite: bool = False) -> str:
     """Copy to `target` the steps that the session at `source` still shows; returns what is missing, in words, or "".
 
-    The copy is whole, so it can be recorded on and packed; its journal says what it lacks. Errors as of `copy`, but for
-    a log that is missing or damaged.
+    The copy is whole, so it can be recorded on and packed; its journal states what it lacks. Errors as of `copy`, but
+    for a log that is missing or damaged.
     """
     with Session.open(source) as session:
         missing, version = session.missing, session.version

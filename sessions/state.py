@@ -1,4 +1,4 @@
-"""What state a recording is in, as far as the file and the lock beside it tell."""
+"""What state a recording is in, as far as the file and the lock beside it show."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ class SessionWriter:
         try:
             writer = cls(file)
             if file.set_aside is not None:
-                with writer._commit():  # says so
+                with writer._commit():  # notes it
                     pass
             return writer
         except BaseException:

@@ -17,7 +17,7 @@ _BLOCK = re.compile(r"^```python\n(.*?)^```\n(?:\n```text\n(.*?)^```\n)?", re.MU
 
 @dataclass(frozen=True, slots=True)
 class CodeBlock:
-    """A block of Python and the lines that it is said to print."""
+    """A block of Python and the lines that it is to print."""
 
     code: str
     shown: tuple[str, ...] = ()

@@ -108,7 +108,7 @@ PHIMOE_ROPE: dict[str, Any] = {
     "short_factor": [1.0, 1.1, 1.3, 1.5], "long_factor": [1.0, 2.0, 5.0, 9.0],
     "short_mscale": math.sqrt(1 + math.log(32) / math.log(8)), "long_mscale": math.sqrt(1 + math.log(32) / math.log(8)),
 }  # fmt: skip
-#: name -> (family, overrides) of models that llama.cpp's programs and keys can say: Gemma's scores are scaled by a
+#: name -> (family, overrides) of models that llama.cpp's programs and keys can state: Gemma's scores are scaled by a
 #: head's width, and windows of all layers but each so many-th, as few as a tiny model has.
 CONVERTIBLE: dict[str, tuple[str, dict[str, Any]]] = {
     "gemma2": ("gemma2", {"query_pre_attn_scalar": 16}),

@@ -149,14 +149,14 @@ class ForkedChild:
 
     def _ended(self, timeout: float | None) -> int | None:
         if self.returncode is None:
-            self._told(timeout)
+            self._reported(timeout)
             with self._lock:  # another thread may have heard it first
-                if self.returncode is None and self._told(0):
+                if self.returncode is None and self._reported(0):
                     self.returncode = self._number()
                     self._connection.close()
         return self.returncode
 
-    def _told(self, timeout: float | None) -> bool:
+    def _reported(self, timeout: float | None) -> bool:
         if (number := self._connection.fileno()) < 0:
             return False
         events = select.poll()
@@ -173,7 +173,7 @@ class ForkedChild:
 
     def _signal(self, number: int) -> None:
         if self.poll() is None:
-            with suppress(ProcessLookupError):  # it has ended; its parent, the server, has yet to say so
+            with suppress(ProcessLookupError):  # it has ended; its parent, the server, has yet to report it
                 os.kill(self.pid, number)
 
     def __enter__(self) -> ForkedChild:
@@ -246,7 +246,7 @@ def serve(listener: socket.socket) -> ForkRequest:
                 pid, starter = running.pop(key.fd)
                 selector.unregister(key.fd)
                 os.close(key.fd)
-                _tell(starter, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+                _report(starter, os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
                 starter.close()
             else:
                 starter, _ = listener.accept()
@@ -265,13 +265,13 @@ def serve(listener: socket.socket) -> ForkRequest:
                     return request
                 for number in received:
                     os.close(number)
-                _tell(starter, pid)
+                _report(starter, pid)
                 ended = os.pidfd_open(pid)
                 running[ended] = pid, starter
                 selector.register(ended, selectors.EVENT_READ)
 
 
-def _tell(starter: socket.socket, number: int) -> None:
+def _report(starter: socket.socket, number: int) -> None:
     with suppress(BrokenPipeError):  # whoever started the child may be gone
         starter.sendall(struct.pack("<i", number))
 

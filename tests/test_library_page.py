@@ -1,4 +1,4 @@
-"""docs/library.md and the example notebook do what they say."""
+"""docs/library.md and the example notebook do what they state."""
 
 from __future__ import annotations
 

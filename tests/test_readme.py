@@ -1,4 +1,4 @@
-"""README and documents do what they say: the commands of the walks run verbatim and print the lines that are shown."""
+"""README and documents do what they state: the commands of the walks run verbatim and print the lines shown."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_the_tour_of_the_screens_is_one_that_can_be_taken() -> None:
     steps = tour()
     assert len(steps) >= 12
     for step in steps:
-        assert step.keys, "every row says what to press"
+        assert step.keys, "every row states what to press"
         assert step.seen, "and what is then to be seen"
         assert set(step.keys) <= KEYS
     assert {"n", "i", "x", "g", "o", "N", "?", "enter"} <= {key for step in steps for key in step.keys}

@@ -1,7 +1,7 @@
 """The structure of the source in figures, and the rules about it that no linter has: `python tools/structure.py`.
 
 Fails (exit code 1) where a class name stands twice, a file passes 500 lines, files import each other in a circle,
-or more than 30 annotations say `dict[str, Any]`. The direction of imports is held by import-linter's contracts.
+or more than 30 annotations are `dict[str, Any]`. The direction of imports is held by import-linter's contracts.
 """
 
 from __future__ import annotations
@@ -102,7 +102,7 @@ def problems(found: Modules) -> Iterator[str]:
 
 
 def untyped(found: Modules) -> int:
-    """How many lines say `dict[str, Any]`."""
+    """How many lines have `dict[str, Any]`."""
     return sum(bool(_UNTYPED.search(line)) for _, text in found.values() for line in text.splitlines())
 
 

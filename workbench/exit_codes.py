@@ -27,12 +27,12 @@ class Exit(IntEnum):
 
 
 class UsageError(Exception):
-    """A command line that asks for what cannot be; the message says what to write instead."""
+    """A command line that asks for what cannot be; the message states what to write instead."""
 
 
 def ended_by(number: int, recorded: Sequence[tuple[Path, int]] = ()) -> str:
-    """What is said of a program that a signal has ended. `recorded`: the sessions it leaves, and each one's last step
-    (-1: none)."""
+    """What is reported of a program that a signal has ended. `recorded`: the sessions it leaves, and each one's last
+    step (-1: none)."""
     how = "interrupted" if number == signal.SIGINT else f"ended by {signal.Signals(number).name}"
     kept = [
         f"; {printable(path, 1000)} is recorded {f'up to step {last}' if last >= 0 else 'without a step'}"

@@ -66,7 +66,7 @@ def saved_sessions() -> dict[Path, os.stat_result]:
 
 
 def _writable(directory: Path, variable: str) -> Path:
-    """A directory that is made if need be, for this user alone. OSError where nothing can be written there says which
+    """A directory that is made if need be, for this user alone. OSError where nothing can be written there names the
     variable to set."""
     try:
         if os.access(private_folder(directory), os.W_OK | os.X_OK):
@@ -96,7 +96,7 @@ def entries(directory: Path, names: str) -> dict[Path, os.stat_result]:
 def find_session(name: str | Path) -> Path:
     """A session by its path, by its name in `sessions_directory`, or as `gallery/NAME`, with or without the ending; a
     path comes first.
-    What is neither comes back as the path that it would be, for whoever opens it to say so."""
+    What is neither comes back as the path that it would be, for whoever opens it to report it."""
     path = Path(name).expanduser()
     # Not Path.exists: it raises where a name is too long to be one.
     if os.path.exists(path) or not path.name:

@@ -17,7 +17,7 @@ SESSION_KEYS = {"session_memory": "MiB", "session_seconds": "seconds"}
 
 
 class SettingsError(ValueError):
-    """A settings file that says something it must not: the message names the file and the key."""
+    """A settings file that holds something it must not: the message names the file and the key."""
 
 
 def config_file() -> Path:

@@ -2,7 +2,7 @@
 
 Format (https://github.com/huggingface/safetensors#format): eight bytes of little-endian header length, a JSON
 object `name -> {dtype, shape, data_offsets}`, then the tensors' bytes without holes or overlaps. The library
-checks the same, but says only "invalid"; here every error carries the numbers that disagree.
+checks the same, but reports only "invalid"; here every error carries the numbers that disagree.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Header:
 
 
 def read_header(path: Path) -> Header:
-    """Read and validate; CheckpointError says what is wrong with the file, with the values."""
+    """Read and validate; CheckpointError states what is wrong with the file, with the values."""
     size = regular_size(path)
     try:
         with path.open("rb") as file:

@@ -1,7 +1,7 @@
 """Checkpoints of the Hugging Face hub, by id: in the local cache, or downloaded. Torch-free.
 
-A repository of GGUF files holds a model in several quantisations: `owner/name:FILE.gguf`, or `owner/name:Q4_K_M`, says
-which one.
+A repository of GGUF files holds a model in several quantisations: `owner/name:FILE.gguf`, or `owner/name:Q4_K_M`, names
+one.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ def _download_gguf(repository: str, file: str | None) -> Path:
         names = HfApi().list_repo_files(repository)
     except Exception as error:  # as above
         if cached := _cached_gguf(repository):
-            choose(cached, file, repository)  # says what there is
+            choose(cached, file, repository)  # reports what there is
         raise _without_weights(repository) if file is None else _unreachable(repository, error) from error
     if not any(name.endswith(".gguf") for name in names):
         raise _without_weights(repository)

@@ -212,7 +212,7 @@ def _interleaved(
 
 def fitting(place: Place, shape: tuple[int, ...] | None, model: ModelConfig) -> Place | None:
     """The place in a tensor of that shape, None where it is not there. Qwen3-VL's experts are published transposed, and
-    saved by transformers as they are: their shape tells, and where it fits both they are as they are."""
+    saved by transformers as they are: their shape shows which, and where it fits both they are as they are."""
     if shape == place.shape:
         return place
     if model.wrapper == "qwen3_vl_moe" and place.matrix is not None and not place.transposed:

@@ -20,7 +20,7 @@ from lockstep.engine.parallel.shards import Shard, Span
 if TYPE_CHECKING:
     import torch
 
-#: |modified z-score| from which an entry or row is said to stand out: beyond what a few thousand
+#: |modified z-score| from which an entry or row is reported to stand out: beyond what a few thousand
 #: Laplace-distributed values reach (6.8 for 896 of them).
 STANDS_OUT = 8.0
 READ_CHUNKS = 16  # chunks read from the file at once
@@ -39,7 +39,7 @@ NOTE = "stands out from its neighbours, which is not wrong in itself: compare wi
 class Outlier:
     """An entry of a 1-D tensor, or a row of a larger one (then `value` is the row's rms).
 
-    `score` is the modified z-score. `head` and `channel` say where `index` falls in a q/k/v projection;
+    `score` is the modified z-score. `head` and `channel` show where `index` falls in a q/k/v projection;
     `ranks` hold it.
     """
 

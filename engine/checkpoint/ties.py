@@ -1,4 +1,4 @@
-"""What a checkpoint's tensors say beyond its config.json: whether the head is the embedding, what stays unread.
+"""What a checkpoint's tensors show beyond its config.json: whether the head is the embedding, what stays unread.
 
 Torch-free.
 """

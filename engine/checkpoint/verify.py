@@ -20,7 +20,7 @@ def verify(source: Source, model: ModelConfig) -> None:
     """Hold the checkpoint's tensors against the configuration, reading headers only.
 
     One CheckpointError names what is missing, unexpected, misshapen or of a dtype that cannot be loaded (the
-    first few of each). What transformers ignores is no error: `ModelConfig.notes` says it.
+    first few of each). What transformers ignores is no error: `ModelConfig.notes` names it.
     """
     expected = shards.parameters(model)
     names = source.names()

@@ -14,7 +14,7 @@ from lockstep.engine.errors import ConfigError
 
 @dataclass(frozen=True, slots=True)
 class ExpertsConfig:
-    """Each token goes to `top_k` of `count` experts, MLPs with `width` intermediate features; `layers` says of each
+    """Each token goes to `top_k` of `count` experts, MLPs with `width` intermediate features; `layers` states for each
     layer whether it has experts or a single MLP.
 
     An expert is chosen by its score: the router's logits, under a softmax, a sigmoid or as they are, with a

@@ -41,7 +41,7 @@ def _starcoder2(fields: Fields) -> Own:
 
 def _gemma(fields: Fields) -> Own:
     """Gemma 2 without its norms behind the blocks and its caps (arXiv:2403.08295). The GELU of old files is by a tanh,
-    whatever they say."""
+    whatever they state."""
     without = {"post_norms": False, "score_scale": None, "score_cap": 0.0, "logit_cap": 0.0}
     return {**_as("gemma2", fields), **without, **_tanh_for(fields, "gelu")}
 

@@ -128,7 +128,7 @@ def layer_types(fields: Fields, rules: FamilyRules, layers: int) -> Sequence[str
 
 
 def rotated_layers(fields: Fields, rules: FamilyRules, layers: int) -> list[bool]:
-    """Which layers rotate: `no_rope_layers` has, whatever its name says, 1 for those that do."""
+    """Which layers rotate: `no_rope_layers` has, whatever its name suggests, 1 for those that do."""
     key, every = "no_rope_layers", rules.unrotated_every or 1
     stated = fields.data.get(key)
     if stated is None or stated == []:

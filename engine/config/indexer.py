@@ -1,4 +1,4 @@
-"""Sparse attention by an indexer as a configuration describes it: of each layer a small scorer of keys says which of
+"""Sparse attention by an indexer as a configuration describes it: of each layer a small scorer of keys chooses which of
 them a query attends to (DeepSeek-V3.2, arXiv:2512.02556). Torch-free, as transformers 5 (`models/deepseek_v32`,
 `models/glm_moe_dsa`).
 """
@@ -65,7 +65,7 @@ def _sources(fields: Fields, layers: int) -> tuple[int, ...]:
 
 
 def _types(fields: Fields, layers: int) -> tuple[str, tuple[str, ...]]:
-    """Of each layer whether it has an indexer, and the key that says so: a list, a pattern, or every so many-th."""
+    """Of each layer whether it has an indexer, and the key that states it: a list, a pattern, or every so many-th."""
     if (stated := fields.words("indexer_types")) is not None:
         return "indexer_types", tuple(stated)
     pattern = fields.data.get("index_topk_pattern")

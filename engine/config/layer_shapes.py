@@ -99,8 +99,8 @@ def _sizes(
 
 
 def kv_sources(fields: Fields, types: Sequence[str], key: str) -> list[int | None]:
-    """The layer whose keys and values each reads: of the last ones, as many as `key` says, the last one before them of
-    the same type."""
+    """The layer whose keys and values each reads: of the last ones, as many as `key` states, the last one before them
+    of the same type."""
     shared = fields.size(key, 0, least=0)
     first = len(types) - shared
     if (shared and first < 1) or set(types[first:]) - set(types[:first]):

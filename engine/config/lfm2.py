@@ -25,7 +25,7 @@ def _lfm2(fields: Fields) -> Mapping[str, Any]:
 
 
 def _width(fields: Fields) -> int:
-    """The MLP's, which is not what `intermediate_size` says."""
+    """The MLP's, which is not what `intermediate_size` states."""
     width = fields.size("block_ff_dim" if "block_ff_dim" in fields else "intermediate_size", 12288)
     if not fields.flag("block_auto_adjust_ff_dim", True):
         return width

@@ -17,7 +17,7 @@ L2_EPS = 1e-6
 @dataclass(frozen=True, slots=True)
 class LinearAttentionConfig:
     """Each of `value_heads` has a state [key_dim, value_dim]; `value_heads / key_heads` neighbouring ones share a query
-    and a key. `conv`: tokens that the causal convolution before it sees. `layers` says of each layer whether it has
+    and a key. `conv`: tokens that the causal convolution before it sees. `layers` states for each layer whether it has
     this in place of attention."""
 
     key_heads: int

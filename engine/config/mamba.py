@@ -20,9 +20,9 @@ _RENAMED = {"mamba": LINEAR, "attention": "full_attention"}
 class MambaConfig:
     """Each of `heads` has a state [head_dim, state]; `heads / groups` neighbouring ones share B and C. `conv`: tokens
     that the causal convolution before it sees. `limits` of the step size. `norm_width`: channels that the gated norm
-    normalises together. `layers` says of each layer whether it has this in place of attention, or `beside` it. What is
-    read goes through its gate and the norm, the norm first where that is so (`norm_first`), or the gate alone (`normed`
-    False)."""
+    normalises together. `layers` states for each layer whether it has this in place of attention, or `beside` it. What
+    is read goes through its gate and the norm, the norm first where that is so (`norm_first`), or the gate alone
+    (`normed` False)."""
 
     heads: int
     head_dim: int

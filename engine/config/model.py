@@ -51,7 +51,7 @@ class ModelConfig:
     Where layers differ in size (`shapes`), the model's own sizes are the largest of them. `windows[i]` is layer i's
     sliding window in tokens (itself included), or the size of its chunks, None where it sees all. `block_types` are the
     types of a GGUF file's tensors by ggml's names, none for other files. `notes` are sentences for the user: what the
-    checkpoint holds that is ignored, or is not as its configuration says.
+    checkpoint holds that is ignored, or is not as its configuration states.
     """
 
     family: Family

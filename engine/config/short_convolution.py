@@ -14,8 +14,8 @@ CONVOLUTION = "conv"
 
 @dataclass(frozen=True, slots=True)
 class ShortConvolutionConfig:
-    """`conv`: tokens that the causal convolution of each channel sees. `layers` says of each layer whether it has this
-    in place of attention."""
+    """`conv`: tokens that the causal convolution of each channel sees. `layers` states for each layer whether it has
+    this in place of attention."""
 
     conv: int
     layers: tuple[bool, ...]

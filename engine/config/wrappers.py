@@ -65,8 +65,8 @@ TEXT_MODELS: Mapping[str, TextModel] = {
 
 @dataclass(frozen=True, slots=True)
 class Wrapper:
-    """A model of which one part is a text model. `text`: the `model_type` of that where `text_config` does not say it;
-    `tied`: whether its head is the embedding where neither says it; `flat`: it may be described by the keys of
+    """A model of which one part is a text model. `text`: the `model_type` of that where `text_config` does not state
+    it; `tied`: whether its head is the embedding where neither states it; `flat`: it may be described by the keys of
     config.json itself; `assumed`: keys that published checkpoints leave to the configuration class."""
 
     text: str

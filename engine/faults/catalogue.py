@@ -103,7 +103,7 @@ def _unknown(name: str) -> str:
 
 
 def check_faults(rules: Mapping[str, str], model: ModelConfig, tp: int) -> list[Fault]:
-    """The faults of `rules`, each of which can act on this model; ConfigError says why one cannot."""
+    """The faults of `rules`, each of which can act on this model; ConfigError states why one cannot."""
     faults = faults_of(rules)
     for fault in faults:
         reason = fault.needs(model, tp)

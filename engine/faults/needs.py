@@ -1,4 +1,4 @@
-"""What a model and its ranks must have for a fault to act: each says why one cannot, None where it can."""
+"""What a model and its ranks must have for a fault to act: each states why one cannot, None where it can."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def default_theta(model: ModelConfig) -> float:
-    """10000 whatever the configuration says."""
+    """10000 whatever the configuration states."""
     return 10000.0
 
 
@@ -24,7 +24,7 @@ def _other_theta(model: ModelConfig, tp: int) -> str | None:
 
 
 def another_theta(model: ModelConfig) -> float:
-    """1000000 whatever the configuration says."""
+    """1000000 whatever the configuration states."""
     return 1e6
 
 

@@ -105,7 +105,7 @@ class Operation:
     name), `gguf` the same in a GGUF file, within `blk.{i}.`; of a
     product split over the ranks by what goes in, each rank's term has the weight and the sum the bias. `bias` names the
     flag of `ModelConfig` with which it has one. `summed`: each rank has a term of it. `part`: what a layer must have
-    for it, `unless`: what it must not have; what takes its place where it is not there is said by `instead_of`.
+    for it, `unless`: what it must not have; what takes its place where it is not there is named by `instead_of`.
     `optional`: roles of inputs that may not be there, with nothing in their place. `scaled`: what it gives is
     multiplied by a number of the layer's.
     """

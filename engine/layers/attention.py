@@ -42,7 +42,7 @@ from lockstep.engine.taps.one_pass import Growing
 
 #: Queries that `scaled_dot_product_attention` is given at a time where it needs a mask.
 FUSED_ROWS = 256
-#: The seams that say which keys count.
+#: The seams that decide which keys count.
 _MASKING = {"window", "mask"}
 #: Far from float32's largest number.
 _LARGEST = 1e30

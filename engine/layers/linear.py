@@ -1,6 +1,6 @@
 """Linear layers split over the ranks, after Megatron-LM (Shoeybi et al. 2019, arXiv:1909.08053).
 
-All are built from *global* sizes; `engine.parallel.shards` says what a rank owns. `parameters()` maps
+All are built from *global* sizes; `engine.parallel.shards` defines what a rank owns. `parameters()` maps
 checkpoint names to views of the packed weight, so loading writes straight to where a GEMM reads.
 """
 

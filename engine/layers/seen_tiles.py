@@ -46,8 +46,8 @@ def seen_tiles(
     tap: TapCallback | None, one: AttendedSequence, tiling: Tiling, outside: float, compute: Compute
 ) -> tuple[Compute, Tiling]:
     """What gives a tile once `tap` has seen the tensor [heads, T, K], and the tiles to ask it for. The tap takes it
-    tile by tile while they are computed, or whole and before them, when it may change any cell: the mask no longer
-    tells then which keys count. Cells that lie in no tile are `outside`."""
+    tile by tile while they are computed, or whole and before them, when it may change any cell: the mask then no
+    longer shows which keys count. Cells that lie in no tile are `outside`."""
     if not tap:
         return compute, tiling
     if (only := tiling.only) is not None:

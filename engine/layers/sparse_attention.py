@@ -144,7 +144,7 @@ class SparseAttention(LatentAttention):
     ) -> Tensor:
         if self.indexer is None:
             return key
-        assert query is not None, "the configuration says so"
+        assert query is not None, "the configuration requires it"
         return torch.cat((key, self.indexer.written(x, query, rope)), -1)
 
     def _without_index(self, cached: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:

@@ -1,7 +1,7 @@
 """The process group of one tensor-parallel engine.
 
 Every collective goes through here: each is counted and noted on the progress board where it is entered and left, so
-that the host can say which rank the others wait for, and strided tensors, which Gloo would silently misread, are
+that the host can report which rank the others wait for, and strided tensors, which Gloo would silently misread, are
 refused. Over NCCL a collective is left when it was enqueued, not when the GPU is done with it.
 """
 

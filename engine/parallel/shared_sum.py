@@ -1,6 +1,6 @@
 """Sums over the ranks of one machine through shared memory, in the order of the ranks.
 
-Each rank has two slots of a small shared mapping, taken in turns, and says by a counter which of its terms it has laid
+Each rank has two slots of a small shared mapping, taken in turns, and shows by a counter which of its terms it has laid
 there; one that has seen all counters adds up all slots itself. It can fill a slot again without a further wait: all
 have read what was there before they counted on. The mapping is a file among the ranks' own, unlinked once all have it.
 

@@ -40,7 +40,7 @@ def accept_ranks(
     config: EngineConfig, board: ProgressBoard, command: str, on_warning: Callable[[str], None]
 ) -> list[RemoteRank]:
     """Wait at `config.listen` for every rank; RankTimeout names those that have not come, and that torchrun is to be
-    told `command`."""
+    given `command`."""
     secret = shared_secret()
     address = address_of(config.listen)
     family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
@@ -190,7 +190,7 @@ class _Reception:
 
     def _forget_the_gone(self) -> None:
         """A rank that ended while others are awaited may be started again and join anew. Its connection for commands
-        tells, over which it says nothing yet."""
+        shows this, over which it sends nothing yet."""
         for (rank, role), member in list(self.joined.items()):
             if role == Role.COMMANDS and _at_its_end(member.socket):
                 for each in Role:

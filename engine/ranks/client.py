@@ -65,8 +65,8 @@ _ERRORS: dict[str, type[EngineError]] = {
 
 class Client:
     """A running engine: starts ranks that run the module `program`, or awaits those of torchrun at `config.listen`
-    (`command` is what torchrun is to be told, where that is not `-m program`). `on_warning` hears of strangers that try
-    to join, and of a rank whose process is stopped.
+    (`command` is what torchrun is to be given, where that is not `-m program`). `on_warning` hears of strangers that
+    try to join, and of a rank whose process is stopped.
 
     Use as a context manager: leaving it ends every rank.
     """
@@ -88,7 +88,7 @@ class Client:
         self._ranks: list[Rank] = []
         self._passed: list[list[CapturedTensor]] = [
             [] for _ in range(config.tp)
-        ]  # told of at pauses of this pass
+        ]  # reported at pauses of this pass
         self._selector = selectors.DefaultSelector()
         try:
             if config.listen:
@@ -118,7 +118,7 @@ class Client:
     def load(
         self, path: Path, rules: Mapping[str, str] | None = None, model: ModelConfig | None = None
     ) -> list[LoadReport]:
-        """Load a checkpoint on every rank; answers tell bytes read and peak memory. With `model`, what is in the
+        """Load a checkpoint on every rank; answers give bytes read and peak memory. With `model`, what is in the
         checkpoint, a rank that sends more than a tensor of it is lost."""
         for rank in self._ranks:
             rank.connection.most = None if model is None else report_bytes(model)
@@ -272,7 +272,7 @@ class Client:
         ]
 
     def _ended(self, message: str, kind: type[RankError] = RankError) -> RankError:
-        """End every rank; returns the error that tells why, where each stood and what it did last."""
+        """End every rank; returns the error that states why, where each stood and what it did last."""
         where = "; ".join(self.standing())
         ranks = range(self.config.tp)
         operations = [history_texts(self.board.history(rank), self._taps) for rank in ranks]
@@ -285,7 +285,7 @@ class Client:
         deadline = time.monotonic() + _GRACE_SECONDS
         while len(answers) < len(self._ranks) and time.monotonic() < deadline:
             if gone := self._receive(answers, 0.1):
-                self._lost(gone)  # what the others say of it is a consequence: the connection to it broke
+                self._lost(gone)  # what the others report of it is a consequence: the connection to it broke
         failed = {rank: answer for rank, answer in answers.items() if isinstance(answer, CommandFailure)}
         first, error = min(failed.items())
         kind = _ERRORS.get(error.kind, EngineError)
@@ -293,7 +293,7 @@ class Client:
         if expected and len(failed) == len(self._ranks):
             raise kind(error.message)
         names = ", ".join(str(rank) for rank in sorted(failed))
-        if expected:  # the ranks are no longer in step, but the message says what the user can do
+        if expected:  # the ranks are no longer in step, but the message states what the user can do
             self.close(patience=0)
             raise kind(f"{error.message} (on rank {names} alone: the engine was ended)")
         out_of_step = divergence_text(self._traces(answers), self._taps)

@@ -219,7 +219,7 @@ class Commands:
             if isinstance(command, m.AbandonStep):
                 raise Abandon
             if isinstance(command, m.Leave):
-                raise Disconnected("told to leave inside a step")
+                raise Disconnected("asked to leave inside a step")
             try:
                 if isinstance(command, m.ResumeStep):
                     goal = _check(command.pause)

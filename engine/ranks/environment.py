@@ -41,10 +41,10 @@ from lockstep.engine.scratch import remove_once_left
 
 
 class RankExit(IntEnum):
-    """How a rank's process ends, in the program's own codes; 0: it was told to leave."""
+    """How a rank's process ends, in the program's own codes; 0: it was asked to leave."""
 
     USAGE = 2
-    FAILED = 3  # it could not start; the host has been told why
+    FAILED = 3  # it could not start; the host knows why
     LOST = 5  # its host is gone
 
 

@@ -1,6 +1,6 @@
 """Which rank the others wait for, from what each has noted on the progress board: pure functions of it (torch-free).
 
-As PyTorch's flight recorder tells it of NCCL: every rank counts the collectives that it has entered; the one that has
+As PyTorch's flight recorder reports it of NCCL: every rank counts the collectives that it has entered; the one that has
 entered the fewest is waited for, and two that differ in what a number was have taken different ways.
 """
 
@@ -13,7 +13,7 @@ from lockstep.engine.parallel.operations import COLLECTIVES, UNSTARTED, Note, Op
 from lockstep.engine.ranks.vitals import Vitals
 
 #: How many of its last operations are reported for each rank.
-_TOLD = 8
+_REPORTED = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +74,7 @@ def standing_text(rank: int, at: Note, taps: Sequence[str]) -> str:
 
 def history_texts(history: Sequence[Note], taps: Sequence[str]) -> list[str]:
     """The last operations of a rank, oldest first; the one that it is inside of is marked."""
-    return [operation_text(one, taps) + (" (entered)" if one.inside else "") for one in history[-_TOLD:]]
+    return [operation_text(one, taps) + (" (entered)" if one.inside else "") for one in history[-_REPORTED:]]
 
 
 def waited_for(traces: Sequence[RankTrace]) -> list[RankTrace]:

@@ -178,8 +178,8 @@ class Member:
 def join(
     address: tuple[str, int], secret: bytes, rank: int, size: int, role: Role, patience: float = 60.0
 ) -> tuple[socket.socket, Seals, Admission]:
-    """The rank's side: a socket whose other end has proved to be the host, its seals, and what the host says of the
-    run. The ranks may be there before the host: for `patience` seconds they knock again. ConfigError says why
+    """The rank's side: a socket whose other end has proved to be the host, its seals, and what the host states of the
+    run. The ranks may be there before the host: for `patience` seconds they knock again. ConfigError states why
     a rank could not join."""
     sock = _connect(address, time.monotonic() + patience)
     try:

@@ -131,7 +131,7 @@ class PutPatches(RankCommand[Done], frozen=True, tag="patch"):
 
 
 class RunStep(RankCommand[StepOutcome], frozen=True, tag="step"):
-    """One forward pass; `forced[seq]` is the token to go on with, `pause` says where to stop (None: nowhere)."""
+    """One forward pass; `forced[seq]` is the token to go on with, `pause` states where to stop (None: nowhere)."""
 
     forced: Mapping[int, int] = {}
     pause: PauseSpec | None = None

@@ -69,7 +69,7 @@ class ProgressBoard:
         return [_operation(entry) for entry in sorted(_known(self.ring(rank)))]
 
     def latest(self, rank: int) -> Note:
-        """Where `rank` stood when it last said so."""
+        """Where `rank` stood when it last reported."""
         known = _known(self.ring(rank))
         return _operation(max(known)) if known else UNSTARTED
 

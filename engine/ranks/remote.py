@@ -21,7 +21,7 @@ from lockstep.engine.ranks.reports import Answer
 from lockstep.engine.ranks.vitals import Vitals
 from lockstep.engine.ranks.wire import Connection, Disconnected
 
-#: Seconds without a sign of life after which a rank is said to be silent.
+#: Seconds without a sign of life after which a rank is reported as silent.
 SILENT_AFTER = 5.0
 
 
@@ -58,7 +58,7 @@ class RemoteRank:
                     self.line.send(PauseWish(known))
         except (ValueError, OSError) as error:  # the rank is gone, or `end` has closed the connection
             self._broken = str(error)
-            self.kill()  # a rank that cannot be watched is lost: the commands' side tells
+            self.kill()  # a rank that cannot be watched is lost: the commands' side reports it
 
     def vitals(self) -> Vitals:
         """How its process is, by its own account."""

@@ -31,7 +31,7 @@ class Done(Struct, frozen=True, tag="done"):
 
 
 class CommandFailure(Struct, frozen=True, tag="failure"):
-    """The command raised. `expected`: the message alone tells the user enough."""
+    """The command raised. `expected`: the message alone is enough for the user."""
 
     kind: str  # the exception's class
     expected: bool
@@ -60,8 +60,8 @@ class LoadReport(Struct, frozen=True, tag="loaded"):
 
 
 class CapturedTensor(Struct, frozen=True, tag="captured"):
-    """One tensor that a step has left behind, sent before its `StepReport`, or before the `PauseReport` that tells
-    of it first."""
+    """One tensor that a step has left behind, sent before its `StepReport`, or before the `PauseReport` that names
+    it first."""
 
     tap: int
     seq: int
@@ -158,7 +158,7 @@ class MemoryReport(Struct, frozen=True, tag="memory"):
 
 
 class LensReport(Struct, frozen=True, tag="lens"):
-    """One choice a row; rank 0 only, the others have nothing to tell."""
+    """One choice a row; rank 0 only, the others have nothing to report."""
 
     layers: list[TokenChoice]
 

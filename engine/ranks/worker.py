@@ -1,6 +1,6 @@
-"""One rank as a process: loads its shards, then serves the host's commands until told to stop.
+"""One rank as a process: loads its shards, then serves the host's commands until asked to stop.
 
-`serve` is called by a rank program, which says how names of faults become `Rules`: `engine.ranks` knows only
+`serve` is called by a rank program, which defines how names of faults become `Rules`: `engine.ranks` knows only
 the correct rules, `engine.faults.rank` the whole catalogue. Every command is answered with a result or
 with the error and its traceback.
 """
@@ -78,7 +78,7 @@ def _serve(here: RankEnvironment, resolve: Resolve) -> None:
 
 
 def _end_without_host(here: RankEnvironment) -> NoReturn:
-    """Nobody is left to tell, nor to remove what the host had made for its ranks."""
+    """Nobody is left to report to, nor to remove what the host had made for its ranks."""
     if here.store is not None:
         remove_once_left(Path(here.store).parent)
     os._exit(RankExit.LOST)

@@ -96,8 +96,8 @@ class _Graph:
 
 @dataclass(frozen=True, slots=True)
 class Replayed:
-    """A step that has been replayed: the batch, this rank's logits [S, V], what is said of each row to choose a token
-    by, and what of its taps has been measured. The GPU may not be done with it."""
+    """A step that has been replayed: the batch, this rank's logits [S, V], what is reported of each row to choose a
+    token by, and what of its taps has been measured. The GPU may not be done with it."""
 
     batch: Batch
     logits: Tensor

@@ -29,7 +29,7 @@ _BESIDE_TENSORS = 64 << 20
 def check_loadable(
     path: Path, config: EngineConfig, rank: int | None = None, free: int | None = None
 ) -> ModelConfig:
-    """The model of a checkpoint that can be split as `config` says, whose headers fit its config.json, and for
+    """The model of a checkpoint that can be split as `config` states, whose headers fit its config.json, and for
     which there is memory: for the share of `rank`, or (None) of all ranks that are started on this machine. `free`:
     bytes of the GPU that the rank may take; a host does not know them. ConfigError or CheckpointError otherwise."""
     model, source = open_checkpoint(path)

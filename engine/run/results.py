@@ -10,7 +10,7 @@ Phase = Literal["prefill", "decode"]
 
 @dataclass(frozen=True, slots=True)
 class TokenChoice:
-    """What one row of logits says: the token chosen, the best `top_ids` with their raw logits,
+    """What one row of logits gives: the token chosen, the best `top_ids` with their raw logits,
     the natural-log normaliser and the entropy in nats of the full distribution. NaN where the row holds NaN."""
 
     token: int
@@ -25,7 +25,7 @@ class SequenceResult:
     """What a pass did to one sequence.
 
     `kv_len` counts the cache rows that its blocks are for, `expected_kv_len` the tokens that were run so far,
-    `held` [layers] says how far each layer's cache reaches, by what was written to it: all are equal unless something
+    `held` [layers] shows how far each layer's cache reaches, by what was written to it: all are equal unless something
     is wrong with positions or with the cache. `emitted` is None inside a chunked prefill.
     """
 

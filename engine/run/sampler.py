@@ -48,8 +48,8 @@ def choose(logits: Tensor, sampling: Sampling, sequence: int, position: int, top
 
 
 def choose_each(logits: Tensor, draws: Sequence[Draw], top: int = TOP) -> list[TokenChoice]:
-    """`choose` from each row of logits [S, vocab]. A GPU reads all rows at once and hands over what is said of them; on
-    the CPU each row is read alone, so that its bits do not depend on the others."""
+    """`choose` from each row of logits [S, vocab]. A GPU reads all rows at once and hands over what is reported of
+    them; on the CPU each row is read alone, so that its bits do not depend on the others."""
     parts = [logits] if logits.is_cuda else list(logits.split(1))
     found = np.concatenate([summary(part, top).cpu().numpy() for part in parts])
     return choose_by(found, logits, draws)

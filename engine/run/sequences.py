@@ -17,7 +17,7 @@ class Sequence:
     """One request: every token so far, how many were run, and how many cache rows it has.
 
     `computed` counts tokens that went through a forward; `kv_len` counts the cache rows that its blocks are
-    for; `held` [layers] says how far each layer's cache reaches, by what was written to it. All are equal
+    for; `held` [layers] shows how far each layer's cache reaches, by what was written to it. All are equal
     unless something is wrong with positions or with the cache. `passes` are the tokens computed by the end of each.
     """
 

@@ -1,4 +1,4 @@
-"""Which taps each tap is computed from: what tells an inherited error from one of the operation's own (torch-free)."""
+"""Which taps each tap is computed from: what distinguishes an inherited error from one of its own (torch-free)."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def inputs_of(tap: str, num_layers: int = 0, known: Container[str] = ()) -> tupl
             if name in LAYER and LAYER[name].kind == "norm" and found[-1] in known:
                 break
     if operation.kind == "cache" and layer and not any(one in known for one in found):
-        # another layer's, and which one no name tells
+        # another layer's, and which one no name shows
         before = (f"layers.{i}.{local_name(tap)}" for i in reversed(range(layer)))
         found += [one for one in before if one in known]
     if operation.kind == "shared_choice" and layer:  # that of the last layer before it that chooses itself

@@ -227,7 +227,7 @@ class TapHub:
         return TapTiles(measured, tail, shape[1] - rows)
 
     def end(self) -> tuple[NDArray[np.float32] | None, NDArray[np.uint64] | None, list[Captured]]:
-        """The pass is over: statistics [taps, 8], checksums [taps], the captured tensors that no pause has told of."""
+        """The pass is over: statistics [taps, 8], checksums [taps], the captured tensors that no pause has reported."""
         captured, self._captured = self._captured[self._handed_out :], []
         if not self.policy.statistics:
             return None, None, captured

@@ -2,8 +2,8 @@
 
 What `measure` does takes two dozen kernels a tensor, which is nothing beside the work of a CPU, but of a step on a GPU
 most of the time. Here tensors are kept until they fill `HELD` bytes, or the step ends, and measured by two launches
-for each dtype. Triton comes with torch's builds for CUDA; where it does not compile, `refusal` says why, and `measure`
-does it.
+for each dtype. Triton comes with torch's builds for CUDA; where it does not compile, `refusal` states why, and
+`measure` does it.
 """
 
 from __future__ import annotations

@@ -81,7 +81,7 @@ class StepArrays:
         return found
 
     def _recorded(self, kind: int, owner: int, first: int, stop: int) -> int:
-        """How many of the owner's steps in [first, stop) have arrays of that kind; -1: the file does not say."""
+        """How many of the owner's steps in [first, stop) have arrays of that kind; -1: the file does not state it."""
         if self._archive.version < PROTECTED_SINCE:
             return -1
         (number,) = self._archive.one(

@@ -48,7 +48,7 @@ def _compressed(compressor: zstd.ZstdCompressor, data: memoryview) -> bytes:
 
 
 def _declared(frame: bytes) -> int | None:
-    """The size that a frame says its content has, if it does. ZstdError where it is none."""
+    """The size of its content that a frame states, if it does. ZstdError where it is none."""
     return zstd.get_frame_info(frame).decompressed_size
 
 

@@ -270,7 +270,7 @@ def _check(connection: sqlite3.Connection, path: Path) -> None:
 
 
 def _check_length(connection: sqlite3.Connection, path: Path, *, alone: bool = False) -> None:
-    """A file without a log, or one that is read `alone`, must be as long as its header says."""
+    """A file without a log, or one that is read `alone`, must be as long as its header states."""
     if files.exists(files.wal_of(path)) and not alone:
         return
     (pages,) = connection.execute("PRAGMA page_count").fetchone()

@@ -35,7 +35,7 @@ def lock_of(path: Path) -> Path:
 
 def create(path: Path, mode: int = 0o600) -> None:
     """An empty file for SQLite to fill, which gives its log the same mode: a recording holds prompts, and is for this
-    user alone unless somebody says otherwise. FileExistsError for anything that is there, a link included."""
+    user alone unless somebody decides otherwise. FileExistsError for anything that is there, a link included."""
     descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         os.fchmod(descriptor, mode)
@@ -87,7 +87,7 @@ def check(path: Path) -> None:
 
 
 def header(path: Path) -> bytes:
-    """The header of the file itself, without what its log says of it, after checking that it is a session's."""
+    """The header of the file itself, without what its log holds of it, after checking that it is a session's."""
     try:
         header = first_bytes(path, _HEADER_BYTES)
     except OSError as error:

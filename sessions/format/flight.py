@@ -19,7 +19,7 @@ from lockstep.sessions.format.json_text import json_text, parse_json
 from lockstep.sessions.format.schema import CHECKSUMS, PROTECTED_SINCE, STATS
 from lockstep.sessions.records import SequenceStep, StepInFlight
 
-_Told = list[tuple[int, list[int], list[int]]]  # (sequence, ids, positions) each
+_Reported = list[tuple[int, list[int], list[int]]]  # (sequence, ids, positions) each
 
 
 def clear(db: sqlite3.Connection, *, tensors: bool = True) -> None:
@@ -65,7 +65,7 @@ def read(archive: Archive, taps: int, ranks: int) -> tuple[int, StepInFlight] | 
     if not 0 <= read_rows.integer(place, where) < taps:
         raise broken(where, f"it stands at no tap: {place}")
     try:
-        reported = msgspec.convert(parse_json(sequences, where), _Told)
+        reported = msgspec.convert(parse_json(sequences, where), _Reported)
     except msgspec.ValidationError as error:
         raise broken(where, f"its sequences: {error}") from error
     return read_rows.integer(branch, where), StepInFlight(

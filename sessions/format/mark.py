@@ -1,7 +1,7 @@
 """The mark of a session whose writer has not closed it: `recording` in its meta table.
 
-It tells a session that was closed from one whose writer was killed just after the log had been moved into the file.
-Files that an earlier Lockstep wrote have none.
+It distinguishes a session that was closed from one whose writer was killed just after the log had been moved into the
+file. Files that an earlier Lockstep wrote have none.
 """
 
 from __future__ import annotations

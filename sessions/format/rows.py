@@ -78,7 +78,7 @@ def sift(
 
 
 def place(table: str, values: Sequence[Any]) -> str:
-    """Where a row belongs, as it says itself."""
+    """Where a row belongs, as it states itself."""
     named = dict(zip(COLUMNS[table], (v if isinstance(v, int) else str(v)[:40] for v in values), strict=True))
     return _PLACES[table].format(**named)
 

@@ -1,4 +1,4 @@
-"""Tables that are read as a whole: what is damaged of them is left out and said, what is missing is noticed."""
+"""Tables that are read as a whole: what is damaged of them is left out and reported, what is missing is noticed."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ Total = tuple[int, int]  # the number of rows, the sum of their checksums
 
 
 class Totals:
-    """The tables of one session against their rows in `totals`. `problems` says what was wrong with any of them."""
+    """The tables of one session against their rows in `totals`. `problems` names what was wrong with any of them."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive = archive

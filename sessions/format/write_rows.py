@@ -54,7 +54,7 @@ def sequence_row(branch: int, step: int, sequence: SequenceStep, ranks: int) -> 
 
 def _flat_lengths(step: int, sequence: SequenceStep, ranks: int) -> list[int]:
     """Cached lengths [ranks][layers], rank after rank. Every rank must have equally many layers: only then can its
-    lengths be told from the next one's when they are read back."""
+    lengths be distinguished from the next one's when they are read back."""
     layers = {len(of_rank) for of_rank in sequence.kv_lens}
     if sequence.kv_lens and (
         len(sequence.kv_lens) != ranks or len(layers) > 1 or not 0 < max(layers) <= MAX_LAYERS

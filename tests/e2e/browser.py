@@ -26,7 +26,7 @@ class PageLeft(Exception):
 
 
 class Page:
-    """One tab. `asked` are the addresses that it has asked for, `complaints` what its console said was wrong."""
+    """One tab. `asked` are the addresses that it has asked for, `complaints` what its console reported as wrong."""
 
     def __init__(self, socket: aiohttp.ClientWebSocketResponse) -> None:
         self._socket, self._numbers = socket, itertools.count(1)
@@ -66,7 +66,7 @@ class Page:
         await self.call("Page.navigate", url=address)
 
     async def value(self, expression: str) -> Any:
-        """What JavaScript says."""
+        """What JavaScript returns."""
         reported = await self.call("Runtime.evaluate", expression=expression, returnByValue=True)
         return reported["result"].get("value")
 

@@ -96,7 +96,7 @@ class Terminal:
         self.press("Enter")
 
     def start(self, line: str) -> None:
-        """Have the shell start a program; `code` tells how it ended."""
+        """Have the shell start a program; `code` shows how it ended."""
         self.enter(f"{line}; code=$?")
 
     def code(self) -> int:

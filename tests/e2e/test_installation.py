@@ -1,4 +1,4 @@
-"""Installed from a wheel on disk into fresh environments: what a base installation does, what it lacks and says, and
+"""Installed from a wheel on disk into fresh environments: what a base installation does, what it lacks and reports, and
 whom it lives beside. Slow: environments are made, and the package index is asked."""
 
 from __future__ import annotations

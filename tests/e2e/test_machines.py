@@ -28,7 +28,7 @@ def machines(tmp_path: Path) -> Iterator[Machines]:
 
 
 def ids(output: str) -> list[list[int]]:
-    """The tokens that `generate --json` tells."""
+    """The tokens that `generate --json` prints."""
     return [one["ids"] for one in json.loads(output)["sequences"]]
 
 
@@ -78,7 +78,7 @@ def test_a_machine_that_is_cut_off_in_mid_step_is_named_and_nothing_hangs(
 
 
 def test_ranks_with_another_secret_are_refused_on_both_sides(machines: Machines, model: Path) -> None:
-    """The ranks end with that; the host says so once and awaits others."""
+    """The ranks end with that; the host reports it once and awaits others."""
     host = machines.host("generate", str(model), "--ids", "3", "--tp", "2")
     machines.key = secrets.token_hex(32)
     for group in machines.torchrun(1):

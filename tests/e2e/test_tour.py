@@ -44,7 +44,7 @@ def _take(here: Terminal, step: TourStep) -> None:
     here.wait(*step.seen, seconds=_LONG if "g" in step.keys else PATIENCE)
 
 
-def test_the_tour_shows_what_it_says(terminals: Callable[..., Terminal]) -> None:
+def test_the_tour_shows_what_it_states(terminals: Callable[..., Terminal]) -> None:
     here = terminals()
     here.start("lockstep tui demo --tp 2")
     here.wait("● stopped", "step 0/0", "8 Journal")

@@ -62,7 +62,7 @@ def imported(folder: Path, *diffs: str) -> ModuleType:
 
 
 def test_the_engine_is_right_but_for_its_bug(tmp_path: Path) -> None:
-    """As the page leaves it, it says what transformers says; as it begins, it does not."""
+    """As the page leaves it, it computes what transformers computes; as it begins, it does not."""
     ids = Tokenizer.from_file(str(MODEL_DIR / "tokenizer.json")).encode(QUESTION).ids
     model = load_golden(MODEL_DIR, "float32", "cpu")
     with torch.no_grad():
@@ -76,7 +76,7 @@ def test_the_engine_is_right_but_for_its_bug(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("family", ["llama", "mistral", "qwen3"])
-def test_the_fixed_engine_reads_what_the_page_says(family: str, tmp_path: Path) -> None:
+def test_the_fixed_engine_reads_what_the_page_states(family: str, tmp_path: Path) -> None:
     path, ids = tiny_checkpoint(tmp_path / family, family), [5, 17, 99]
     with torch.no_grad():
         model = load_golden(path, "float32", "cpu")

@@ -127,7 +127,7 @@ def folder(planted: Folder) -> Folder:
     return planted
 
 
-def test_the_planted_code_would_tell(folder: Folder) -> None:
+def test_the_planted_code_would_show(folder: Folder) -> None:
     subprocess.run([sys.executable, "-c", "import msgspec, transformers"], cwd=folder.path, check=True)
     assert {file.stem for file in folder.ran.iterdir()} >= {"msgspec", "transformers"}
 

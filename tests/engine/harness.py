@@ -28,7 +28,7 @@ from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sampling import Sampling
 
 PROGRAM = "lockstep.engine.faults.rank"
-#: Where rank processes compute in tests that do not say: `LOCKSTEP_TEST_DEVICE=cuda` takes the engine's tests to a GPU.
+#: Where rank processes compute in tests that name none: `LOCKSTEP_TEST_DEVICE=cuda` takes the engine's tests to a GPU.
 DEVICE = os.environ.get("LOCKSTEP_TEST_DEVICE", "cpu")
 
 

@@ -82,7 +82,7 @@ def test_threads_are_those_that_the_environment_asks_for(
     assert default_threads(2) == (expected or max(1, usable_cores() // 2))
 
 
-def test_a_kill_by_the_kernel_is_told_from_one_by_somebody() -> None:
+def test_a_kill_by_the_kernel_is_distinguished_from_one_by_somebody() -> None:
     before = MemoryBefore(3 << 30, 4)
     assert before.killed(now=4) == "killed by SIGKILL"
     for reported in (before.killed(now=5), MemoryBefore(3 << 30, None).killed()):

@@ -1,4 +1,4 @@
-"""A rank program that gets into trouble when told to: `python -m tests.engine.troubled_rank SPEC`.
+"""A rank program that gets into trouble when asked to: `python -m tests.engine.troubled_rank SPEC`.
 
 Rules: `trouble` = sleep | raise | refuse | slow | spin | skip, on rank `rank`, in step `step`, at the first
 row-parallel reduction (`slow`: a little at each of them; `spin`: computes for a while; `skip`: takes part in none).

@@ -68,7 +68,7 @@ HEADED = (
     "ministral3", "cwm", "dots1", "exaone_moe", "solar_open", "llama4_text", "hunyuan_v1_dense", "hunyuan_v1_moe",
     "internlm3", "iquestcoder", "ernie4_5_moe",
 )  # fmt: skip
-#: Those whose heads are as wide as several numbers say.
+#: Those whose heads are as wide as several numbers state.
 LATENT = (
     "deepseek_v2", "deepseek_v3", "glm4_moe_lite", "deepseek_v32", "glm_moe_dsa", "mistral4", "youtu",
 )  # fmt: skip

@@ -41,7 +41,7 @@ def text(results: Results) -> str:
 
 def _lines(results: Results) -> Iterator[str]:
     then, now = (
-        {key: level(plants()[key], told) for key, told in table.items()}
+        {key: level(plants()[key], found) for key, found in table.items()}
         for table in (results.first_look, results.rows)
     )
     yield f"First look: {_counts(then)}. Now: {_counts(now)}."
@@ -49,10 +49,10 @@ def _lines(results: Results) -> Iterator[str]:
     yield "| bug | engine | axis | first look | now | what is reported |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for key, plant in plants().items():
-        told = results.rows.get(key)
+        found = results.rows.get(key)
         yield (
             f"| {plant.what} | {_engine(plant)} | {plant.axis} | {then.get(key, 'not run')} | "
-            f"{now.get(key, 'not run')} | {'' if told is None else told.text.replace('|', '/')} |"
+            f"{now.get(key, 'not run')} | {'' if found is None else found.text.replace('|', '/')} |"
         )
 
 
@@ -71,7 +71,7 @@ def _clean(found: CleanPairs) -> Iterator[str]:
     for engine in dict.fromkeys(one.engine for one in found.pairs):
         mine = [one for one in found.pairs if one.engine == engine]
         axes, models = (
-            ", ".join(dict.fromkeys(told)) for told in ([p.axis for p in mine], [p.family for p in mine])
+            ", ".join(dict.fromkeys(names)) for names in ([p.axis for p in mine], [p.family for p in mine])
         )
         accused = sum(one.verdict == "bug" for one in mine)
         name = {"vllm": "vLLM, TP 1", "vllm_2": "vLLM, TP 2"}.get(engine, engine)
@@ -85,5 +85,5 @@ def _engine(plant: Plant) -> str:
 
 
 def _counts(levels: dict[str, Level]) -> str:
-    told = Counter(levels.values())
-    return f"{told['named']} of {len(levels)} named, {told['place']} by place, {told['missed']} missed"
+    found = Counter(levels.values())
+    return f"{found['named']} of {len(levels)} named, {found['place']} by place, {found['missed']} missed"

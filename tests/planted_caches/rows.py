@@ -40,7 +40,7 @@ class Plant(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Reported(msgspec.Struct, kw_only=True, omit_defaults=True):
-    """What `invariant` reported along the row's axis: the first wrong operation, or what it says in place of one."""
+    """What `invariant` reported along the row's axis: the first wrong operation, or what it states in place of one."""
 
     verdict: str
     tap: str = ""
@@ -95,8 +95,8 @@ def level(plant: Plant, reported: Reported) -> Level:
 
 
 class CleanPair(msgspec.Struct, frozen=True):
-    """Two runs of a right engine that must agree, and what `invariant` says of them; `why` where it accuses or does not
-    know."""
+    """Two runs of a right engine that must agree, and what `invariant` reports of them; `why` where it accuses or does
+    not know."""
 
     engine: str
     family: str

@@ -18,7 +18,7 @@ HERE = Path(__file__).parent
 class Bug(msgspec.Struct, frozen=True, kw_only=True):
     """A bug that was reported and fixed, and how it is put back.
 
-    `name` is the function that puts it back; `emulated` says in whose code where it is not that of `of`. `ranks`,
+    `name` is the function that puts it back; `emulated` states in whose code where it is not that of `of`. `ranks`,
     `dtype` and `options` are those of the program, with the bug and without. `reported` and `fixed` are the days of the
     report (or of the change that names it) and of the change that mends it. `released`: the engine as it is has the
     bug, so that there is no run without it. `set`: those of the fresh set were written together, after all others had

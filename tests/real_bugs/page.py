@@ -90,22 +90,25 @@ _NAMED = ("mechanism", "effect", "place", "wrong", "missed")
 
 def write(results: Results) -> None:
     """Write the page: rows that have not been run are reported as such."""
-    told, at_first = readings(), readings("first_look.toml")
+    latest, at_first = readings(), readings("first_look.toml")
     ran = [one for one in bugs().values() if one.name in results.rows]
-    parts = [HEAD, _figures(ran, results, told, at_first)]
-    parts += ["\n## The open half\n\n", _table([one for one in ran if half_of(one) == "open"], results, told)]
+    parts = [HEAD, _figures(ran, results, latest, at_first)]
+    parts += [
+        "\n## The open half\n\n",
+        _table([one for one in ran if half_of(one) == "open"], results, latest),
+    ]
     parts += [
         "\n## The half that was set aside\n\n",
-        _table([one for one in ran if half_of(one) == "held-out"], results, told),
+        _table([one for one in ran if half_of(one) == "held-out"], results, latest),
     ]
     for of, (title, introduction) in LATER.items():
         rows = [one for one in ran if one.set == of]
         parts += [
             f"\n## {title}, at first look\n\n",
             introduction,
-            _first_look(rows, results, told, at_first),
+            _first_look(rows, results, latest, at_first),
         ]
-    parts += ["\n## What was put back\n\n", *(_entry(one, told.get(one.name)) for one in ran)]
+    parts += ["\n## What was put back\n\n", *(_entry(one, latest.get(one.name)) for one in ran)]
     parts += ["\n## Changes that are right\n\n", _controls(results)]
     if left := [one.name for one in bugs().values() if one.name not in results.rows]:
         parts.append(f"\n## Not run yet\n\n{', '.join(f'`{name}`' for name in left)}.\n")
@@ -113,18 +116,18 @@ def write(results: Results) -> None:
 
 
 def _figures(
-    ran: Iterable[Bug], results: Results, told: dict[str, Reading], at_first: dict[str, Reading]
+    ran: Iterable[Bug], results: Results, latest: dict[str, Reading], at_first: dict[str, Reading]
 ) -> str:
     ran = [*ran]
     lines = [
         "| part | bugs | found | noted | mechanism | effect | place | wrong | missed | median seconds |\n",
         "| --- | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: | ---: |\n",
     ]
-    parts = [("open", "open", told, results.rows), ("set aside", "held-out", told, results.rows)]
+    parts = [("open", "open", latest, results.rows), ("set aside", "held-out", latest, results.rows)]
     for of in LATER:
         parts += [
             (f"{of}, at first look", of, at_first, results.first),
-            (f"{of}, run again after what it showed was mended", of, told, _again(results)),
+            (f"{of}, run again after what it showed was mended", of, latest, _again(results)),
         ]
     for title, half, read, runs in parts:
         rows = [one for one in ran if half_of(one) == half and one.name in read and one.name in runs]
@@ -155,25 +158,25 @@ def _again(results: Results) -> dict[str, Found]:
     return {name: one for name, one in results.rows.items() if results.first.get(name, one) != one}
 
 
-def _table(rows: Iterable[Bug], results: Results, told: dict[str, Reading]) -> str:
+def _table(rows: Iterable[Bug], results: Results, latest: dict[str, Reading]) -> str:
     lines = [
         "| bug | of | ranks | shows | verdict | reported first | named | without it | s |\n",
         "| --- | --- | ---: | --- | --- | --- | --- | --- | ---: |\n",
     ]
     for one in rows:
         found = results.rows[one.name]
-        named = told[one.name].named if one.name in told else "not read"
+        named = latest[one.name].named if one.name in latest else "not read"
         lines.append(
-            f"{_what(one)} | {found.verdict} | {_told(one, found, results)} "
+            f"{_what(one)} | {found.verdict} | {_reported(one, found, results)} "
             f"| {named} | {_without(one, results)} | {found.seconds:.0f} |\n"
         )
     return "".join(lines)
 
 
 def _first_look(
-    ran: Iterable[Bug], results: Results, told: dict[str, Reading], at_first: dict[str, Reading]
+    ran: Iterable[Bug], results: Results, latest: dict[str, Reading], at_first: dict[str, Reading]
 ) -> str:
-    """What the first run of each row told, and how its cause is named now."""
+    """What the first run of each row reported, and how its cause is named now."""
     lines = [
         "| bug | of | ranks | shows | verdict | reported first | named | without it | s | named now |\n",
         "| --- | --- | ---: | --- | --- | --- | --- | --- | ---: | --- |\n",
@@ -181,9 +184,9 @@ def _first_look(
     for one in ran:
         if (found := results.first.get(one.name)) is None:
             continue
-        first, now = (read[one.name].named if one.name in read else "not read" for read in (at_first, told))
+        first, now = (read[one.name].named if one.name in read else "not read" for read in (at_first, latest))
         lines.append(
-            f"{_what(one)} | {found.verdict} | {_told(one, found, results)} "
+            f"{_what(one)} | {found.verdict} | {_reported(one, found, results)} "
             f"| {first} | {_without(one, results)} | {found.seconds:.0f} | {now} |\n"
         )
     return "".join(lines)
@@ -212,7 +215,7 @@ def noted(one: Bug | Control, found: Found, results: Results) -> list[str]:
     ]
 
 
-def _told(one: Bug | Control, found: Found, results: Results) -> str:
+def _reported(one: Bug | Control, found: Found, results: Results) -> str:
     if found.error:
         return _cell(found.error)
     if notes := noted(one, found, results):
@@ -251,7 +254,7 @@ def _controls(results: Results) -> str:
     for one in controls().values():
         if (found := results.clean.get(clean_key(one))) is not None:
             what = f"[{one.what}]({one.source})" if one.source else one.what
-            accused = "" if found.verdict == "match" else f": {_told(one, found, results)}"
+            accused = "" if found.verdict == "match" else f": {_reported(one, found, results)}"
             lines.append(
                 f"| {what} | {one.model} | {one.dtype} | {one.engine} | {found.verdict}{accused} "
                 f"| {found.seconds:.0f} |\n"

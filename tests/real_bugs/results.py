@@ -31,7 +31,7 @@ class Found(msgspec.Struct, kw_only=True, omit_defaults=True):
 
 class Results(msgspec.Struct):
     """By name of the bug; the runs without one, by what they have in common; and of the sets after the first what the
-    first run of each row told, whatever its later runs do."""
+    first run of each row reported, whatever its later runs do."""
 
     rows: dict[str, Found] = {}
     clean: dict[str, Found] = {}
@@ -61,7 +61,7 @@ class Results(msgspec.Struct):
 
 class Reading(msgspec.Struct, frozen=True):
     """A cause read beside the fix. `named`: its mechanism, its exact effect, the place alone, something else, or
-    nothing (`missed`); `note` says why, or what the recording lacks."""
+    nothing (`missed`); `note` states why, or what the recording lacks."""
 
     named: Literal["mechanism", "effect", "place", "wrong", "missed"]
     note: str = ""

@@ -123,7 +123,7 @@ def test_a_row_in_this_process(
 ) -> None:
     if bug and bugs()[bug].model != model:
         pytest.skip("another model's")
-    for module in (modeling_utils, accelerate):  # to be put back: the program says that it is there
+    for module in (modeling_utils, accelerate):  # to be put back: the program states that it is there
         monkeypatch.setattr(module, "is_accelerate_available", module.is_accelerate_available)
     stated = ""
     if bug:

@@ -1,4 +1,4 @@
-"""Single bits of a recording turned over, and what its reader makes of that: equal, told, or silently different.
+"""Single bits of a recording turned over, and what its reader makes of that: equal, reported, or silently different.
 
 `recording` writes a small session of everything that a session may hold, `flips` chooses bits, `shown` reads what is
 shown of a file, `silent` compares two readings. Nothing here knows of pytest: longer runs use it too.

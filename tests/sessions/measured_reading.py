@@ -1,7 +1,7 @@
-"""Reads hostile sessions one after the other and says what each took.
+"""Reads hostile sessions one after the other and prints what each took.
 
 `python -m tests.sessions.measured_reading DIRECTORY MEMORY_MIB SECONDS KIND…` prints a JSON line each, {kind, peak_mib,
-seconds, said}. A process of its own: its peak is nobody else's, and what forgets its limits ends nobody else.
+seconds, printed}. A process of its own: its peak is nobody else's, and what forgets its limits ends nobody else.
 """
 
 from __future__ import annotations

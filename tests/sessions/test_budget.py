@@ -1,4 +1,4 @@
-"""What fits a byte budget stays untouched; what does not is thinned, and said."""
+"""What fits a byte budget stays untouched; what does not is thinned, and reported."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ from tests.sessions.samples import create, record, write
 
 ROOT = Path(__file__).parents[2]
 
-#: Records forever, a branch now and then, and says each step that `step` returned from.
+#: Records forever, a branch now and then, and prints each step that `step` returned from.
 WRITER = """
 import sys
 from pathlib import Path
@@ -232,7 +232,7 @@ def test_a_damaged_session_is_not_written_on(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_long_log_is_cut_and_never_written_over(tmp_path: Path) -> None:
-    """A commit over the rest of an older log, cut short by a kill, could not be told from a damaged one."""
+    """A commit over the rest of an older log, cut short by a kill, could not be distinguished from a damaged one."""
     path = tmp_path / "a.session"
     longest, cuts = 0, 0
     with create(path) as writer:

@@ -111,7 +111,7 @@ def test_the_rank_that_is_wrong_is_named(tmp_path: Path, name: str, rank: int) -
     assert all(one.rank is None for one in found.values())
     if (
         name != "q_proj"
-    ):  # of two replicas that disagree nobody can tell without the golden: the lower one speaks
+    ):  # of two replicas that disagree nobody can decide without the golden: the lower one counts
         odd = 1 if name == "k_proj" and rank == 0 else rank
         assert f"rank {odd} differs" in wrong.note
 

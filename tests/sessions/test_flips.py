@@ -1,4 +1,4 @@
-"""Single flipped bits, in the file and in its log: what is shown is equal, refused or told."""
+"""Single flipped bits, in the file and in its log: what is shown is equal, refused or reported."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A log belongs to its file: beside any other one it is not read, not lost, and said."""
+"""A log belongs to its file: beside any other one it is not read, not lost, and reported."""
 
 from __future__ import annotations
 

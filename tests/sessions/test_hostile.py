@@ -108,7 +108,7 @@ def test_a_hostile_name_in_the_schema_is_quoted(path: Path) -> None:
     assert "\x1b" not in str(error.value)
 
 
-def test_other_databases_and_formats_are_told_apart(tmp_path: Path) -> None:
+def test_other_databases_and_formats_are_distinguished(tmp_path: Path) -> None:
     other = tamper(tmp_path / "other.session", "CREATE TABLE t (x)")
     refused(other, "no Lockstep session")
     newer = write(tmp_path / "newer.session", 1)

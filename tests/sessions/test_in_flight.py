@@ -56,7 +56,7 @@ def test_what_has_passed_is_read_and_then_replaced(tmp_path: Path) -> None:
             session.refresh()
             assert session.in_flight() is None
             assert session.steps() == range(2)
-            assert len(session.captured(1)) == 1, "what the step keeps is what its record says"
+            assert len(session.captured(1)) == 1, "what the step keeps is what its record states"
     assert verify(path) == []
 
 

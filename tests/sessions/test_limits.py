@@ -77,8 +77,8 @@ def test_no_session_takes_more_memory_than_the_default(tmp_path: Path) -> None:
     assert {kind: peak for kind, peak in peaks.items() if peak > 512 + BASE_MIB} == {}  # type: ignore[operator]
 
 
-#: What is said of each kind; the others are read.
-SAID = {
+#: What is reported of each kind; the others are read.
+REFUSALS = {
     "tensor bomb": "no room for tensor 'embed' of step 0 of branch 0, rank 0: about 3,072 MiB; reading a session may",
     "partial bomb": "no room for tensor 'embed' of step 0 of branch 0, rank 0: about 768 MiB",
     "bfloat16 bomb": "no room for tensor 'embed' of step 0 of branch 0, rank 0: about 1,536 MiB",
@@ -109,12 +109,12 @@ SAID = {
 }
 
 
-@pytest.mark.parametrize("kind", SAID)
+@pytest.mark.parametrize("kind", REFUSALS)
 @pytest.mark.slow
 def test_what_is_refused_is_reported(found: dict[str, dict[str, object]], kind: str) -> None:
     stated = found[kind]["printed"]
     assert isinstance(stated, list)
-    assert [words for words in stated if SAID[kind] in words], stated[:5]
+    assert [words for words in stated if REFUSALS[kind] in words], stated[:5]
 
 
 def test_what_was_decoded_counts_while_it_lives() -> None:

@@ -1,4 +1,4 @@
-"""What a session says of itself: one schema; what does not validate is not known, and never stops a reader."""
+"""What a session states of itself: one schema; what does not validate is not known, and never stops a reader."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_pages_of_token_texts_are_one_mapping(tmp_path: Path) -> None:
         assert session.meta.token_texts == {1: "a", 2: "b", 3: "c"}
 
 
-def test_a_field_that_makes_no_sense_is_not_known_and_told_by_verify(tmp_path: Path) -> None:
+def test_a_field_that_makes_no_sense_is_not_known_and_reported_by_verify(tmp_path: Path) -> None:
     path = tmp_path / "a.session"
     create(path, source="me", model=ModelMeta(name="demo")).close()
     put_meta(path, model={"num_layers": "many"}, sequences=[1], **{"token_texts.1": ["no"], "else": 3})

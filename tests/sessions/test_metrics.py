@@ -46,7 +46,7 @@ def test_ulp_counts_steps_of_the_dtype(dtype: str, bits: int, value: float, step
     assert metrics(golden + steps * ulp, golden, dtype).max_ulp == steps
 
 
-def test_an_ulp_near_zero_says_nothing() -> None:
+def test_an_ulp_near_zero_means_nothing() -> None:
     golden = np.array([1.0, 1e-20], np.float32)
     assert metrics(golden + np.array([0, 1e-12], np.float32), golden).max_ulp == 0.0
     assert metrics(np.array([3.0]), np.array([0.0])).rel_l2 == math.inf

@@ -16,7 +16,7 @@ from tests.sessions.samples import as_version, create, put_meta, tamper, write
 SHIPPED = Path(__file__).parent / "data" / "v0_1.session"
 
 
-def test_a_shipped_recording_reports_what_it_said() -> None:
+def test_a_shipped_recording_reports_what_it_did_before() -> None:
     before = SHIPPED.read_bytes()
     with Session.open(SHIPPED) as session:
         meta = session.meta

@@ -1,4 +1,4 @@
-"""A recording is for its user alone, unless that user says otherwise."""
+"""A recording is for its user alone, unless that user decides otherwise."""
 
 from __future__ import annotations
 

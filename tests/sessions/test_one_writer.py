@@ -21,7 +21,7 @@ from tests.sessions.samples import TAPS, create, record, write
 
 ROOT = Path(__file__).parents[2]
 
-#: Creates a session (over another with "over") and records a step a line of its input; says the step, or the error.
+#: Creates a session (over another with "over") and records a step a line of its input; prints the step, or the error.
 WRITER = """
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Of a session that lost its newest steps, `salvage` makes a whole one of the others, which says what it lacks."""
+"""Of a session that lost its newest steps, `salvage` makes a whole one of the others, which states what it lacks."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ from tests.soak.trial import shared
 from tests.workbench.debugger.host.test_ending import HostProcess, folded, live
 from tests.workbench.references.test_golden import _STARTER
 
-#: Seconds after which what was told to end has not ended.
+#: Seconds after which what was asked to end has not ended.
 _PATIENCE = 60.0
 #: Has llama.cpp record a reference of the model that it is given.
 _LLAMACPP = """
@@ -83,11 +83,11 @@ def host_process(*words: str) -> Iterator[HostProcess]:
         host.close()
 
 
-def check_tokens(path: Path, told: int) -> None:
+def check_tokens(path: Path, reported: int) -> None:
     """Every step that was reported is recorded, with the tokens of an undisturbed run."""
     assert verify(path) == []
     with Session.open(path) as session:
-        assert len(session.steps()) > told, f"{len(session.steps())} steps; step {told} was told of"
+        assert len(session.steps()) > reported, f"{len(session.steps())} steps; step {reported} was reported"
         emitted = [session.step(step).sequences[0].emitted for step in session.steps()]
     count = min(len(emitted), len(expected()))
     assert emitted[:count] == expected()[:count], "other tokens than undisturbed"
@@ -222,8 +222,8 @@ def run_live(steps: int, path: Path) -> None:
         connection.send(RequestFrame(1, LineRequest(f"next {steps}")))
         reported, read = -1, 0
         while not isinstance(frame := connection.receive(), AnswerFrame):
-            if isinstance(frame, StepEvent):  # the newest: a slow client is not told of each
-                assert frame.step > reported, f"step {frame.step} was told of after {reported}"
+            if isinstance(frame, StepEvent):  # the newest: a slow client is not sent each
+                assert frame.step > reported, f"step {frame.step} was reported after {reported}"
                 reported = frame.step
                 if reported >= read:
                     read = reported + 20

@@ -93,7 +93,7 @@ def kill_writer(seed: int, directory: Path) -> None:
 
 
 def cut_power(seed: int, directory: Path) -> None:
-    """A writer stopped at some moment, and of what the system had not been told to put on the disk (fsync) only some
+    """A writer stopped at some moment, and of what the system had not been asked to put on the disk (fsync) only some
     sectors have got there."""
     chance, path, cut = random.Random(seed), directory / "a.session", directory / "cut.session"
     with subprocess.Popen(
@@ -118,7 +118,7 @@ def cut_power(seed: int, directory: Path) -> None:
             assert session.stats(step).tobytes() == record(step).stats.tobytes(), f"step {step}"
     problems = verify(cut)
     assert all(problem.startswith("incomplete: ") for problem in problems), problems
-    if problems:  # told; and it is not made to look whole
+    if problems:  # reported; and it is not made to look whole
         try:
             SessionWriter.reopen(cut).close()
         except SessionError:
@@ -176,9 +176,9 @@ def two_writers(seed: int, directory: Path) -> None:
         for step in range(done):
             assert test_one_writer.do_step(first) == str(step)
         with test_one_writer.writer_process(path, chance.choice(("over", "new"))) as second:
-            told = test_one_writer.printed(second)
-        assert told.startswith("Session"), told
-        assert "open" not in told.split(), told
+            printed = test_one_writer.printed(second)
+        assert printed.startswith("Session"), printed
+        assert "open" not in printed.split(), printed
         assert test_one_writer.do_step(first) == str(done)
         if seed % 2:
             first.kill()
@@ -206,8 +206,8 @@ def fill_disk(seed: int, directory: Path) -> None:
 def read_hostile(seed: int, directory: Path) -> None:
     """Within the memory and time that a session gets by default."""
     kind = KINDS[seed % len(KINDS)]
-    (told,) = test_limits.measured(directory, 512, 10.0, (kind,)).values()
-    assert int(str(told["peak_mib"])) <= 512 + test_limits.BASE_MIB, (kind, told)
+    (printed,) = test_limits.measured(directory, 512, 10.0, (kind,)).values()
+    assert int(str(printed["peak_mib"])) <= 512 + test_limits.BASE_MIB, (kind, printed)
 
 
 def read_odd(seed: int, directory: Path) -> None:

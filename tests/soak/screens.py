@@ -103,7 +103,7 @@ def _kill_some_time(here: Terminal, victim: str, chance: random.Random, cache: P
 
 
 def _goes_on(here: Terminal, *, ended: bool) -> None:
-    """The screens live: they say that the host has ended, or take the next step."""
+    """The screens live: they show that the host has ended, or take the next step."""
     if ended:
         here.wait(re.compile(r"host has ended|engine is gone|ended|lost"))
         return

@@ -80,7 +80,7 @@ def attempt(trial: Trial, seed: int) -> str:
 
 
 def evidence(error: BaseException) -> str:
-    """Where in the tests it was raised, and what it says: one line."""
+    """Where in the tests it was raised, and what it states: one line."""
     frames = [frame for frame in traceback.extract_tb(error.__traceback__) if "/tests/" in frame.filename]
     where = f"{Path(frames[-1].filename).name}:{frames[-1].lineno}: {frames[-1].line}" if frames else ""
     stated = " ".join(str(error).split())

@@ -1,4 +1,4 @@
-"""Packages of somebody else's, installed as far as Python can tell: for tests of what they add."""
+"""Packages of somebody else's, installed as far as Python can see: for tests of what they add."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ def test_a_name_that_would_act_on_a_terminal_is_none(tmp_path: Path) -> None:
         assert not [name for name in format_names() if not name.isprintable()]
 
 
-def test_a_known_format_says_which_package_reads_it(
+def test_a_known_format_names_the_package_that_reads_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("lockstep.workbench.foreign.added.extensions", lambda *_: {})
@@ -118,7 +118,7 @@ DOORS = {
 
 
 @pytest.mark.parametrize("text", NONSENSE | DOORS, ids=str.strip)
-def test_a_door_that_is_none_is_told_where_it_is_asked_for(text: str, tmp_path: Path) -> None:
+def test_a_door_that_is_none_is_reported_where_it_is_asked_for(text: str, tmp_path: Path) -> None:
     entries = {"lockstep.engines": {"acme": "lockstep_acme:given"}}
     with installed(tmp_path, "lockstep-acme", {"__init__.py": text}, entries):
         with pytest.raises(ExtensionError, match=r"^lockstep-acme 1\.0") as error:

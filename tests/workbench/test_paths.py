@@ -29,7 +29,7 @@ def test_a_foreign_name_is_one_name(name: str, tmp_path: Path) -> None:
     assert file_stem(stem) == stem
 
 
-def test_what_a_name_says_is_kept() -> None:
+def test_what_a_name_states_is_kept() -> None:
     assert file_stem("layers-0-attn-q_proj") == "layers-0-attn-q_proj"
     assert file_stem("Qwen2.5-0.5B=x") == "Qwen2.5-0.5B=x"
     assert file_stem("../../etc/passwd") == "etc-passwd"

@@ -44,7 +44,7 @@ def test_nonsense_is_refused_by_name(tmp_path: Path, line: str) -> None:
 def test_every_command_takes_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """A limit that nothing fits into is told by each command that opens a session."""
+    """A limit that nothing fits into is reported by each command that opens a session."""
     from lockstep.workbench.cli.main import run
     from tests.sessions.samples import write
 

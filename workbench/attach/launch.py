@@ -1,4 +1,4 @@
-"""Start an engine's command with the tap on its path, and tell what became of it: the way of `lockstep attach`."""
+"""Start an engine's command with the tap on its path, and report what became of it: the way of `lockstep attach`."""
 
 from __future__ import annotations
 
@@ -48,15 +48,15 @@ _PATIENCE = 5.0
 
 
 class AttachError(Exception):
-    """A command that cannot be recorded; the message says why, and what to do."""
+    """A command that cannot be recorded; the message states why, and what to do."""
 
 
 @dataclass(frozen=True, slots=True)
 class TapRequest:
     """What is to be recorded: of which `engine`, the taps that match `only` (none: all), no more than `steps` passes of
     decode. `tensors` are the taps that are kept as tensors where `capture` keeps statistics. `arguments` of the engine
-    are set whatever its command says. `adapter`: where weights alone are asked for, an engine that may load an adapter
-    goes on until it has."""
+    are set whatever its command states. `adapter`: where weights alone are asked for, an engine that may load an
+    adapter goes on until it has."""
 
     engine: str = "auto"  # one of ENGINES, or of a package's door
     only: tuple[str, ...] = ()

@@ -29,7 +29,7 @@ _RANK = re.compile(r"rank(\d{1,5})")
 
 
 class Remark(msgspec.Struct, frozen=True):
-    """What a process of the command says of itself, other than tensors: one line, safe to print."""
+    """What a process of the command reports of itself, other than tensors: one line, safe to print."""
 
     kind: Literal["found", "changed", "failed"]
     text: str
@@ -65,7 +65,7 @@ def weights_are_there(dump: Path) -> bool:
 
 
 class _Rank(msgspec.Struct):
-    """What `weights.json` says of the ranks."""
+    """What `weights.json` states of the ranks."""
 
     size: int
     awaits_adapter: bool = False

@@ -4,7 +4,7 @@ Run by its path (`python -I -S watcher.py`), so that it begins at once and impor
 the command in a process group of its own and hands on the terminal, signals, stops (ctrl+z) and the exit code. Where
 the system has subreapers (Linux), processes whose parent has ended become its own, those that called setsid too: when
 the command has ended all that is left of it is waited for, then terminated, then killed. The same happens at once when
-the one who started it is gone, which a pipe tells that he alone holds open.
+the one who started it is gone, which a pipe shows that he alone holds open.
 
     arguments: the pipe's reading end, a pipe to report to, the starter's process group and pid, seconds of patience
     and of grace, the temporary folder that is the starter's ("": none), our search path, the command

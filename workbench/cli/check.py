@@ -181,7 +181,7 @@ def _ended(found: Verdict, place: Path | None, save: Path | None, lost: list[str
         report_line(f"error: {words}")
     if place is not None and not as_json:
         report_line(f"recorded in {place}")
-    # A divergence is told before a loss: whoever reads the code must not take a wrong model for a full disk.
+    # A divergence is reported before a loss: whoever reads the code must not take a wrong model for a full disk.
     asked_for = lost if save is not None or not found.lost else lost[1:]
     return code_of(found.event) or (Exit.NOT_SAVED if asked_for else Exit.OK)
 

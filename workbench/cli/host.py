@@ -8,7 +8,7 @@
     python -P -m lockstep.workbench.cli.host --socket PATH [--lifeline FD] --replay FILE
 
 It listens on a Unix socket (mode 0600; PATH lies in a folder of `engine.scratch`), serves the first client of the same
-user, and ends with it, ranks included; FD tells that the client is gone before it came. Temporary files, the ranks' as
+user, and ends with it, ranks included; FD shows that the client is gone before it came. Temporary files, the ranks' as
 well, go beside the socket, and are gone with the last of both. `debugger.host.client` is the other side,
 `debugger.host.messages` the protocol.
 """

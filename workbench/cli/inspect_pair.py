@@ -16,7 +16,7 @@ from lockstep.workbench.export.json import dumps
 from lockstep.workbench.models.opening import OpenedModel
 from lockstep.workbench.words.numbers import number
 
-#: Fields of a configuration that say how it is stored and not what it computes.
+#: Fields of a configuration that state how it is stored and not what it computes.
 _STORAGE = ("dtype", "notes", "block_types")
 
 

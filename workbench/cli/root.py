@@ -27,7 +27,7 @@ def load(name: str) -> Any:
 
 
 def _readable(command: Any, context: Any) -> None:
-    """What Typer's help needs to be told: paragraphs flow to the terminal's width, whatever the source's lines; a flag
+    """What Typer's help has to be given: paragraphs flow to the terminal's width, whatever the source's lines; a flag
     takes no value, so that no type is named (it prints `<bool>` otherwise)."""
     if command.help:
         command.help = "\n\n".join(" ".join(one.split()) for one in cleandoc(command.help).split("\n\n"))

@@ -30,7 +30,7 @@ def straight(arguments: list[str]) -> int | None:
         return open_home()
     path = None
     if arguments[0] == "tui" and len(arguments) == 2 and not arguments[1].startswith("-"):
-        with suppress(OSError):  # Typer's way says what is wrong
+        with suppress(OSError):  # Typer's way reports what is wrong
             path = session_of(arguments[1])
     return None if path is None else open_session(path)
 

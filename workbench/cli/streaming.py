@@ -23,7 +23,7 @@ class Display(Protocol):
     def __exit__(self, *_: object) -> None: ...
 
     def token(self, seq: int, token: int | None, finished: str | None) -> None:
-        """Sequence `seq` has emitted `token` (None: nothing, and it has ended); `finished` says why it ended."""
+        """Sequence `seq` has emitted `token` (None: nothing, and it has ended); `finished` states why it ended."""
         ...
 
 

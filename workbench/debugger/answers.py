@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from lockstep.sessions.text import clean
 from lockstep.workbench.words import numbers
 
-#: What programs are told: free in its form, a kind at a time.
+#: What programs are given: free in its form, a kind at a time.
 JsonObject = dict[str, Any]
 
 #: Numbers shown of a tensor before it is cut to its edges.
@@ -41,7 +41,7 @@ class Result:
     kind: ClassVar[str] = "result"
 
     def to_text(self) -> str:
-        """For a terminal; free of control sequences, whatever a session says."""
+        """For a terminal; free of control sequences, whatever a session holds."""
         return clean(self._text(), newlines=True)
 
     def _text(self) -> str:
@@ -54,7 +54,7 @@ class Result:
 
 @dataclass(frozen=True)
 class Message(Result):
-    """Something said."""
+    """Something reported."""
 
     text: str
     data: Mapping[str, Any] = field(default_factory=dict)
@@ -98,7 +98,7 @@ class Stop(Result):
     token: str | None = None
     thread_id: int = 0
     hit_breakpoint_ids: Sequence[int] = ()
-    output: Sequence[Result] = ()  # displays, and what a breakpoint's commands said
+    output: Sequence[Result] = ()  # displays, and what a breakpoint's commands printed
     kind: ClassVar[str] = "stopped"
 
     def _text(self) -> str:
@@ -109,7 +109,7 @@ class Stop(Result):
             where += f" → {self.token}"
         branch = f", branch {self.branch}" if self.branch else ""
         if self.reason == "toggle":
-            head = self.description  # says where as well
+            head = self.description  # states where as well
         elif self.reason in ("step", "goto"):
             head = f"{where}{branch}"
         else:

@@ -70,7 +70,7 @@ def last_operations(error: BaseException) -> list[str]:
 
 
 def explain(error: BaseException) -> tuple[Exit, str]:
-    """The exit code and the one line, safe for a terminal, that says what to do. What nobody expected is written into
+    """The exit code and the one line, safe for a terminal, that states what to do. What nobody expected is written into
     the log of errors, which the line names."""
     code = exit_code(error)
     if isinstance(error, ModuleNotFoundError) and (missing := extras.explained(error)):

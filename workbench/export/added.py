@@ -18,7 +18,7 @@ def exporters() -> dict[str, Extension]:
 
 def write_added(by: Extension, session: Session, path: Path, request: Request) -> None:
     """Have an exporter write `path`, which does not exist. ExtensionError where it does not; NothingToExport where it
-    says so."""
+    reports that."""
     write = by.load()
     with by.answering("it failed", NothingToExport, SessionError, OSError):
         write(session, path, request)

@@ -26,7 +26,7 @@ _SHARP = 256
 
 @dataclass(frozen=True, slots=True)
 class Drawn:
-    """A heatmap of `width` × `height` units. `top` is the value of the strongest colour; `pooled` says that a
+    """A heatmap of `width` × `height` units. `top` is the value of the strongest colour; `pooled` states that a
     pixel stands for several elements (the largest in magnitude is shown)."""
 
     markup: Markup

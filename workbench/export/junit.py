@@ -31,7 +31,7 @@ class JUnitCase:
 
 
 def junit(title: str, cases: Iterable[JUnitCase]) -> str:
-    """The document. "fail" is a failure, "absent" is skipped; "suspect" passes and says why on its output."""
+    """The document. "fail" is a failure, "absent" is skipped; "suspect" passes and states why on its output."""
     root = ElementTree.Element("testsuites", name=_text(title))
     totals = dict.fromkeys(("tests", "failures", "skipped"), 0)
     for suite, members in groupby(cases, key=lambda case: case.suite):

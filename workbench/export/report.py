@@ -147,7 +147,7 @@ def _map(judged: tuple[Judged, ...]) -> tuple[list[int], list[MapRow]]:
 
 
 def _bars() -> str:
-    """A class for each tenth of probability: the bar's length and its colour say the same."""
+    """A class for each tenth of probability: the bar's length and its colour show the same."""
     ramp = shades("magnitude", False)
     lines = []
     for tenth in range(11):

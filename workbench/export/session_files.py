@@ -26,7 +26,7 @@ Content = str | bytes | Callable[[TextIO], None]
 
 
 class NothingToExport(ValueError):
-    """What was asked for is not in the session, or too much: says what to ask for instead."""
+    """What was asked for is not in the session, or too much: states what to ask for instead."""
 
 
 class SessionFiles:
@@ -38,7 +38,7 @@ class SessionFiles:
 
     @property
     def story(self) -> Story:
-        """What the page, the figures and the document tell."""
+        """What the page, the figures and the document show."""
         if self._story is None:
             self._story = story_of(self.session, self.request, FAULTS)
         return self._story

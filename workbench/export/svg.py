@@ -71,7 +71,7 @@ def path_of(points: Sequence[tuple[float, float] | None]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """A drawing of `width` × `height` units; `label` is what a screen reader says."""
+    """A drawing of `width` × `height` units; `label` is for screen readers."""
 
     width: float
     height: float

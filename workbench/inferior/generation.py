@@ -32,7 +32,7 @@ class NonFiniteTap:
 @dataclass(slots=True)
 class Generated:
     """One sequence: `ids` are the new tokens, an end-of-sequence token included. It ends with "nan" where its logits
-    hold NaN: no token is chosen from those, and `first_bad_tap` tells where the step went wrong."""
+    hold NaN: no token is chosen from those, and `first_bad_tap` shows where the step went wrong."""
 
     prompt_ids: list[int]
     ids: list[int] = field(default_factory=list)

@@ -162,7 +162,7 @@ class Inferior:
         pause: PauseSpec | None,
         poll: Callable[[], None] | None = None,
     ) -> StepRecord | Paused:
-        """Start a pass that stops where `pause` says (None: nowhere)."""
+        """Start a pass that stops where `pause` states (None: nowhere)."""
         return self._run(RunStep(dict(forced or {}), pause), poll)
 
     def resume(self, pause: PauseSpec, poll: Callable[[], None] | None = None) -> StepRecord | Paused:

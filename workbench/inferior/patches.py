@@ -1,6 +1,6 @@
 """Patches: part of a tensor overwritten at a tap, in one step, on one branch.
 
-The user speaks of the global tensor, the one that a single rank would have had; a rank is told what to
+The user speaks of the global tensor, the one that a single rank would have had; a rank is given what to
 overwrite in its own part. `cut` does the translation from the tap's layout.
 """
 

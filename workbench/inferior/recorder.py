@@ -102,7 +102,7 @@ class StepRecorder:
             self._caught_up()
 
     def close(self) -> None:
-        """Write what waits, and close the session. `RecordingLost` tells what is not in it."""
+        """Write what waits, and close the session. `RecordingLost` names what is not in it."""
         writer, self.writer = self.writer, None
         if writer is None:
             return

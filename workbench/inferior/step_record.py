@@ -21,7 +21,7 @@ def taps_of(specs: Sequence[TapSpec]) -> list[Tap]:
 
 
 def step_record(step: int, reports: Sequence[StepReport], specs: Sequence[TapSpec]) -> StepRecord:
-    """One forward pass, as all ranks told it."""
+    """One forward pass, as all ranks reported it."""
     first = reports[0]
     stats, checksums = _arrays(reports)
     tensors = tensors_of(reports, specs)
@@ -111,7 +111,7 @@ def _sequence(index: int, reports: Sequence[StepReport]) -> SequenceStep:
 
 
 def _tensor(one: CapturedTensor, rank: int, new: Mapping[int, int], specs: Sequence[TapSpec]) -> TensorRecord:
-    """A rank's tensor; `new` tokens of each sequence are read, and of a part of their rows its slice tells."""
+    """A rank's tensor; `new` tokens of each sequence are read; a part of their rows is named by its slice."""
     name, shape = specs[one.tap].name, one.value.shape
     if one.cut == "full" or (name.endswith(_ATTENTION) and shape[1] == new[one.seq]):
         part = ""

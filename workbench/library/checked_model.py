@@ -26,7 +26,7 @@ from lockstep.workbench.models.tokenizer import Tokenizer
 from lockstep.workbench.references.llamacpp.library import need_installed
 from lockstep.workbench.references.request import REFERENCES, ReferenceName, prefill_passes
 
-#: What a model with a tokenizer is checked on when nobody says: words, digits, a rare character.
+#: What a model with a tokenizer is checked on when no text is given: words, digits, a rare character.
 DEFAULT_TEXT = "The 3 quick brown foxes jump over 12 lazy dogs; déjà vu."
 #: How many ids, spread over the vocabulary, make the prompt of a model without one.
 DEFAULT_IDS = 16
@@ -174,7 +174,7 @@ def _prompts(
 
 
 def _words(tokenizer: Tokenizer, tokens: int | None, least: int) -> list[int]:
-    """The default text, said as often as makes so many tokens, or at least `least`."""
+    """The default text, repeated as often as makes so many tokens, or at least `least`."""
     text, ids = DEFAULT_TEXT, tokenizer.encode(DEFAULT_TEXT)
     while len(ids) < max(tokens or 0, least):
         text = f"{text} {text}"

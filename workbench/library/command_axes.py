@@ -1,7 +1,7 @@
 """Another engine along the axes: its own command run again and again, with one argument of the engine changed.
 
 The command is the user's and stays as it is. What a variant is, is asked of the engine where it takes its arguments
-(`LOCKSTEP_TAP_ARGUMENTS`), and told as what was changed for the recording.
+(`LOCKSTEP_TAP_ARGUMENTS`), and reported as what was changed for the recording.
 """
 
 from __future__ import annotations

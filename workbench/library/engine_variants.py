@@ -12,7 +12,8 @@ from lockstep.workbench.checking.axes.axis import AxisName
 @dataclass(frozen=True, slots=True)
 class EngineVariant:
     """What an engine is asked for along one axis, and that in words: arguments that it is given whatever its command
-    says, or `words` behind the command. `untapped`: nothing is changed in the engine, and its tokens alone are seen."""
+    states, or `words` behind the command. `untapped`: nothing is changed in the engine, and its tokens alone are
+    seen."""
 
     summary: str
     arguments: Mapping[str, int | bool] = field(default_factory=dict)

@@ -38,7 +38,7 @@ def paragraph(text: str) -> Markup:
 
 
 def lines(pairs: Iterable[tuple[str, str]]) -> Markup:
-    """Labels and what is said under each."""
+    """Labels and what stands under each."""
     rows = [
         el(
             "tr",

@@ -61,7 +61,7 @@ def import_as(
 
 
 def model_meta(opened: OpenedModel) -> ModelMeta:
-    """What a session says of a checkpoint, its digest among that."""
+    """What a session states of a checkpoint, its digest among that."""
     return msgspec.structs.replace(
         msgspec.convert(asdict(opened.config), ModelMeta),
         name=opened.name,
@@ -80,7 +80,7 @@ def import_attached(
 
 
 def _notes(attached: Attached) -> list[str]:
-    """What the session says of how it was recorded."""
+    """What the session states of how it was recorded."""
     notes = [f"changed for the recording: {clean(text, limit=200)}" for text in attached.changed]
     notes += [f"not recorded: {clean(text, limit=500)}" for text in attached.failures]
     if ended := how_it_ended(attached.code):

@@ -35,7 +35,7 @@ _LISTED = 8
 @dataclass(frozen=True, slots=True, repr=False)
 class Invariance:
     """What `invariant` found of `subject`. True where something was tried, no axis shows a bug and none could not be
-    told."""
+    decided."""
 
     subject: str
     results: tuple[AxisResult, ...]

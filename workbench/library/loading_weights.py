@@ -107,7 +107,7 @@ class WeightsVerdict:
         return [*reported, *map(clean, self.notes)]
 
     def _where(self, one: WrongWeight) -> str:
-        """Of which layers and ranks, where that is not said by the name or of all."""
+        """Of which layers and ranks, where that is not given by the name or of all."""
         words = []
         if "*" in one.parameter:
             layers = ", ".join(map(str, one.layers[:6])) + (", …" if len(one.layers) > 6 else "")
@@ -197,7 +197,7 @@ def weights(
 
 
 def _adapters_of_requests(ranks: Sequence[RankWeights], path: Path) -> tuple[str, ...]:
-    """What is to be said where an engine loads adapters with requests."""
+    """What is to be reported where an engine loads adapters with requests."""
     if any(rank.awaits_adapter for rank in ranks):
         return ("the engine may load adapters, and ended before it had loaded one: no request named any",)
     taken = {rank.adapter_path for rank in ranks} - {""}

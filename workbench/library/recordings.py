@@ -29,8 +29,8 @@ def judged_recording(
     seconds: float = SEARCH_SECONDS,
     reproducing: bool | None = None,
 ) -> CheckResult:
-    """A branch of the session at `path`, judged and explained with its checkpoint: `model`, or what it says that it is
-    of. `golden`, `reference`, `seconds` and `reproducing` as in `diagnose_recording`."""
+    """A branch of the session at `path`, judged and explained with its checkpoint: `model`, or the one that it
+    names. `golden`, `reference`, `seconds` and `reproducing` as in `diagnose_recording`."""
     listener.report(f"reading {clean(path.name, limit=80)}")
     with Session.open(path, session_limits()) as session, reading(session):
         try:

@@ -39,7 +39,7 @@ class Guarded(MessagePump):
 
 
 class GuardedWidget(Guarded, Widget):
-    """A widget that says so where it cannot be drawn; what is around it is drawn."""
+    """A widget that reports it where it cannot be drawn; what is around it is drawn."""
 
     def render_lines(self, crop: Region) -> list[Strip]:
         """The lines of `crop`, a region of the widget."""

@@ -107,7 +107,7 @@ def user_keys(
     commands: Sequence[Command], chosen: Mapping[str, Sequence[str]], taken: Mapping[str, str]
 ) -> UserKeys:
     """The keys where `chosen` gives actions others. An action is a name of `keys_of`, or a command line. `taken`: keys
-    that are others', and whose. Before the commands are known nothing is said to be unknown."""
+    that are others', and whose. Before the commands are known nothing is reported as unknown."""
     known = {one.name: one for one in keys_of(commands)}
     words = {word: one for one in commands for word in (one.name, *one.aliases)}
     problems: list[str] = []

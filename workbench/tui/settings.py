@@ -31,7 +31,7 @@ class SettingChosen(Message):
 
 @dataclass(frozen=True, slots=True)
 class UserSettings:
-    """What `config.toml` may say."""
+    """What `config.toml` may state."""
 
     theme: str = _THEME_NAMES[0]
     token_colour: str = "probability"

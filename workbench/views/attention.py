@@ -52,7 +52,7 @@ class LayerAttention:
     the one asked for. `values[heads, queries, keys]` are of all; row i
     is the query at position `first_query + i`; -inf is a key that the mask hides. None with the reason in `missing`.
     `golden` has the same shape, or is None. `left_out[queries, keys]`: what an indexer did not choose of what a query
-    sees; None where none was recorded. `dropped` says what of it the capture's budget had no room for."""
+    sees; None where none was recorded. `dropped` names what of it the capture's budget had no room for."""
 
     layer: int
     step: int

@@ -102,7 +102,7 @@ def _head_name(name: str) -> str:
 def _terms(part: str) -> list[slice | list[int]]:
     try:
         return slices.parse(part)
-    except LayoutError:  # a stranger's session may say anything
+    except LayoutError:  # a stranger's session may hold anything
         return []
 
 

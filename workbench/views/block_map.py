@@ -32,7 +32,7 @@ class Block:
 @dataclass(frozen=True, slots=True)
 class Pool:
     """The pool after a step: its blocks up to the last one that was seen in use (of a pool larger than any, those in
-    use alone), how many lie beyond, and the bytes of one block on one rank (None: the session does not tell the
+    use alone), how many lie beyond, and the bytes of one block on one rank (None: the session does not state the
     cache's shape)."""
 
     blocks: tuple[Block, ...]
@@ -70,7 +70,7 @@ def _seen_before(source: SessionSource, where: Where) -> set[int]:
         try:
             found.update(*(one.block_table for one in source.record(step, where.branch).sequences))
         except SessionError:
-            continue  # the pane of that step says what is damaged
+            continue  # the pane of that step states what is damaged
     return found
 
 
@@ -79,7 +79,7 @@ def _block_bytes(source: SessionSource, block_size: int) -> int | None:
     model, size = source.meta.model, _SIZES.get(source.meta.config.dtype)
     if not (size and model.num_layers and model.num_kv_heads and model.head_dim):
         return None
-    # Of their widths a session does not tell: latents, and layers of several sizes.
+    # Of their widths a session states nothing: latents, and layers of several sizes.
     if any(source.session.has_tap(f"layers.0.attn.{one}") for one in ("latent_cache", "v_norm")):
         return None
     heads = max(1, model.num_kv_heads // source.session.ranks)

@@ -14,7 +14,7 @@ from lockstep.workbench.views.verdicts import first_failed, judged_of
 @dataclass(frozen=True, slots=True)
 class BranchSentinel:
     """One sentinel over a branch. `step` is where it first fired (None: nowhere in what was `looked` at), `what`
-    says what was found, `ranks` are those that are wrong (empty: none in particular)."""
+    states what was found, `ranks` are those that are wrong (empty: none in particular)."""
 
     kind: SentinelKind
     name: str
@@ -28,7 +28,7 @@ class BranchSentinel:
 
 def fired_at(session: Session, kind: SentinelKind, branch: int, step: int, found: SentinelFinding, looked: str = "",
              name: str = "") -> BranchSentinel:  # fmt: skip
-    """The sentinel that fired at `step` as `found` says."""
+    """The sentinel that fired at `step` as `found` states."""
     tap = "" if found.tap is None else clean(session.taps[found.tap].name, limit=120)
     return BranchSentinel(kind, name or NAMES[kind], branch, step, found.words, looked, tap, found.ranks)
 

@@ -37,7 +37,7 @@ class CacheHistory:
 
 
 def cache_history(source: SessionSource, where: Where, layers: int) -> CacheHistory | None:
-    """Of the sequence of `where`, up to its step; None where no step tells."""
+    """Of the sequence of `where`, up to its step; None where no step reports it."""
     ranks, last = source.session.ranks, source.passed(where).step
     steps = range(max(source.session.steps(where.branch).start, last - _STEPS + 1), last + 1)
     if not steps or not layers:
@@ -49,7 +49,7 @@ def cache_history(source: SessionSource, where: Where, layers: int) -> CacheHist
         try:
             reported = source.sequence(step, where.branch, where.seq)
         except SessionError:
-            reported = None  # the pane of that step says what is damaged
+            reported = None  # the pane of that step states what is damaged
         wanted = expected_rows(reported) if reported is not None else None
         expected.append(wanted)
         for rank, lengths in enumerate(reported.kv_lens if reported is not None else ()):

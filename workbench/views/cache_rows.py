@@ -17,7 +17,7 @@ from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
 
 #: The most findings that are listed; the map marks all of them.
-_TOLD = 12
+_MOST = 12
 
 Rows = NDArray[np.float32]  # [positions, heads, head_dim] of one layer on one rank
 
@@ -64,7 +64,7 @@ class _Findings:
         self.marks |= {(row, int(position)) for position in positions}
 
     def in_words(self) -> tuple[str, ...]:
-        return tuple(f"{words}, layer{_spans(layers)}" for words, layers in list(self.layers.items())[:_TOLD])
+        return tuple(f"{words}, layer{_spans(layers)}" for words, layers in list(self.layers.items())[:_MOST])
 
 
 def cache_rows(source: SessionSource, where: Where, layers: int, kind: str, error: bool) -> CacheRows:

@@ -11,7 +11,7 @@ from lockstep.sessions.records import SequenceStep
 
 T = TypeVar("T")
 
-_TOLD, _TOLD_RANKS = 3, 8
+_REPORTED, _REPORTED_RANKS = 3, 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ class Odd:
     def __str__(self) -> str:
         """ "0 rows in layers 1–3 on rank 1"."""
         layer = f" in layer{'s' * (self.last > self.first)} {span(self.first, self.last)}"
-        ranks = ", ".join(map(str, self.ranks[:_TOLD_RANKS])) + " …" * (len(self.ranks) > _TOLD_RANKS)
+        ranks = ", ".join(map(str, self.ranks[:_REPORTED_RANKS])) + " …" * (len(self.ranks) > _REPORTED_RANKS)
         return (
             f"{self.rows} row{'s' * (self.rows != 1)}{'' if self.whole else layer}"
             f" on rank{'s' * (len(self.ranks) > 1)} {ranks}"
@@ -51,7 +51,7 @@ def odd_lengths(recorded: SequenceStep, expected: int | None = None) -> list[Odd
 
 
 def _odd(kv_lens: Sequence[Sequence[int]], wanted: int) -> Iterator[Odd]:
-    alike: dict[tuple[int, ...], list[int]] = {}  # ranks that hold the same are told together
+    alike: dict[tuple[int, ...], list[int]] = {}  # ranks that hold the same are reported together
     for rank, lengths in enumerate(kv_lens):
         alike.setdefault(tuple(lengths), []).append(rank)
     for lengths, ranks in alike.items():
@@ -77,8 +77,8 @@ def span(first: int, last: int) -> str:
 
 def in_words(odd: Sequence[Odd]) -> str:
     """What is odd, in a clause; the first few, where there are many."""
-    return "; ".join(map(str, islice(odd, _TOLD))) + (
-        f"; and {len(odd) - _TOLD} more" if len(odd) > _TOLD else ""
+    return "; ".join(map(str, islice(odd, _REPORTED))) + (
+        f"; and {len(odd) - _REPORTED} more" if len(odd) > _REPORTED else ""
     )
 
 

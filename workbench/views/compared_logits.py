@@ -12,7 +12,7 @@ from lockstep.workbench.views.sides import Other, sides
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.where import Where
 
-#: A probability that sums of probabilities, of logits in float32, cannot tell from none.
+#: A probability that sums of probabilities, of logits in float32, cannot distinguish from none.
 _ROUNDING = 1e-6
 
 
@@ -35,15 +35,15 @@ class ComparedCandidate:
 
     @property
     def moved(self) -> int | None:
-        """How many ranks higher it is on the other side; None where a side does not tell."""
+        """How many ranks higher it is on the other side; None where a side does not report it."""
         return None if self.ours is None or self.theirs is None else self.ours.rank - self.theirs.rank
 
 
 @dataclass(frozen=True, slots=True)
 class ComparedLogits:
     """Both choices. `divergence` is the Kullback–Leibler divergence D(ours‖theirs) in nats as far as the recorded
-    candidates show: the true one is no less. NaN where a side's figures are NaN; None where a side does not tell, or
-    other tokens went in. `overlap`: how many tokens are candidates on both sides."""
+    candidates show: the true one is no less. NaN where a side's figures are NaN; None where a side does not report it,
+    or other tokens went in. `overlap`: how many tokens are candidates on both sides."""
 
     step: int
     names: tuple[str, str]

@@ -20,7 +20,7 @@ from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.numbers import number
 
 #: In the order of the rows. "bits": the checksums differ and no statistic does by more than rounding: only the tensors
-#: could tell rounding from another order of the same values. "unknown": nothing could be compared.
+#: could distinguish rounding from another order of the same values. "unknown": nothing could be compared.
 Difference = Literal["beyond", "bits", "rounding", "equal", "unknown"]
 _ORDER: tuple[Difference, ...] = ("beyond", "bits", "rounding", "equal", "unknown")
 
@@ -119,7 +119,7 @@ def _floors(judged: Sequence[Judged]) -> dict[str, float]:
 
 
 def _diffs(both: Sides) -> dict[str, TapDiff | str]:
-    """What the one comparison says of each tap: a difference, or why there is none."""
+    """What the one comparison reports of each tap: a difference, or why there is none."""
     ours, theirs, step = both.ours.session, both.theirs.session, both.here.step
     try:
         found: Diff = diff(
@@ -159,7 +159,7 @@ def _row(
 
 
 def _difference(one: TapDiff, moved: MovedStatistic | None, rounding: float) -> tuple[Difference, str]:
-    """Whether a difference is more than rounding, and what there is to say about it."""
+    """Whether a difference is more than rounding, and what there is to report about it."""
     if one.metrics is None:  # checksums only, or tensors that do not fit together
         if one.equal:
             return "equal", ""

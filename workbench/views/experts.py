@@ -25,7 +25,7 @@ from lockstep.workbench.words.numbers import number, scalar
 
 #: The taps that it is read from: the choice [T, S], its weights [T, S], the logits of all experts [T, E].
 CHOSEN, WEIGHTS, ROUTER = "mlp.topk_ids", "mlp.topk_weights", "mlp.router"
-#: Rows of the experts that a rank has: their layout tells how the experts lie on the ranks.
+#: Rows of the experts that a rank has: their layout shows how the experts lie on the ranks.
 _ROWS = "mlp.experts.up"
 
 Numbers = NDArray[np.float64]
@@ -55,7 +55,7 @@ class ChosenExpert:
 @dataclass(frozen=True, slots=True)
 class TokenExperts:
     """What one token chose. `margin`: the least logit of a chosen expert less the largest of another, `runner_up`.
-    `flaws` says what is wrong with it. `golden` are the reference's experts; `differs`: they are others."""
+    `flaws` names what is wrong with it. `golden` are the reference's experts; `differs`: they are others."""
 
     position: int
     chosen: tuple[ChosenExpert, ...]
@@ -143,8 +143,8 @@ class RoutedTokens:
 @dataclass(frozen=True, slots=True, eq=False)
 class LayerExperts:
     """One layer at one step. The loads are of all `tokens` of the step's `sequences`, `choices` of the one at hand.
-    Where there is nothing `missing` says why, and `captures` are the taps to capture. `placement` says how the experts
-    lie on the ranks, `dropped` what was not kept, `wrong` what the ranks disagree on."""
+    Where there is nothing `missing` states why, and `captures` are the taps to capture. `placement` shows how the
+    experts lie on the ranks, `dropped` what was not kept, `wrong` what the ranks disagree on."""
 
     layer: int
     step: int

@@ -19,7 +19,7 @@ from lockstep.workbench.words.plain_text import one_line, plural
 
 
 class CatalogueEntry(Protocol):
-    """What the catalogue of faults says of a value that a seam may have. (Views do not import the faults.)"""
+    """What the catalogue of faults states of a value that a seam may have. (Views do not import the faults.)"""
 
     @property
     def seam(self) -> str:
@@ -40,7 +40,7 @@ class CatalogueEntry(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class SwitchedFault:
-    """A fault that is switched on: the correct value, and what the catalogue says of it ("" if unknown)."""
+    """A fault that is switched on: the correct value, and what the catalogue states of it ("" if unknown)."""
 
     name: str
     value: str
@@ -65,7 +65,7 @@ class Identity:
 
 
 def identify(session: Session, trail: Trail, known: Iterable[CatalogueEntry]) -> Identity:
-    """Read from what the session says of itself. `known` is the catalogue of faults."""
+    """Read from what the session states of itself. `known` is the catalogue of faults."""
     lines = branch_lines(session)
     return Identity(
         file=file_name(session),
@@ -186,7 +186,7 @@ def _compact(meta: CaptureMeta | SamplingMeta) -> str:
 
 
 def _sampling(meta: SessionMeta) -> str:
-    """How tokens were chosen, if every sequence says the same."""
+    """How tokens were chosen, if every sequence states the same."""
     found = {_one_sampling(one.sampling) for one in meta.sequences.values() if one.sampling is not None}
     return found.pop() if len(found) == 1 else ""
 

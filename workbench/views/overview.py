@@ -160,7 +160,7 @@ def _recorded_alarm(source: SessionSource, where: Where, record: StepRecord) -> 
     try:
         stats = source.stats(where.step, where.branch)
         checksums = source.session.checksums(where.step, where.branch)
-    except SessionDamaged:  # the panes say what is damaged
+    except SessionDamaged:  # the panes state what is damaged
         stats = checksums = None
     return _alarm(source, where.step, stats, checksums, record.sequences)
 

@@ -12,7 +12,7 @@ from lockstep.sessions.meta import SessionMeta, WeightShare
 from lockstep.sessions.records import STATISTICS
 from lockstep.sessions.text import clean
 
-#: Columns of a table of shares; the last says how a share compares with the checkpoint.
+#: Columns of a table of shares; the last shows how a share compares with the checkpoint.
 WEIGHT_COLUMNS = ("name", "rank", "shape", "dtype", *STATISTICS, "checksum", "checkpoint")
 
 #: The most shares that are believed of a foreign session.

@@ -96,7 +96,7 @@ def _first_in_series(chosen: _Steps, tap: str, statistic: str) -> int | None:
 
 
 def _desync(chosen: _Steps) -> BranchSentinel:
-    """Replicas must be the same bits: their checksums say so."""
+    """Replicas must be the same bits: their checksums show it."""
     session, steps = chosen.session, chosen.steps
     if blind := why_blind(session, chosen.branch, "desync"):
         return chosen.clear("desync", blind)
@@ -135,7 +135,7 @@ def _repetition(chosen: _Steps, seq: int, several: bool) -> BranchSentinel:
     name = f"{NAMES['repetition']}, sequence {seq}" if several else ""
     looked = f"emitted tokens at {_steps_text(chosen)}"
     tokens: list[int] = []
-    for step in range(chosen.steps.stop):  # what a parent said before counts
+    for step in range(chosen.steps.stop):  # what a parent emitted before counts
         token = chosen.trail.token(chosen.branch, step, seq)
         if token is not None:
             tokens = [*tokens[1 - TAIL :], token]

@@ -117,8 +117,8 @@ class SentinelWatch:
         self._scans: dict[int, _Scan] = {}
 
     def watch(self, source: SessionSource, where: Where) -> Watch:
-        """Go on scanning the branch for a short while, and tell what was found so far; in the step that is under way as
-        well, as far as it has come."""
+        """Go on scanning the branch for a short while, and report what was found so far; in the step that is under way
+        as well, as far as it has come."""
         scan = self._scans.setdefault(where.branch, _Scan())
         session, steps = source.session, source.session.steps(where.branch)
         deadline = time.monotonic() + _BUDGET

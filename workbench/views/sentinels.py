@@ -33,14 +33,14 @@ NAMES: dict[SentinelKind, str] = {
 
 #: A text has collapsed when its last tokens are one phrase of at most so many tokens …
 LONGEST_PHRASE = 32
-#: … said so often, and in all so many tokens long.
+#: … repeated so often, and in all so many tokens long.
 REPEATS, SPAN = 4, 8
-#: As many tokens as have to be known to tell.
+#: As many tokens as have to be known to decide.
 TAIL = LONGEST_PHRASE * REPEATS
 
 #: Reasons of stops that are worth going back to: not those of a step that was simply done.
 _STOPPING = ("breakpoint", "data breakpoint", "exception", "divergence", "pause")
-_TOLD_RANKS = 8
+_NAMED_RANKS = 8
 #: Products of q and k below this cannot overflow when as many as a head has channels are summed.
 _NO_OVERFLOW = 1e30
 
@@ -73,7 +73,7 @@ def first_not_finite(
     tap = int(found.any(axis=1).argmax())
     ranks = tuple(int(rank) for rank in np.flatnonzero(found[tap]))
     column = STATISTICS.index(statistic)
-    counts = ", ".join(f"rank {rank}: {stats[tap, rank, column]:.0f}" for rank in ranks[:_TOLD_RANKS])
+    counts = ", ".join(f"rank {rank}: {stats[tap, rank, column]:.0f}" for rank in ranks[:_NAMED_RANKS])
     why = _why_nan(session, stats, tap, ranks) if statistic == "nan" else ""
     return SentinelFinding(f"{_name(session, tap)} ({counts}){f': {why}' if why else ''}", tap, ranks, why)
 
@@ -103,8 +103,8 @@ def desync(session: Session, checksums: NDArray[np.uint64] | None) -> SentinelFi
 
 
 def replicas_differ(session: Session, tap: int, ranks: tuple[int, ...]) -> SentinelFinding:
-    """What a tap is said of whose replicas differ on these ranks."""
-    reported = ", ".join(map(str, ranks[: 2 * _TOLD_RANKS]))
+    """What is reported of a tap whose replicas differ on these ranks."""
+    reported = ", ".join(map(str, ranks[: 2 * _NAMED_RANKS]))
     words = f"rank{'s' * (len(ranks) > 1)} {reported} differ{'s' * (len(ranks) == 1)} bit for bit"
     return SentinelFinding(f"{_name(session, tap)}: {words}", tap, ranks)
 

@@ -123,7 +123,7 @@ def _shown(steps: range, marks: Sequence[int], limit: int) -> list[int]:
 
 
 def _readable(source: SessionSource, step: int, branch: int, seq: int) -> SequenceStep | None:
-    """What a step did to the sequence; None also where that is damaged, of which the trail tells."""
+    """What a step did to the sequence; None also where that is damaged, which the trail reports."""
     try:
         return source.sequence(step, branch, seq)
     except SessionDamaged:

@@ -27,7 +27,7 @@ class Sequences:
 
     @property
     def several(self) -> bool:
-        """Whether it has to be said which sequence is meant."""
+        """Whether it has to be stated which sequence is meant."""
         return len(self.fed) > 1
 
     @property
@@ -66,7 +66,7 @@ class Sequences:
 
 
 def of_all(sequences: int) -> str:
-    """ "of all 3 sequences": what is said of a figure that a whole batch shares, "" where it has only one."""
+    """ "of all 3 sequences": what is added to a figure that a whole batch shares, "" where it has only one."""
     return f"of all {plural(sequences, 'sequence')}" if sequences > 1 else ""
 
 

@@ -30,7 +30,7 @@ class OtherSide:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sides:
-    """The same step of two runs. `why_not` says why nothing in it can be compared, "" where it can; without the step
+    """The same step of two runs. `why_not` states why nothing in it can be compared, "" where it can; without the step
     on the other side `lacks_step` is set."""
 
     ours: SessionSource
@@ -75,7 +75,7 @@ def _of_branch(line: BranchLine) -> OtherSide:
 
 
 def usual_side(source: SessionSource, branch: int) -> Other | None:
-    """What a branch is put beside unless somebody says otherwise: the one it was forked from, else the only one that
+    """What a branch is put beside unless somebody asks otherwise: the one it was forked from, else the only one that
     there is; None where that has to be asked."""
     parent = next(line.parent for line in branch_lines(source.session) if line.id == branch)
     if parent is not None:

@@ -52,7 +52,7 @@ class SessionSource:
 
     @property
     def meta(self) -> SessionMeta:
-        """What the session says of itself."""
+        """What the session states of itself."""
         return self.session.meta
 
     @property
@@ -103,7 +103,7 @@ class SessionSource:
         return found
 
     def width(self, step: int, branch: int) -> int:
-        """How many sequences a step fed; 1 where that is damaged, or not told."""
+        """How many sequences a step fed; 1 where that is damaged, or not stated."""
         try:
             return max(1, len(self.record(step, branch).sequences))
         except SessionDamaged:

@@ -45,7 +45,7 @@ def _back_from(source: SessionSource, where: Where, tap: str, last: int) -> Iter
     for step in range(last, max(source.session.steps(where.branch).start, last - _STEPS + 1) - 1, -1):
         try:
             whole = source.session.rebuilt(tap, step=step, seq=where.seq, branch=where.branch).array
-        except SessionError:  # the pane of that step says what is damaged
+        except SessionError:  # the pane of that step states what is damaged
             return
         if whole is None:
             return

@@ -17,7 +17,7 @@ from lockstep.workbench.words.plain_text import figure_of
 
 @dataclass(frozen=True, slots=True)
 class GoldenTap:
-    """One judged tap: its place in the map, and all that the judge said, as (words, value) pairs."""
+    """One judged tap: its place in the map, and all that the judge reported, as (words, value) pairs."""
 
     tap: int
     name: str
@@ -29,7 +29,7 @@ class GoldenTap:
 class JudgedStep:
     """The judged taps of a step in execution order, by tap index; the first that failed; the steps of the branch
     that have verdicts; what is known to cause its first divergence, best first, and what came of the first of these in
-    the reference (`proof`); what the judgement of the branch noted, and whether it could tell nothing
+    the reference (`proof`); what the judgement of the branch noted, and whether it could decide nothing
     ("inconclusive"). `divergence` is the step and the tap of the first wrong operation of the whole branch."""
 
     step: int
@@ -87,7 +87,7 @@ _WORDS = {
     "injected": "error on golden inputs",
     "injected_ratio": "that ÷ noise floor",
 }
-#: Of these, how many times one is larger than another; and how a reason ends that says no more than the first of them.
+#: Of these, how many times one is larger than another; and how a reason ends that states only the first of them.
 _RATIOS = ("ratio", "injected_ratio")
 _OF_THE_RATIO = " times the noise floor"
 

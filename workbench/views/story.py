@@ -29,7 +29,7 @@ _MOST_DAMAGE = 10
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Story:
-    """`branch` and `step` are in focus (step None: nothing ran). `cut` says, in words, what was left out."""
+    """`branch` and `step` are in focus (step None: nothing ran). `cut` states, in words, what was left out."""
 
     identity: Identity
     branch: BranchLine

@@ -1,4 +1,4 @@
-"""What the judgements say: the map of a step, the first divergence and its named cause, the error over depth."""
+"""What the judgements show: the map of a step, the first divergence and its named cause, the error over depth."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ class Judged:
     floor: float | None
     ratio: float | None
     reason: str
-    ranks: tuple[int, ...]  # those that are wrong; empty: all, or not told
+    ranks: tuple[int, ...]  # those that are wrong; empty: all, or not stated
     injected: float | None = None  # relative L2 error on golden inputs
 
     @classmethod
     def of(cls, verdict: VerdictRecord) -> Judged:
-        """As a session tells it."""
+        """As a session states it."""
         detail = mapping(verdict.detail)
         state: State = "absent"
         if verdict.verdict == "fail":
@@ -99,7 +99,7 @@ class StepVerdict:
 
 @dataclass(frozen=True, slots=True)
 class Miss:
-    """A step at which the engine's likeliest token is not the reference's. `tie`: the reference could not tell
+    """A step at which the engine's likeliest token is not the reference's. `tie`: the reference could not distinguish
     the two apart either."""
 
     step: int

@@ -18,7 +18,7 @@ from lockstep.sessions.text import clean
 from lockstep.workbench.views.source import SessionSource
 from lockstep.workbench.views.tensor import TensorFigures, tensor_figures
 
-#: The most elements of one tensor that are read to be measured: more are sampled by rows, and said so.
+#: The most elements of one tensor that are read to be measured: more are sampled by rows, which is reported.
 _MOST = 8_000_000
 _BINS = 60
 _EXTREMES = 12

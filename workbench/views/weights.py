@@ -34,7 +34,7 @@ class Parameter:
 
 @dataclass(frozen=True, slots=True)
 class Weights:
-    """All parameters, by the checkpoint or else by what the ranks held; `problem` says why the checkpoint cannot be
+    """All parameters, by the checkpoint or else by what the ranks held; `problem` states why the checkpoint cannot be
     read. `compared`: what the ranks hold is known."""
 
     parameters: tuple[Parameter, ...]

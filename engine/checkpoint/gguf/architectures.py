@@ -55,7 +55,7 @@ _ATTENTION_CAP, _LOGIT_CAP = "attn_logit_softcapping", "final_logit_softcapping"
 
 
 def _llama(fields: Fields, of: StatedSizes) -> Own:
-    """Mistral's files say `llama`, and have a window in all layers; Mixtral's, and have experts."""
+    """Mistral's files state `llama`, and have a window in all layers; Mixtral's, and have experts."""
     if fields.size("expert_count", 0, least=0):
         return mixtral(fields, of)
     window = fields.size(WINDOW, 0, least=0)
@@ -109,7 +109,7 @@ def _gemma3(fields: Fields, of: StatedSizes) -> Own:
 
 
 def _olmo2(fields: Fields, of: StatedSizes) -> Own:
-    """OLMo-3's files say `olmo2`: with windows, in whose layers nothing is scaled."""
+    """OLMo-3's files state `olmo2`: with windows, in whose layers nothing is scaled."""
     norms = {"norm": "wide", "pre_norms": False, "post_norms": True, "qk_norm": True, "qk_norm_whole": True}
     window = fields.size(WINDOW, 0, least=0)
     if not window:
@@ -169,7 +169,7 @@ def _nemotron(fields: Fields, of: StatedSizes) -> Own:
 
 
 def _stablelm(fields: Fields, of: StatedSizes) -> Own:
-    """Side by side where the MLP has no norm, whatever the key says."""
+    """Side by side where the MLP has no norm, whatever the key states."""
     return {"norm": "layer", "parallel": "blk.0.ffn_norm.weight" not in of.tensors}
 
 

@@ -95,7 +95,7 @@ def _local_width(fields: Fields, of: StatedSizes) -> int:
 
 
 def _proportional(fields: Fields, of: StatedSizes) -> RopeScaling:
-    """Of each head the first pairs turn, at the frequencies that whole heads would have. A file says so by factors."""
+    """Of each head the first pairs turn, at the frequencies that whole heads would have. A file gives it by factors."""
     scaling = of.rope.scaling
     turning = scaling.factors.count(1.0)
     others = scaling.factors[turning:]

@@ -24,7 +24,7 @@ MAGIC = b"GGUF"
 OLDER = (b"lmgg", b"fmgg", b"tjgg", b"algg")
 VERSIONS = (2, 3)
 ALIGNMENT_KEY, DEFAULT_ALIGNMENT = "general.alignment", 32
-LEAST_ALIGNMENT, LARGEST_ALIGNMENT = 8, 1 << 20  # a multiple of 8, says the format
+LEAST_ALIGNMENT, LARGEST_ALIGNMENT = 8, 1 << 20  # a multiple of 8 by the format
 MOST_DIMENSIONS = 4
 LONGEST_TENSOR_NAME = 63  # bytes: ggml keeps 64 with the closing zero
 #: The least bytes that a metadata pair (key length, one letter, type, value) and a tensor info can take.
@@ -55,7 +55,7 @@ class GgufHeader:
 
 
 def read_gguf_header(path: Path) -> GgufHeader:
-    """Read and validate; CheckpointError says what is wrong with the file, where, with the values."""
+    """Read and validate; CheckpointError states what is wrong with the file, where, with the values."""
     size = regular_size(path)
     try:
         with path.open("rb") as file:

@@ -371,7 +371,7 @@ def _matrix_of(stack: GgufTensor, number: int) -> GgufTensor:
 
 
 def _info(file: Path, tensor: GgufTensor, place: Place | None) -> TensorInfo:
-    """Of the tensor, or of those of its rows that `place` says."""
+    """Of the tensor, or of those of its rows that `place` names."""
     kind, shape = tensor.type.name, tensor.shape if place is None else place.parameter_shape
     dtype = PLAIN.get(kind, "float32" if kind in QUANTISED else kind)
     size = (tensor.stop - tensor.start) // tensor.shape[0] * shape[0]

@@ -6,11 +6,11 @@ from lockstep.engine.checkpoint.gguf.metadata import MetadataArray
 from lockstep.engine.config.fields import Fields
 
 TOKENS = "tokenizer.ggml.tokens"
-#: What llama.cpp assumes of a SentencePiece vocabulary that does not say.
+#: What llama.cpp assumes of a SentencePiece vocabulary that does not state them.
 SENTENCE_PIECE = {"unknown": 0, "bos": 1, "eos": 2}
 #: What an absent id is written as.
 NO_TOKEN = (1 << 32) - 1
-#: Texts that end an answer for llama.cpp (`special_eog_ids`) whatever the metadata says, as far as the supported
+#: Texts that end an answer for llama.cpp (`special_eog_ids`) whatever the metadata states, as far as the supported
 #: families have them.
 ENDS = ("<|eot_id|>", "<|im_end|>", "<|end|>", "<|endoftext|>", "<|eom_id|>", "<|end_of_text|>", "<EOT>")
 

@@ -4,7 +4,7 @@ Keys of the JSON are `Module.<name>.<Class>.forward.<call>`. With the task "tens
 "statistics" there are its minimum, maximum, mean and norm, in the modes md5 and xor a checksum of all of it.
 
 A step may hold several passes, and a module that layers share (RoPE) is called once a layer under the first one's name:
-the number of the call tells both. A process without torch.distributed writes `rank` or `proc<pid>` instead of `rank0`.
+the number of the call gives both. A process without torch.distributed writes `rank` or `proc<pid>` instead of `rank0`.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ _CALL = re.compile(r"Module\.(?P<module>.+)\.[^.]+\.forward\.\d{1,9}", re.ASCII)
 
 @dataclass(slots=True)
 class MsprobeRun:
-    """A dump; `files` are the dump.json of each step by rank, `ids` what its passes read where the user told that."""
+    """A dump; `files` are the dump.json of each step by rank, `ids` what its passes read where the user stated it."""
 
     folder: Path
     model: ModelMeta
@@ -97,7 +97,7 @@ def open_msprobe(folder: Path, model: Path | None = None) -> MsprobeRun:
 
 
 def _ranks(step: Path) -> dict[int, Path]:
-    """The dump.json of each rank. ForeignDumpError for several processes that no rank tells apart."""
+    """The dump.json of each rank. ForeignDumpError for several processes that no rank distinguishes."""
     found: dict[int, Path] = {}
     for path in children(step):
         match = _RANK.fullmatch(path.name)

@@ -1,8 +1,8 @@
-"""Which rows a pass of an msprobe dump has: what went into the embedding and into the rotary module tells.
+"""Which rows a pass of an msprobe dump has: what went into the embedding and into the rotary module shows it.
 
-Both need the numbers; a dump of statistics alone has them where it was told so:
-`"statistics": {"tensor_list": ["embed_tokens", "rotary_emb"]}`. Else `ids.json` in the dump's folder may tell what each
-pass of one request read: `{"passes": [[5, 17, 101], [9], [64]]}`.
+Both need the numbers; a dump of statistics alone has them where it was asked to:
+`"statistics": {"tensor_list": ["embed_tokens", "rotary_emb"]}`. Else `ids.json` in the dump's folder may state what
+each pass of one request read: `{"passes": [[5, 17, 101], [9], [64]]}`.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ class ToldIds(Struct):
 
 
 def read_ids(path: Path) -> list[list[int]]:
-    """What the user tells that each pass read; nothing without the file."""
+    """What the user states that each pass read; nothing without the file."""
     if not path.exists():
         return []
     try:
@@ -45,7 +45,7 @@ def read_ids(path: Path) -> list[list[int]]:
         raise ForeignDumpError(f"{shown(path)}: {error}; it holds {_FORM}") from error
 
 
-def rows_of_pass(calls: Sequence[Call], told: Sequence[int] | None, where: str) -> PassRows:
+def rows_of_pass(calls: Sequence[Call], stated: Sequence[int] | None, where: str) -> PassRows:
     """The rows of one pass. ForeignDumpError where its tokens or their positions are not in the dump."""
     embeddings = (call for call in calls if call.module.endswith("embed_tokens"))
     read = next((one for call in embeddings for one in call.inputs if one.whole), None)
@@ -53,14 +53,14 @@ def rows_of_pass(calls: Sequence[Call], told: Sequence[int] | None, where: str) 
         raise ForeignDumpError(f"{where}: what went into embed_tokens was left out; dump its inputs too")
     ids = _values(read)
     if ids is None:
-        if told is None or len(told) != int(np.prod(read.shape)):
+        if stated is None or len(stated) != int(np.prod(read.shape)):
             count = "x".join(str(size) for size in read.shape)
             raise ForeignDumpError(
                 f"{where}: has statistics alone, so which {count} tokens went into embed_tokens is not known: dump "
                 f'with "tensor_list": ["embed_tokens", "rotary_emb"], or list them in {IDS_FILE} beside the steps: '
                 + _FORM
             )
-        ids = np.array(told, np.int64).reshape(read.shape)
+        ids = np.array(stated, np.int64).reshape(read.shape)
     positions = next((found for one in _positions(calls, read) if (found := _values(one)) is not None), None)
     if positions is None:
         positions = next((found for one in _positions(calls, read) if (found := _run(one)) is not None), None)

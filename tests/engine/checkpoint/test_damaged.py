@@ -175,7 +175,7 @@ def test_a_tensor_that_the_index_does_not_name_is_refused(indexed: Path) -> None
     _refused(indexed, "holds model.norm.weight, which the index does not name")
 
 
-def test_a_tensor_in_two_files_is_read_where_the_index_says(indexed: Path) -> None:
+def test_a_tensor_in_two_files_is_read_where_the_index_states(indexed: Path) -> None:
     located = json.loads((indexed / "model.safetensors.index.json").read_text())["weight_map"]
     home = indexed / located["model.norm.weight"]
     other = next(file for file in sorted(indexed.glob("model-*.safetensors")) if file != home)

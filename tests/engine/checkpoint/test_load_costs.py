@@ -140,7 +140,7 @@ def test_peak_memory_is_the_shards_and_one_tensor(large: Path) -> None:
     for (tp, mode), (growth, kept) in zip(loads, _run(PEAK, large, loads), strict=True):
         plans = [shards.plan(name, model, tp, 0) for name in shards.parameters(model)]
         mine = sum(torch.Size(plan.local_shape).numel() * 4 for plan in plans) // 1024
-        if mode == "whole":  # the measurement can tell
+        if mode == "whole":  # the measurement can show it
             assert growth > mine + largest + slack
         else:
             assert kept == mine

@@ -1,4 +1,4 @@
-"""A head that lies beside tied embeddings: used where it differs, as transformers does, and said."""
+"""A head that lies beside tied embeddings: used where it differs, as transformers does, and reported."""
 
 from __future__ import annotations
 

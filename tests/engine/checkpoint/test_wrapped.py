@@ -112,7 +112,7 @@ def test_two_tensors_of_one_name_are_refused(gemma: Path, tmp_path: Path) -> Non
 
 
 def test_experts_that_lie_transposed_as_they_are_published(tmp_path: Path) -> None:
-    """The shape tells: transformers saves them as it has them."""
+    """The shape shows it: transformers saves them as it has them."""
     path = wrapped_checkpoint(tmp_path, "qwen3_vl_moe")
     name = "model.layers.0.mlp.experts.3.up_proj.weight"
     _, source = open_checkpoint(path)

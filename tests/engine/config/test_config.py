@@ -721,7 +721,7 @@ def test_what_cannot_work_is_refused_by_name_and_value(change: dict[str, Any], m
     assert "\n" not in str(caught.value)
 
 
-def test_a_family_with_an_odd_default_needs_its_kv_heads_said() -> None:
+def test_a_family_with_an_odd_default_needs_its_kv_heads_stated() -> None:
     config = SIZES | {"model_type": "qwen2"}
     del config["num_key_value_heads"]
     with pytest.raises(ConfigError, match="num_key_value_heads is missing"):

@@ -1,4 +1,4 @@
-"""A family that is refused is told what it has that the engine lacks, from its configuration."""
+"""A family that is refused is reported with what it has that the engine lacks, from its configuration."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def test_what_a_family_has_is_reported(family: str) -> None:
         assert part in stated
 
 
-def test_a_family_that_nothing_tells_of_is_refused_as_such() -> None:
+def test_a_family_that_nothing_describes_is_refused_as_such() -> None:
     with pytest.raises(ConfigError, match="names no part that they lack, but its code is not theirs"):
         ModelConfig.from_hf({"model_type": "newest", "num_experts": 0, "kv_lora_rank": None})
 

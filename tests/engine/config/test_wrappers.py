@@ -58,10 +58,10 @@ def test_queries_are_scaled_beyond_the_context_that_was_stretched() -> None:
     assert (model.family, model.max_position, model.context) == ("mistral", 262_144, 262_144)
     assert model.query_scaling == QueryScaling(0.1, 16_384)
     assert (model.rope_scaling.kind, set(model.windows), model.rms_eps) == ("yarn", {None}, 1e-5)
-    assert not model.tie_embeddings, "as its text_config says, where config.json itself does not"
+    assert not model.tie_embeddings, "as its text_config states, where config.json itself does not"
 
 
-def test_the_head_is_tied_as_config_json_says_before_text_config() -> None:
+def test_the_head_is_tied_as_config_json_states_before_text_config() -> None:
     inner = GEMMA["text_config"] | {"tie_word_embeddings": True}
     assert not ModelConfig.from_hf(
         GEMMA | {"text_config": inner, "tie_word_embeddings": False}

@@ -1,4 +1,4 @@
-"""The catalogue tells the truth: each fault acts where it says that it can, first where it says, and nowhere
+"""The catalogue is right: each fault acts where it states that it can, first where it states, and nowhere
 else does it do anything. Held against the correct engine, bit by bit."""
 
 from __future__ import annotations
@@ -160,7 +160,7 @@ def use(engine: Engine, path: Path, correct: dict[str, np.ndarray]) -> np.ndarra
 
 @pytest.mark.sampled(10)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
-def test_a_fault_shows_first_where_the_catalogue_says(
+def test_a_fault_shows_first_where_the_catalogue_states(
     fault: Fault,
     engine: Engine,
     paths: dict[str, Path],
@@ -210,7 +210,7 @@ def run_alone(path: Path, rules: Mapping[str, str]) -> np.ndarray:
 
 
 def check_alone(path: Path, faults: Sequence[Fault]) -> None:
-    """With one rank each of `faults` acts if and only if it says that it can."""
+    """With one rank each of `faults` acts if and only if it states that it can."""
     model, golden = model_config(path), run_alone(path, {})
     for fault in faults:
         rule = {fault.seam: fault.value}
@@ -224,10 +224,10 @@ def check_alone(path: Path, faults: Sequence[Fault]) -> None:
 
 
 @pytest.mark.slow
-def test_where_a_toggle_says_that_it_cannot_act_it_does_nothing(
+def test_where_a_toggle_states_that_it_cannot_act_it_does_nothing(
     paths: dict[str, Path], models: dict[str, ModelConfig]
 ) -> None:
-    """Each fault on the first model of which it says so."""
+    """Each fault on the first model of which it states so."""
     left = list(FAULTS)
     for name, path in paths.items():
         unable = [fault for fault in left if fault.needs(models[name], 1) is not None]
@@ -237,7 +237,7 @@ def test_where_a_toggle_says_that_it_cannot_act_it_does_nothing(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen2-tied", "llama-mha", "biased", "windowed", "normed", "quantised"])
-def test_with_one_rank_a_fault_acts_just_where_it_is_said_to(
+def test_with_one_rank_a_fault_acts_just_where_it_is_stated_to(
     name: str, paths: dict[str, Path], variant: Callable[[str], Path]
 ) -> None:
     check_alone(paths[name] if name in paths else variant(name), FAULTS)

@@ -11,7 +11,7 @@ from lockstep.engine.kv.blocks import BlockManager
 
 
 class Blocks(RuleBasedStateMachine):
-    """`lengths` is what the sequences were last told to hold."""
+    """`lengths` is what the sequences were last set to hold."""
 
     @initialize(blocks=st.integers(1, 12), size=st.integers(1, 5))
     def start(self, blocks: int, size: int) -> None:

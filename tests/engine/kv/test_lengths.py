@@ -1,4 +1,4 @@
-"""What a layer's cache is said to hold is what lies in it: held against the pool's rows, and against what attention
+"""What a layer's cache is reported to hold is what lies in it: held against the pool's rows, and against what attention
 reads, whatever happens to positions, writes, chunks and heads. Blocks are larger than one row and smaller than a
 sequence, so that a length is no multiple of a block."""
 
@@ -99,7 +99,7 @@ def test_faults_of_the_cache_show_in_the_lengths(
         assert reported.expected_kv_len == size + step
 
 
-def test_a_layer_that_writes_nothing_is_told_from_the_others(
+def test_a_layer_that_writes_nothing_is_distinguished_from_the_others(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The lengths are no copy of what was planned: they come from the writes."""

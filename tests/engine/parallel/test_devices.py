@@ -1,4 +1,4 @@
-"""Which GPU a rank gets, without any GPU: torch is told how many there are."""
+"""Which GPU a rank gets, without any GPU: torch is given how many there are."""
 
 from __future__ import annotations
 

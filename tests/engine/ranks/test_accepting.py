@@ -84,7 +84,7 @@ class Rank:
         self.sockets: list[socket.socket] = []
         self.seals: list[Seals] = []
         for role in Role:
-            sock, seals, self.told = join(address_of(address), shared_secret(), rank, size, role)
+            sock, seals, self.admission = join(address_of(address), shared_secret(), rank, size, role)
             sock.settimeout(30)
             self.sockets.append(sock)
             self.seals.append(seals)
@@ -187,7 +187,7 @@ def connected(address: str) -> socket.socket:
 
 
 def test_a_rank_that_ended_while_others_are_awaited_may_come_again(address: str) -> None:
-    """Also one that has said on the board's connection that it lives, as it does once a second."""
+    """Also one that has reported on the board's connection that it lives, as it does once a second."""
     host = Host(address, 2)
     gone = Rank(address, 0, 2)
     gone.line.send(Standing(b"", 4321, 1.5))

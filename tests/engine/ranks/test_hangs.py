@@ -65,7 +65,7 @@ WAITS = (OpKind.ALL_REDUCE, 1, True)
             "rank 1 has not entered the all-reduce of layers.0.attn.o_proj that rank 0 waits in: its process "
             "(pid 101) is stopped (state T: SIGSTOP or SIGTSTP)",
         ),
-        (  # the same, asleep in Python: no state tells
+        (  # the same, asleep in Python: no state shows it
             [trace(0, REDUCED, (OpKind.TAP, 1, False)), trace(1, REDUCED, WAITS)],
             "rank 0 has not entered the all-reduce of layers.0.attn.o_proj that rank 1 waits in: its process "
             "(pid 100) is sleeping (1.5 s of processor time)",

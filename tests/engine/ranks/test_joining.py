@@ -105,7 +105,7 @@ def test_both_sides_hold_the_secret(pair: Pair) -> None:
             sender.join()
 
 
-def test_a_rank_without_the_secret_is_told_nothing_but_that(pair: Pair) -> None:
+def test_a_rank_without_the_secret_is_sent_nothing_but_that(pair: Pair) -> None:
     near, far = pair()
     joining = Joining(near, b"somebody else's")
     with pytest.raises(Disconnected):
@@ -300,7 +300,7 @@ def test_a_secret_that_could_be_guessed_is_refused(value: str, monkeypatch: pyte
         shared_secret()
 
 
-def test_keys_are_derived_as_rfc_5869_says() -> None:
+def test_keys_are_derived_as_rfc_5869_states() -> None:
     """Its first test case, whose output is 42 bytes: the first block."""
     found = derive(b"\x0b" * 22, bytes(range(13)), bytes(range(0xF0, 0xFA)))
     assert found.hex() == "3cb25f25faacd57a90434f64d0362f2a2d2d0a90cf1a5a4c5db02d56ecc4c5bf"

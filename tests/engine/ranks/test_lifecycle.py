@@ -156,7 +156,7 @@ def test_a_rank_that_raises_is_named_with_its_traceback(start: Callable[..., Cli
     assert any("troubled_rank.py" in note for note in error.value.__notes__)
 
 
-def test_one_rank_that_refuses_ends_the_engine_with_what_it_said(start: Callable[..., Client]) -> None:
+def test_one_rank_that_refuses_ends_the_engine_with_what_it_reported(start: Callable[..., Client]) -> None:
     client = start(trouble="refuse")
     with ends(client), pytest.raises(RequestError, match=r"this rank alone refuses.*rank 1 alone"):
         client.call(RunStep())

@@ -79,7 +79,7 @@ def test_torchrun_computes_what_local_ranks_do(
     variant: Callable[[str], Path],
     engine_of: Callable[[int], Engine],
 ) -> None:
-    """Bit by bit, and they stop where they are told to; they leave in order when the host closes."""
+    """Bit by bit, and they stop where they are asked to; they leave in order when the host closes."""
     path = variant("qwen2-tied")
     local = engine_of(2)
     local.load(path)

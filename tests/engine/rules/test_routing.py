@@ -1,4 +1,4 @@
-"""Routing as transformers has it, in float32, and as its formulas say, in float64."""
+"""Routing as transformers has it, in float32, and as its formulas state, in float64."""
 
 from __future__ import annotations
 

@@ -52,7 +52,7 @@ def test_at_a_tiny_temperature_the_likeliest_token_is_drawn(temperature: float) 
     top_p=st.sampled_from([0.05, 0.37, 0.71, 0.93, 1.0]),
 )
 def test_draws_follow_the_oracle(logits: list[int], temperature: float, top_k: int, top_p: float) -> None:
-    """Even steps through [0, 1) in place of the keyed draw hit each token as often as its probability says."""
+    """Even steps through [0, 1) in place of the keyed draw hit each token as often as its probability states."""
     sampling, n = Sampling(temperature, top_k, top_p), 250
     row = torch.tensor(logits, dtype=torch.float32) / 2
     counts = np.zeros(len(logits))
@@ -66,7 +66,7 @@ def test_draws_follow_the_oracle(logits: list[int], temperature: float, top_k: i
 
 
 @given(st.lists(st.floats(-50, 50, width=32), min_size=1, max_size=40))
-def test_a_choice_tells_of_the_full_distribution(values: list[float]) -> None:
+def test_a_choice_reports_the_full_distribution(values: list[float]) -> None:
     row = np.array(values, dtype=np.float64)
     p = np.exp(row - row.max()) / np.exp(row - row.max()).sum()
     choice = choose(torch.tensor(values, dtype=torch.float32), Sampling(), 0, 0, top=5)

@@ -19,7 +19,7 @@ from tests.engine.test_logits import RAGGED
 
 @pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", [*VARIANTS, *FAMILY_VARIANTS])
-def test_only_the_taps_that_say_so_are_overwritten_within_a_step(
+def test_only_the_taps_that_state_it_are_overwritten_within_a_step(
     name: str, variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On a GPU all others are measured at the end of the step."""

@@ -1,4 +1,4 @@
-"""A tap's name says which layer it is of, whoever made it up."""
+"""A tap's name states which layer it is of, whoever made it up."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the taps of a running engine tell: every tap's statistics are those of the tensor that passed, on every
+"""What the taps of a running engine report: every tap's statistics are those of the tensor that passed, on every
 rank, and the layouts put the ranks' tensors together into what one rank alone has."""
 
 from __future__ import annotations
@@ -95,7 +95,9 @@ def test_the_last_row_alone_can_be_captured(
             assert last.tensor(tap, seq).shape == expected.shape
 
 
-def test_what_is_off_is_not_told(engine_of: Callable[[int], Engine], variant: Callable[[str], Path]) -> None:
+def test_what_is_off_is_not_reported(
+    engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
+) -> None:
     engine = engine_of(1)
     engine.load(variant("qwen3"))
     (one,) = engine.generate(PROMPTS, 1)

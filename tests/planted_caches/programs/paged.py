@@ -54,7 +54,7 @@ class Settings:
 @dataclass(eq=False)
 class Request:
     """`tokens` are its prompt and what it has emitted; the first `computed` have rows. `tables` are by group, `keys`
-    name its full blocks; `cached` reports on how many rows came from the cache, until it is told. `drafts` follow."""
+    name its full blocks; `cached`: how many rows came from the cache, until that is reported. `drafts` follow."""
 
     name: str
     tokens: list[int]
@@ -302,7 +302,7 @@ class Engine:
         return list(range(one.computed, one.computed + count))
 
     def positions(self, one: Request, count: int) -> list[int]:
-        """What the model is told."""
+        """What the model is given."""
         return self.places(one, count)
 
     def slot(self, table: list[int], place: int) -> int:
@@ -323,7 +323,7 @@ class Engine:
     def run(self, batch: Batch) -> None:
         """Compute it, and give each request what its logits chose."""
         self.batch = batch
-        self.tell(batch)
+        self.write(batch)
         ids = torch.tensor([batch.ids])
         state = batch.plan[0][0].state if self.hybrid else None
         with torch.inference_mode():
@@ -436,7 +436,7 @@ class Engine:
     def read_slot(self, group: Group, one: Request, table: list[int], place: int) -> int:
         return self.slot(table, place)
 
-    def tell(self, batch: Batch) -> None:
+    def write(self, batch: Batch) -> None:
         """The tape of the pass."""
         if self.tape is None:
             return

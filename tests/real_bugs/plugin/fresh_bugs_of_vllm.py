@@ -48,7 +48,7 @@ def groups_by_their_best() -> None:
 
 
 def sigmoid_for_softmax() -> None:
-    """The field that says how experts are scored is never read: it is a sigmoid of each."""
+    """The field that states how experts are scored is never read: it is a sigmoid of each."""
     from vllm.model_executor.layers.fused_moe.router import cpu_router
 
     def topk(router_logits: Tensor, top_k: int, renormalize: bool) -> tuple[Tensor, Tensor]:
@@ -87,7 +87,7 @@ def scale_by_head_dim() -> None:
 
 
 def square_not_transposed() -> None:
-    """Whether a weight is to be transposed is told by its shape, which a square one has either way."""
+    """Whether a weight is to be transposed is decided by its shape, which a square one has either way."""
     from vllm.model_executor.layers.linear import UnquantizedLinearMethod
 
     def make(process: Any) -> Any:

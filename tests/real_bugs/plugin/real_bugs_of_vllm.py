@@ -164,7 +164,7 @@ def window_on_every_layer() -> None:
 
 
 def window_on_no_layer() -> None:
-    """The backend is never told of the window."""
+    """The backend is never given the window."""
     _windows(lambda window: None)
 
 

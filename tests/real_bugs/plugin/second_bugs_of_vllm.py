@@ -69,7 +69,7 @@ def argmax_of_a_shard() -> None:
 
 
 def mlp_of_all_ranks() -> None:
-    """The layers of the MLP are not told of the ranks: each has the whole MLP, and the sum over ranks follows."""
+    """The layers of the MLP are not given the ranks: each has the whole MLP, and the sum over ranks follows."""
     from vllm.distributed import tensor_model_parallel_all_reduce
     from vllm.model_executor.models import qwen2
 

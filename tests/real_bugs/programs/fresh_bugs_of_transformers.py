@@ -314,7 +314,7 @@ def rope_twice() -> None:
 
 
 def yarn_range_rounded() -> None:
-    """The bounds of YaRN's ramp are rounded to whole channels, whatever `truncate` says."""
+    """The bounds of YaRN's ramp are rounded to whole channels, whatever `truncate` states."""
 
     def make(compute: Any) -> Any:
         def rounded(config: Any, *args: Any, **kwargs: Any) -> Any:
@@ -348,7 +348,7 @@ def global_base_in_windows() -> None:
 
 
 def eps_of_the_first_llama() -> None:
-    """The epsilon of norms is 1e-6, whatever the config says."""
+    """The epsilon of norms is 1e-6, whatever the config states."""
     after_init(modeling_llama.LlamaRMSNorm, lambda self: setattr(self, "variance_epsilon", 1e-6))
 
 

@@ -94,7 +94,7 @@ def rolling_cache_rolls_early() -> None:
 
 
 def length_of_the_window() -> None:
-    """A cache of a window tells how many keys it holds when asked how many tokens it has seen."""
+    """A cache of a window returns how many keys it holds when asked how many tokens it has seen."""
 
     def held(self: Any) -> int:
         return int(self.keys.shape[-2]) if self.is_initialized else 0
@@ -103,7 +103,7 @@ def length_of_the_window() -> None:
 
 
 def _positions(choose: Callable[[int, int], Tensor | None]) -> None:
-    """The position ids of each call of the model, as `choose(past, new)` says."""
+    """The position ids of each call of the model, as `choose(past, new)` gives."""
     call = PreTrainedModel.__call__
 
     @functools.wraps(call)

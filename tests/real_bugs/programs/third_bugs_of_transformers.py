@@ -169,7 +169,7 @@ def weight_on_the_output() -> None:
 
 
 def window_though_not_used() -> None:
-    """The window of the config is applied, whatever use_sliding_window says."""
+    """The window of the config is applied, whatever use_sliding_window states."""
 
     def windowed(self: Any) -> None:
         written = json.loads((Path(sys.argv[1]) / "config.json").read_text())

@@ -20,7 +20,7 @@ from lockstep.workbench.attach.group import run_in_group
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there are no subreapers")
 
-#: Runs a command as `lockstep attach` does, and says how it ended.
+#: Runs a command as `lockstep attach` does, and prints how it ended.
 RUN = """
 import os, sys
 from lockstep.workbench.attach.group import run_in_group

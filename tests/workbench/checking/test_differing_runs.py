@@ -1,4 +1,4 @@
-"""What runs that agree, and runs that do not, say of the causes of a divergence."""
+"""What runs that agree, and runs that do not, show of the causes of a divergence."""
 
 from __future__ import annotations
 
@@ -52,5 +52,5 @@ def test_a_comparison_speaks_for_or_against_what_it_must_or_must_not_break(
     assert notes[0].startswith("runs that agree" if result == "holds" else "runs that do not agree")
 
 
-def test_what_was_not_tried_says_nothing() -> None:
+def test_what_was_not_tried_shows_nothing() -> None:
     assert summary({"kind": "reduce"}, TWO, "not tried") == ([], [])

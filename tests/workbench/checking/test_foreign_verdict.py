@@ -111,7 +111,7 @@ def test_an_operation_that_is_wrong_is_named(run: PackedRun, case: Case, tmp_pat
 def test_rows_that_are_not_proved_the_same_get_no_verdict(
     run: PackedRun, case: Case, tmp_path: Path, edit: Callable[[Any], Any], printed: str
 ) -> None:
-    run = edited(edited(run, "embed", edit), Q, lambda x: 2 * x)  # a difference that would be told otherwise
+    run = edited(edited(run, "embed", edit), Q, lambda x: 2 * x)  # a difference, reported otherwise
     found = judged(run, case, tmp_path / "a.session")
     assert found.event.verdict == "inconclusive"
     assert found.event.first_divergence is None
@@ -204,7 +204,7 @@ def test_logits_on_one_rank_alone_are_judged(run: PackedRun, case: Case, tmp_pat
     ("steps", "printed"),
     [(1, "tokens      not compared"), (2, "tokens      the same where they could be compared")],
 )
-def test_tokens_that_were_not_compared_are_not_told_to_be_identical(
+def test_tokens_that_were_not_compared_are_not_reported_as_identical(
     run: PackedRun, case: Case, tmp_path: Path, steps: int, printed: str
 ) -> None:
     """Of all steps, and of all but the first: what chose the tokens of the others is not known."""

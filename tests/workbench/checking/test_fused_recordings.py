@@ -51,7 +51,7 @@ def without(source: Path, path: Path, hidden: tuple[str, ...] = HIDDEN) -> Path:
 
 
 def fused(model: OpenedModel, inferior: Inferior, folder: Path, rules: Mapping[str, str]) -> Explanation:
-    """What is said of a run by the engine's own fused attention."""
+    """What is reported of a run by the engine's own fused attention."""
     sequences = tuple(GoldenSequence(tuple(prompt), (60, 61, 62)) for prompt in PROMPTS)
     run = ForcedRun(inferior, Reference(sequences, STEPS, folder, None), folder / "run.session", rules)
     shown = tuple(spec.name for spec in inferior.specs if not spec.name.endswith(HIDDEN))

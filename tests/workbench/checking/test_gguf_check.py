@@ -1,4 +1,4 @@
-"""GGUF files held against llama.cpp: quantisation loss is told apart from bugs."""
+"""GGUF files held against llama.cpp: quantisation loss is distinguished from bugs."""
 
 from __future__ import annotations
 

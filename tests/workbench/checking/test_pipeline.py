@@ -102,7 +102,7 @@ def test_each_known_bug_is_named_where_it_begins(rule: str, at_two: Check) -> No
     assert result.causes, "no cause is named"
     assert CAUSE[rule] in result.causes[0].text
     (fault,) = faults_of({name: value})
-    assert (fault.first_tap.replace("*", "0"), fault.step) == FIRST[rule]  # the catalogue says the same
+    assert (fault.first_tap.replace("*", "0"), fault.step) == FIRST[rule]  # the catalogue states the same
 
 
 @pytest.mark.sampled(2)

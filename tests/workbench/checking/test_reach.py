@@ -1,4 +1,4 @@
-"""Prompts that go beyond the windows and original contexts of a model, and what is said of those that do not."""
+"""Prompts that go beyond the windows and original contexts of a model, and what is reported of those that do not."""
 
 from __future__ import annotations
 

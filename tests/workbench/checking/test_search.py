@@ -41,7 +41,7 @@ def test_one_rule_takes_one_run() -> None:
     assert engine.runs == 1
 
 
-def test_what_no_rule_explains_is_said_to_be_none() -> None:
+def test_what_no_rule_explains_is_reported_as_none() -> None:
     assert smallest_restoring(rules("a", "b"), lambda kept: False) is None
     assert smallest_restoring({}, lambda kept: True) is None
 

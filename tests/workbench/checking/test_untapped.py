@@ -1,4 +1,4 @@
-"""The path that runs while no tap is on is judged as well, and told apart from the one that taps take."""
+"""The path that runs while no tap is on is judged as well, and distinguished from the one that taps take."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def test_what_is_wrong_without_taps_alone_is_reported(case: Case, tmp_path: Path
     assert found.first.reason.startswith("without taps: ")
 
 
-def test_what_both_paths_share_is_not_told_twice(case: Case, tmp_path: Path) -> None:
+def test_what_both_paths_share_is_not_reported_twice(case: Case, tmp_path: Path) -> None:
     found = reported(case, tmp_path, tapped=True, untapped=True)
     assert (found.verdict, found.first, found.max_abs_tapped) == ("diverged", None, 0.0)
 

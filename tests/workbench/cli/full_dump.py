@@ -30,7 +30,7 @@ _ENDS = 7
 
 def carry_out(limit: int, directory: Path) -> str:
     """Attach to it while no file may have more than `limit` bytes; what was reported on stderr. The engine ends as
-    ever; a session is whole, or there is none and one line says why."""
+    ever; a session is whole, or there is none and one line states why."""
     program, target = directory / "engine.py", directory / "out" / "run.session"
     program.write_text(f"{ENGINE}raise SystemExit({_ENDS})\n")
     target.parent.mkdir()

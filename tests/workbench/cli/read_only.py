@@ -11,7 +11,7 @@ from tests.sessions.samples import create, record
 from tests.workbench.export import made
 from tests.workbench.unprivileged import unprivileged
 
-#: None of them says where files go: HOME does.
+#: None of them states where files go: HOME does.
 _HOME = (
     "LOCKSTEP_DATA_DIR", "LOCKSTEP_CACHE_DIR", "LOCKSTEP_STATE_DIR", "XDG_CONFIG_HOME", "XDG_DATA_HOME",
     "XDG_CACHE_HOME", "XDG_STATE_HOME",
@@ -21,11 +21,11 @@ _HOME = (
 @dataclass(frozen=True, slots=True)
 class Case:
     """A command line in which {ro} is a folder that cannot be written, {rw} one that can, and what comes of it. It has
-    no home that can be written either. `says` is a pattern of the one line on stderr; none where all is well."""
+    no home that can be written either. `printed` is a pattern of the one line on stderr; none where all is well."""
 
     words: str
     code: int = 0
-    says: str = ""
+    printed: str = ""
     quick: bool = False
 
 
@@ -76,7 +76,7 @@ def carry_out(case: Case, directory: Path) -> None:
     words = case.words.format(ro=ro, rw=rw).split()
     done = unprivileged(*words, HOME=str(home), OMP_NUM_THREADS="1", **dict.fromkeys(_HOME, ""))
     assert done.returncode == case.code, done.stderr
-    assert re.search(case.says, done.stderr), done.stderr
+    assert re.search(case.printed, done.stderr), done.stderr
     assert case.code == 0 or done.stderr.count("\n") == 1, done.stderr
     assert {path.name: path.read_bytes() for path in ro.iterdir()} == before
     assert list(home.iterdir()) == []

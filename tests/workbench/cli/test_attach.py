@@ -66,7 +66,7 @@ def test_the_run_of_a_command_is_a_session(engine: list[str], tmp_path: Path, ca
 
 @pytest.mark.sampled(3)
 @pytest.mark.parametrize(
-    ("ending", "code", "told", "rows"),
+    ("ending", "code", "printed", "rows"),
     [
         ("fails1", 6, "the command ended with exit code 1", [[5, 6, 7], [8], [9]]),  # 1 is a verdict
         ("fails", 7, "the command ended with exit code 7", [[5, 6, 7], [8], [9]]),
@@ -74,14 +74,14 @@ def test_the_run_of_a_command_is_a_session(engine: list[str], tmp_path: Path, ca
     ],
 )
 def test_a_command_that_fails_leaves_what_it_did(
-    ending: str, code: int, told: str, rows: list[list[int]], engine: list[str], tmp_path: Path, capfd: Any
+    ending: str, code: int, printed: str, rows: list[list[int]], engine: list[str], tmp_path: Path, capfd: Any
 ) -> None:
     target = tmp_path / "run.session"
     _, err = attached(capfd, target, "--", *engine, "0", "1", ending, code=code)
-    assert f"lockstep: {told}; what it did until then is recorded\n" in err
+    assert f"lockstep: {printed}; what it did until then is recorded\n" in err
     with Session.open(target) as session:
         assert ids(session) == rows
-        assert told in session.meta.notes
+        assert printed in session.meta.notes
 
 
 def test_reports_of_a_hostile_engine_neither_hang_nor_fail_us(
@@ -115,7 +115,7 @@ def test_a_rank_that_left_nothing_is_reported(engine: list[str], tmp_path: Path,
 
 
 @pytest.mark.parametrize(
-    ("words", "code", "told"),
+    ("words", "code", "printed"),
     [
         (["--", "true"], 3, "no rank wrote a pass; it imported no vLLM"),
         (["--engine", "tensorrt", "--", "true"], 2, "engine is one of auto, vllm, sglang, nano, torch"),
@@ -124,7 +124,9 @@ def test_a_rank_that_left_nothing_is_reported(engine: list[str], tmp_path: Path,
         ([], 2, "Missing argument"),
     ],
 )
-def test_what_cannot_be_recorded(words: list[str], code: int, told: str, tmp_path: Path, capfd: Any) -> None:
+def test_what_cannot_be_recorded(
+    words: list[str], code: int, printed: str, tmp_path: Path, capfd: Any
+) -> None:
     _, err = attached(capfd, tmp_path / "run.session", *words, code=code)
-    assert told in err
+    assert printed in err
     assert not list(tmp_path.iterdir())

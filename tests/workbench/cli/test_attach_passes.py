@@ -143,11 +143,11 @@ def rows(source: Rows, tp: int = 2) -> PackedRun:
     return packed(source, source.decoding(), tp=tp)
 
 
-def with_another_end(told: PackedRun) -> PackedRun:
+def with_another_end(whole: PackedRun) -> PackedRun:
     """The last token of each sequence is another."""
-    for passes in told.by_rank.values():
+    for passes in whole.by_rank.values():
         passes[-1] = replace(passes[-1], ids=tuple(token + 1 for token in passes[-1].ids))
-    return told
+    return whole
 
 
 def turned(x: Any, angle: float = 5e-6) -> Any:

@@ -1,4 +1,4 @@
-"""Without the extras: what needs one says so before it does anything, and the rest works. The real thing, in fresh
+"""Without the extras: what needs one reports it before it does anything, and the rest works. The real thing, in fresh
 environments, is tests/e2e/test_installation.py."""
 
 from __future__ import annotations

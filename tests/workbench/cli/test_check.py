@@ -174,7 +174,7 @@ def test_a_model_without_a_prompt_or_tokenizer_is_checked_all_the_same(model: Pa
 
 
 class FullDisk:
-    """Sessions in `directory` may grow by so many pages and no more: SQLite says that the disk is full."""
+    """Sessions in `directory` may grow by so many pages and no more: SQLite reports that the disk is full."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, directory: Path, pages: int) -> None:
         usual = database.connect_writer
@@ -210,7 +210,7 @@ def test_a_full_disk_costs_the_recording_not_the_verdict(
     assert report.read_text().count("<testcase") > 10
 
 
-def test_verdicts_that_find_no_room_are_still_told(
+def test_verdicts_that_find_no_room_are_still_reported(
     model: Path, capsys: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = SessionWriter.verdicts

@@ -1,4 +1,4 @@
-"""A damaged recording on the command line: what is lost is said by every command, the rest is shown."""
+"""A damaged recording on the command line: what is lost is reported by every command, the rest is shown."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ def path(tmp_path: Path) -> Path:
     )
 
 
-def test_show_list_and_verify_say_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_show_list_and_verify_report_it(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["sessions", "show", str(path)]) == 0
     reported = capsys.readouterr().out
     assert "state: damaged" in reported
@@ -39,7 +39,7 @@ def test_show_list_and_verify_say_it(path: Path, capsys: pytest.CaptureFixture[s
     assert "step 2 of branch 0, sequence 0: its checksum does not match" in reported
 
 
-def test_a_replay_says_it_and_goes_on(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_replay_reports_it_and_goes_on(path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["replay", str(path), "--ex", "goto 1", "--ex", "where"]) == 0
     reported = capsys.readouterr()
     assert f"a.session is damaged: {LOST}" in reported.err
@@ -48,7 +48,7 @@ def test_a_replay_says_it_and_goes_on(path: Path, capsys: pytest.CaptureFixture[
     assert "step 2 of branch 0, sequence 0: its checksum does not match" in capsys.readouterr().err
 
 
-def test_exports_say_it(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_exports_report_it(path: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for option in ("--junit", "--csv"):
         assert run(["export", str(path), option, str(tmp_path / "out")]) == 0
         assert LOST in capsys.readouterr().err

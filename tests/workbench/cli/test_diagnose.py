@@ -79,7 +79,9 @@ def test_two_bugs_of_a_recording_without_a_reference_are_both_found(
     ] * 2
 
 
-def test_with_a_golden_session_the_first_divergence_is_told_too(strangers: Strangers, capsys: Any) -> None:
+def test_with_a_golden_session_the_first_divergence_is_reported_too(
+    strangers: Strangers, capsys: Any
+) -> None:
     words = (
         str(strangers.two.engine),
         "--model",
@@ -143,7 +145,7 @@ def test_what_is_missing_is_reported(
     assert printed in " ".join(capsys.readouterr().err.split())
 
 
-def test_the_text_says_place_fix_and_verdict(strangers: Strangers, capsys: Any) -> None:
+def test_the_text_names_place_fix_and_verdict(strangers: Strangers, capsys: Any) -> None:
     words = [
         "diagnose",
         str(strangers.two.engine),

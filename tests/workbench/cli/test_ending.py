@@ -1,4 +1,4 @@
-"""`kill`, and a terminal that is closed: what a command records is folded, its processes end, and it says so."""
+"""`kill`, and a terminal that is closed: what a command records is folded, its processes end, and it reports it."""
 
 from __future__ import annotations
 
@@ -178,7 +178,7 @@ def test_a_signal_at_any_moment_thirty_times(model: Path, commands: Callable[...
 
 
 def test_a_rank_ends_at_once_wherever_it_is() -> None:
-    """It waits for a host that says nothing."""
+    """It waits for a host that sends nothing."""
     with (
         socket.create_server(("127.0.0.1", 0)) as host,
         subprocess.Popen(

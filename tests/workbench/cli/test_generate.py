@@ -97,7 +97,7 @@ def test_what_cannot_be_done_is_reported_before_a_rank_starts(
 
 
 def test_logits_that_are_nan_end_the_run_with_one_warning(tmp_path: Path) -> None:
-    """Two sequences, one warning: it names the tap, and JSON says why each ended."""
+    """Two sequences, one warning: it names the tap, and JSON states why each ended."""
     path = tiny_checkpoint(tmp_path, "qwen2")
     put_nan(path, "model.layers.1.mlp.up_proj.weight")
     words = ["--ids", "1,2,3", "--ids", "4", "--max-tokens", "3", "--json"]

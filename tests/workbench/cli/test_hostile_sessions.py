@@ -1,4 +1,4 @@
-"""Commands on sessions that ask for much: each ends, with a result or with a line that says what was refused."""
+"""Commands on sessions that ask for much: each ends, with a result or with a line that states what was refused."""
 
 from __future__ import annotations
 

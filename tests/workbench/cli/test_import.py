@@ -165,7 +165,7 @@ def test_names_that_no_operation_has_are_reported(tmp_path: Path, capsys: Any) -
 
 @pytest.mark.parametrize("words", [["check"], ["diagnose"], ["inspect"]])
 @pytest.mark.parametrize("model", [[], ["--model", "demo"]])
-def test_a_dump_in_place_of_a_session_is_told_its_next_step(
+def test_a_dump_in_place_of_a_session_is_given_its_next_step(
     tmp_path: Path, capsys: Any, words: list[str], model: list[str]
 ) -> None:
     folder = dump(tmp_path / "dump")

@@ -184,7 +184,7 @@ def test_what_no_engine_can_take_is_a_usage_error(words: list[str], printed: str
 @pytest.mark.parametrize(
     "words", [["replay", str(RECORDED), "--batch", "--ex", "help"], ["faults"]], ids=" ".join
 )
-def test_a_reader_that_leaves_early_is_told_nothing(words: list[str]) -> None:
+def test_a_reader_that_leaves_early_is_shown_nothing(words: list[str]) -> None:
     """`lockstep … | true`: the program ends as `yes | true` does."""
     process = subprocess.Popen(
         [sys.executable, "-m", "lockstep.workbench.cli", *words],

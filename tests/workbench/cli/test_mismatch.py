@@ -61,7 +61,7 @@ def test_figures_of_another_temperature(
 
 
 @pytest.mark.slow
-def test_shares_of_operations_are_printed_drawn_and_told(
+def test_shares_of_operations_are_printed_drawn_and_reported(
     files: tuple[str, str], case: Case, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     trainer, plot = tmp_path / "other.session", tmp_path / "gaps.svg"

@@ -1,4 +1,4 @@
-"""`lockstep sessions`: what it says of recordings that are not whole, and how it copies and removes them."""
+"""`lockstep sessions`: what it reports of recordings that are not whole, and how it copies and removes them."""
 
 from __future__ import annotations
 

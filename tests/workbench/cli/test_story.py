@@ -1,4 +1,4 @@
-"""The demo's story, told once for real on the embedded model: what it says is what the runs were."""
+"""The demo's story, run once for real on the embedded model: what it states is what the runs were."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every command on sessions of strangers: a result or one line that says what is wrong, and nothing that a terminal
+"""Every command on sessions of strangers: a result or one line that states what is wrong, and nothing that a terminal
 obeys on stdout or stderr, whatever names, paths, notes and numbers there are."""
 
 from __future__ import annotations

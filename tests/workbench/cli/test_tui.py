@@ -1,4 +1,4 @@
-"""`lockstep tui`: what is asked for on the command line is what the host is told."""
+"""`lockstep tui`: what is asked for on the command line is what the host is given."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A stranger's session in a replay: what it says of itself may be anything, and stays data."""
+"""A stranger's session in a replay: what it states of itself may be anything, and stays data."""
 
 from __future__ import annotations
 
@@ -107,7 +107,7 @@ def test_names_of_files_that_no_file_can_have(path: Path, line: str) -> None:
         "dtype",
     ],
 )
-def test_whatever_the_meta_says(path: Path, key: str, values: Sequence[object]) -> None:
+def test_whatever_the_meta_holds(path: Path, key: str, values: Sequence[object]) -> None:
     for value in values:
         put_meta(path, **{key: value})
         harmless(path)
@@ -118,7 +118,7 @@ def test_whatever_the_meta_says(path: Path, key: str, values: Sequence[object]) 
 @pytest.mark.parametrize(
     "kind", ["fork", pytest.param("golden", marks=pytest.mark.slow), "command", "stop", "note", "lens"]
 )
-def test_whatever_an_event_says(path: Path, kind: str, values: Sequence[object]) -> None:
+def test_whatever_an_event_holds(path: Path, kind: str, values: Sequence[object]) -> None:
     for value in (*values, {"patches": 5}, {"patches": [EVIL]}, {"sampling": {"x": 1}}, {"at": EVIL}, {"sampling": 7},
                   {"verdict": "diverged", "steps": EVIL, "words": EVIL, "causes": [{"text": EVIL, "residual": EVIL}]},
                   {"verdict": "diverged", "causes": 5}, {"amended": EVIL}):  # fmt: skip
@@ -153,7 +153,7 @@ def test_whatever_an_event_says(path: Path, kind: str, values: Sequence[object])
         "UPDATE tensors SET slice = ?1",
     ],
 )
-def test_whatever_the_rows_say(path: Path, statement: str) -> None:
+def test_whatever_the_rows_hold(path: Path, statement: str) -> None:
     tamper(path, statement, arguments=(EVIL,) if "?" in statement else ())
     harmless(path)
 

@@ -41,7 +41,7 @@ def test_every_name_opens_the_same_model_with_its_tokenizer_and_template():
     assert demo_path("demo-q5_k") is None
 
 
-def test_the_shipped_files_are_small_and_of_the_types_that_they_say():
+def test_the_shipped_files_are_small_and_of_the_types_that_they_state():
     assert sum(file.stat().st_size for file in GGUF_DIR.iterdir()) < 10e6
     types = {name: open_checkpoint(GGUF_DIR / f"{name}.gguf")[0].block_types for name in QUANTISED}
     assert types == {"demo-q8_0": ("F32", "Q8_0"), "demo-q4_k_m": ("F32", "Q4_K", "Q6_K")}  # no fallback

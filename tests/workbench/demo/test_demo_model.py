@@ -1,4 +1,4 @@
-"""The committed checkpoint: its shape, its tokenizer, and that it does what its README says."""
+"""The committed checkpoint: its shape, its tokenizer, and that it does what its README states."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The page: complete in itself, inert whatever a session says, and readable by everyone."""
+"""The page: complete in itself, inert whatever a session holds, and readable by everyone."""
 
 from __future__ import annotations
 

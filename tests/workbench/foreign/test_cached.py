@@ -104,7 +104,7 @@ def test_blocks_that_were_given_on_are_computed_again(tmp_path: Path) -> None:
         assert session.meta.foreign.shared == 4 + 8  # type: ignore[union-attr]
 
 
-def test_rows_of_other_tokens_are_left_out_and_told(tmp_path: Path) -> None:
+def test_rows_of_other_tokens_are_left_out_and_reported(tmp_path: Path) -> None:
     """Two prefixes with one hash: the second request's rows before its own are nobody's."""
     first, second = list(range(10, 19)), [*range(10, 14), 50, *range(15, 19)]
     made = served([first], 0, share=True)

@@ -1,4 +1,4 @@
-"""Requests that a dump does not name: told from positions, order and logits, or refused."""
+"""Requests that a dump does not name: found from positions, order and logits, or refused."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def test_without_logits_neighbouring_positions_after_a_prefill_cannot_be_settled
     assert sequences([head(one, tops=False) for one in decoding]) == [ids(0, 7), ids(1, 9)]
 
 
-def test_equal_lengths_are_told_apart_by_what_logits_chose() -> None:
+def test_equal_lengths_are_distinguished_by_what_logits_chose() -> None:
     """The second pass has the two in another order."""
     passes = [chunk(0, 0, 4) + chunk(1, 0, 4), [(1, 4), (0, 4)], [(0, 5), (1, 5)]]
     assert sequences([head(one) for one in passes]) == [ids(0, 6), ids(1, 6)]
@@ -139,7 +139,7 @@ def test_nothing_from_its_first_token_on_is_an_error() -> None:
 
 @st.composite
 def runs(draw: st.DrawFn, stated: bool) -> list[list[At]]:
-    """Requests that come and go, in chunks, some waiting for a while; where tokens tell (`stated`) in any order."""
+    """Requests that come and go, in chunks, some waiting for a while; where tokens show it (`stated`) in any order."""
     count = draw(st.integers(1, 4))
     prompts = [draw(st.integers(2, 7)) for _ in range(count)]
     ends = [prompt + draw(st.integers(0, 4)) for prompt in prompts]
@@ -160,7 +160,7 @@ def runs(draw: st.DrawFn, stated: bool) -> list[list[At]]:
 @settings(max_examples=150, deadline=None)
 @given(data=st.data(), tops=st.booleans(), greedy=st.booleans())
 def test_rows_are_given_to_their_request_or_refused(data: st.DataObject, tops: bool, greedy: bool) -> None:
-    """With what greedy logits chose every run is told right; without it, right or not at all."""
+    """With what greedy logits chose every run is named right; without it, right or not at all."""
     passes = data.draw(runs(tops and greedy))
     try:
         found = sequences([head(one, tops=tops, greedy=greedy) for one in passes])

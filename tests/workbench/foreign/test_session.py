@@ -38,7 +38,7 @@ def imported(run: PackedRun, path: Path) -> Session:
 
 
 def content(session: Session) -> dict[str, Any]:
-    """All that a session says of the run, passes apart."""
+    """All that a session states of the run, passes apart."""
     steps = {}
     for step in session.steps():
         reported = session.step(step)
@@ -237,7 +237,7 @@ def test_logits_that_one_rank_gathers_are_no_desync(rows: Rows, tmp_path: Path) 
 
 
 def test_ranks_that_disagree_on_what_all_hold_are_a_desync(rows: Rows, tmp_path: Path) -> None:
-    """A sum that was never reduced: told by the usual layout of that tap, though no dump said so."""
+    """A sum that was never reduced: shown by the usual layout of that tap, though no dump stated it."""
     run = packed(rows, rows.decoding(), tp=2, stated=False)
     wrong = "layers.0.mlp.down"
     run.by_rank[1] = [

@@ -1,4 +1,4 @@
-"""What is said of another engine's session: which engine it was. Of rules that were in force nothing is known."""
+"""What is reported of another engine's session: which engine it was. Of rules that were in force nothing is known."""
 
 from __future__ import annotations
 

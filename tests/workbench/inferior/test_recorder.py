@@ -23,7 +23,7 @@ def text(step: int) -> str:
 
 
 class Recording:
-    """A recorder whose disk has `pages` left, and what it said."""
+    """A recorder whose disk has `pages` left, and what it reported."""
 
     def __init__(self, path: Path, pages: int) -> None:
         self.path, self.printed = path, list[str]()

@@ -26,7 +26,7 @@ def test_everything_known_of_a_cause_is_reported() -> None:
     assert "row_bias=every_rank" in reported["catalogue"]
 
 
-def test_what_is_not_known_is_not_said() -> None:
+def test_what_is_not_known_is_not_stated() -> None:
     assert dict(cause_lines(Cause(text="odd", confidence=math.nan))) == {"cause": "odd"}
     assert dict(cause_lines(Cause(text="odd", residual=0.125, alternative=True))) == {
         "or": "odd (leaves 12 % of the error)"

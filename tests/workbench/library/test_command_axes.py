@@ -43,8 +43,8 @@ class Runs:
     asked: list[dict[str, object]] = field(default_factory=list)
     mode: str = ""
 
-    def record(self, _: CommandAxes, variant: EngineVariant | None, told: str) -> Path:
-        assert told
+    def record(self, _: CommandAxes, variant: EngineVariant | None, words: str) -> Path:
+        assert words
         arguments = {} if variant is None else {**variant.arguments, **dict.fromkeys(variant.words, True)}
         if arguments.get("tensor_parallel_size") == 4:
             raise AttachError("no rank wrote a pass")
@@ -62,7 +62,9 @@ def along(
     judged: bool = True,
     own: Mapping[AxisName, Sequence[EngineVariant]] | None = None,
 ) -> list[AxisResult]:
-    monkeypatch.setattr(CommandAxes, "_record", lambda self, variant, told: runs.record(self, variant, told))
+    monkeypatch.setattr(
+        CommandAxes, "_record", lambda self, variant, words: runs.record(self, variant, words)
+    )
     monkeypatch.setattr(engine_variants, "ENGINES", {"transformers": engine_variants.ENGINES["vllm"]})
     opened = open_model(str(runs.case.model_dir)) if judged else None
     subject, found = CommandAxes(["serve"], TapRequest(), runs.folder, opened, Listener(), own or {}).run(
@@ -115,7 +117,7 @@ def test_words_of_the_user_are_a_variant_on_any_axis(
     assert [one.verdict for one in prefix] == [
         "not tried",
         "equal",
-    ]  # the words', of an engine that tells no hits
+    ]  # the words', of an engine that reports no hits
 
 
 @pytest.mark.parametrize(("mode", "verdict"), [("compiled", "equal"), ("eager", "not tried")])

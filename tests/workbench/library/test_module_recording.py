@@ -163,7 +163,7 @@ def test_packed_texts_that_see_each_other_are_named_as_such(
     assert "sequences that are packed into one row are not masked from each other" in cause.in_words()
 
 
-def test_what_cannot_be_recorded_is_told_what_to_do(tmp_path: Path) -> None:
+def test_what_cannot_be_recorded_names_what_to_do(tmp_path: Path) -> None:
     with (
         pytest.raises(lockstep.UsageError, match=r"not object: .*`lockstep tap --write \.`"),
         lockstep.record(object(), tmp_path / "a.session"),  # type: ignore[arg-type]

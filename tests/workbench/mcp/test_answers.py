@@ -1,4 +1,4 @@
-"""Answers are small, say what they rest on, and hold nothing that a terminal acts on."""
+"""Answers are small, state what they rest on, and hold nothing that a terminal acts on."""
 
 from __future__ import annotations
 

@@ -140,7 +140,7 @@ def _llama_cpp_ids(file: Path, texts: list[str]) -> list[list[int]]:
 @pytest.mark.parametrize("pre", CUTS)
 def test_every_cut_is_llama_cpps(pre: str, tmp_path: Path) -> None:
     keys = tokenizer_keys(MODEL_DIR, pre) | {"tokenizer.ggml.bos_token_id": 0}
-    del keys["tokenizer.ggml.add_bos_token"]  # so that it is the cut that says whether there is one
+    del keys["tokenizer.ggml.add_bos_token"]  # so that it is the cut that decides whether there is one
     file = write_keys(tmp_path / "words.gguf", keys)
     # What llama.cpp leaves as it is and Qwen's own tokenizer composes would differ by design.
     texts = [text.replace("e\u0301", "é") for text in TEXTS]

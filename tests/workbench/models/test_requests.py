@@ -34,7 +34,7 @@ def test_a_model_of_the_users_is_asked_nothing_by_itself(demo: OpenedModel) -> N
 
 
 @pytest.mark.parametrize(
-    ("ask", "says"),
+    ("ask", "printed"),
     [
         (lambda model: requests.prompt_ids(model, [], ["1,x"], False), "whole numbers"),
         (lambda model: requests.prompt_ids(model, [""], [], False), "empty"),
@@ -46,9 +46,9 @@ def test_a_model_of_the_users_is_asked_nothing_by_itself(demo: OpenedModel) -> N
     ],
 )
 def test_what_cannot_be_meant_is_refused(
-    demo: OpenedModel, ask: Callable[[OpenedModel], object], says: str
+    demo: OpenedModel, ask: Callable[[OpenedModel], object], printed: str
 ) -> None:
-    with pytest.raises(EngineError, match=says):
+    with pytest.raises(EngineError, match=printed):
         ask(demo)
 
 
@@ -66,5 +66,5 @@ def test_a_debugger_is_started_on_what_generate_would_run(demo: OpenedModel) -> 
 
 
 def test_a_rule_given_its_correct_value_does_not_differ(demo: OpenedModel) -> None:
-    """It was recorded, and the screen said of it that it differs from correct."""
+    """It was recorded, and the screen reported of it that it differs from correct."""
     assert requests.faults_of(["rope=half_split", "load_bias=false"], demo, 1) == {"load_bias": "false"}

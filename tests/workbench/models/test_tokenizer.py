@@ -162,7 +162,7 @@ def test_a_template_that_fails_or_reaches_out_is_one_error(tmp_path: Path, templ
         ("{{ 2 | nothing }}", "No filter named 'nothing'"),
     ],
 )
-def test_a_template_that_fails_says_at_what(tmp_path: Path, template: str, why: str) -> None:
+def test_a_template_that_fails_states_at_what(tmp_path: Path, template: str, why: str) -> None:
     tokenizer = Tokenizer(HereBackend(byte_tokenizer()), {}, template, tmp_path)
     with pytest.raises(CheckpointError) as raised:
         tokenizer.render([{"role": "user", "content": "hi"}])

@@ -75,7 +75,7 @@ def test_the_engine_matches_it(name: str, tmp_path: Path) -> None:
     assert result.matches, str(result)
 
 
-def test_a_gemma_2_whose_file_says_nothing_of_caps_has_its_own(
+def test_a_gemma_2_whose_file_states_no_caps_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Files of the first weeks have none: llama.cpp takes 50 and 30 (llama-hparams.h), and so do both sides here."""

@@ -120,7 +120,7 @@ async def test_rows_of_the_newest_query_have_labels_and_sums(bench: Bench) -> No
         heatmap = _heatmap(pilot)
         beside = [line.text[:8] for line in heatmap.render_lines(heatmap.size.region)]
         assert [label for label in beside if "kv" in label] == [f"{h} r{h // 4} kv{h // 4}" for h in range(8)]
-        assert lines[-2].startswith(" the newest query in every head"), "the key said what it did"
+        assert lines[-2].startswith(" the newest query in every head"), "the key stated what it did"
 
 
 async def test_enter_on_a_small_head_shows_it_large(bench: Bench) -> None:

@@ -131,7 +131,7 @@ async def test_a_map_has_labels_on_both_axes_a_scale_and_reports_how_it_is_poole
             assert pooled is not None
             assert (int(pooled[1]), int(pooled[2])) == (math.ceil(down), math.ceil(across))
         else:
-            assert lines[-1].rstrip().endswith("…"), "cut, and said to be"
+            assert lines[-1].rstrip().endswith("…"), "cut, and shown as such"
         heatmap.focus()
         await pilot.press("end", "pagedown", "pagedown")
         lines = _text(heatmap)
@@ -141,7 +141,7 @@ async def test_a_map_has_labels_on_both_axes_a_scale_and_reports_how_it_is_poole
         assert word(column) in lines[0]
 
 
-async def test_a_small_map_names_every_row_and_is_not_said_to_be_pooled() -> None:
+async def test_a_small_map_names_every_row_and_is_not_shown_as_pooled() -> None:
     heatmap = Heatmap(Matrix(np.eye(8, dtype=np.float32), axes=_axes()))
     async with _One(heatmap).run_test(size=(90, 30)):
         lines = [line for line in _text(heatmap) if line.strip()]

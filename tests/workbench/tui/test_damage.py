@@ -1,4 +1,4 @@
-"""A damaged recording on the screens: said when they open, and at the step that it concerns."""
+"""A damaged recording on the screens: reported when they open, and at the step that it concerns."""
 
 from __future__ import annotations
 

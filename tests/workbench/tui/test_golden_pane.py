@@ -149,12 +149,12 @@ def test_notes_beyond_the_window_are_counted_and_wrong_input_is_not_called_wrong
     first = GoldenTap(0, inherited.tap, inherited, ())
     judged = JudgedStep(1, {0: first}, first, (1,), notes=("a", "b", "c", "d", "e"))
 
-    def told(most: int) -> list[str]:
+    def lines_of(most: int) -> list[str]:
         return ["".join(text for text, _ in line) for line in verdict_lines(judged, 1, most)]
 
-    assert told(3) == [
+    assert lines_of(3) == [
         "✗ first with wrong input: layers.1.attn.k_cache   1 wrong input",
         "note   a", "note   b", "note   c",
         "       and 2 more notes: a taller window shows them",
     ]  # fmt: skip
-    assert [line for line in told(8) if "note " in line][-1] == "note   e"
+    assert [line for line in lines_of(8) if "note " in line][-1] == "note   e"

@@ -133,7 +133,7 @@ async def test_a_timer_and_a_callback(bench: Bench, monkeypatch: pytest.MonkeyPa
 
 
 @pytest.mark.usefixtures("netted")
-async def test_what_cannot_be_drawn_says_so_and_is_reported_once(
+async def test_what_cannot_be_drawn_states_that_and_is_reported_once(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async with bench() as pilot:

@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-#: Frees 8 MiB, which raises glibc's bound, then tells by how much a block of 1 MiB adds to the mapped bytes.
+#: Frees 8 MiB, which raises glibc's bound, then prints by how much a block of 1 MiB adds to the mapped bytes.
 PROGRAM = """
 import ctypes
 from lockstep.workbench.tui.heap import map_large_arrays

@@ -167,7 +167,7 @@ def test_user_keys_replace_an_actions_own_and_report_what_cannot_be() -> None:
         "info kv",
     )
     assert "n" not in by_press, "in place of its own"
-    assert by_press["i"] == "step", "what the user says goes before what is usual"
+    assert by_press["i"] == "step", "what the user sets goes before what is usual"
     assert len(by_press) == len(made.keys), "no key means two things"
     assert [problem.partition(":")[0] for problem in made.problems] == ["nxt", "golden", "copy-pane", "step"]
     assert "no such action or command" in made.problems[0]

@@ -389,7 +389,7 @@ async def test_keys_that_wait_for_the_ranks_are_shown() -> None:
 async def test_inside_a_step_the_screens_show_the_step_that_is_stopped_in(
     model: Path, tmp_path: Path
 ) -> None:
-    """The values are those of the operations that have passed; what has not is dimmed and says whose it is."""
+    """The values are those of the operations that have passed; what has not is dimmed and shows whose it is."""
     async with running(model, tmp_path) as pilot:
         await press(pilot, "n", "n")
         await press(pilot, *"iiii")  # embed, attn_norm, q_proj, k_proj of step 3
@@ -531,7 +531,7 @@ async def test_what_is_caught_from_the_beginning_is_a_setting(model: Path, tmp_p
         step = _driver(pilot).at.step + 1
         await press(pilot, "n")
         assert (_driver(pilot).at.step, _driver(pilot).at.tap) == (step, None)
-        assert "from layers.0.attn.scores on" in text_of(pilot)[1], "the header tells it all the same"
+        assert "from layers.0.attn.scores on" in text_of(pilot)[1], "the header states it all the same"
 
 
 async def test_latents_are_stepped_into_and_captured(tmp_path: Path) -> None:
@@ -549,7 +549,7 @@ async def test_latents_are_stepped_into_and_captured(tmp_path: Path) -> None:
         assert any("norm of the cached latents" in line for line in text_of(pilot))
 
 
-async def test_layers_that_keep_a_state_say_so_and_show_it(tmp_path: Path) -> None:
+async def test_layers_that_keep_a_state_name_it_and_show_it(tmp_path: Path) -> None:
     """Qwen3-Next: layer 1 attends, the others hand on a state."""
     async with running(tiny_checkpoint(tmp_path, "qwen3_next"), tmp_path) as pilot:
         await press(pilot, "2")

@@ -47,7 +47,7 @@ async def test_the_heading_of_a_layer_stays_on_top_while_its_operations_scroll(b
         assert {0, 1} <= headed
         await press(pilot, "slash", *"q_proj")
         assert not any(line.split()[:1] == ["layers.0"] for line in _list(pilot)), (
-            "filtered rows say their layer"
+            "filtered rows name their layer"
         )
 
 

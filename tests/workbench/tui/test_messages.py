@@ -1,4 +1,4 @@
-"""Nothing that the screens say is lost: it is whole, or ends in … and opens; and it stands in the Journal."""
+"""Nothing that the screens report is lost: it is whole, or ends in … and opens; and it stands in the Journal."""
 
 from __future__ import annotations
 
@@ -56,10 +56,10 @@ def test_a_line_that_is_cut_reports_it(pieces: list[str], width: int) -> None:
 @given(
     st.lists(st.tuples(st.text("abcdef ", max_size=60), st.integers(0, 2)), max_size=6), st.integers(30, 120)
 )
-def test_a_fact_of_the_status_line_is_whole_or_says_that_it_is_not(
-    told: list[tuple[str, int]], width: int
+def test_a_fact_of_the_status_line_is_whole_or_shows_that_it_is_not(
+    texts: list[tuple[str, int]], width: int
 ) -> None:
-    facts = [Fact(f"{i}{text.strip()}.", drop=drop) for i, (text, drop) in enumerate(told)]
+    facts = [Fact(f"{i}{text.strip()}.", drop=drop) for i, (text, drop) in enumerate(texts)]
     left, right = StatusLine.placed(facts[:3], facts[3:], width)
     shown = {fact.text[0]: fact.text for fact in (*left, *right)}
     for fact in facts:
@@ -120,7 +120,7 @@ async def test_enter_is_the_panes_own_where_no_message_is_cut(bench: Bench) -> N
 
 
 @pytest.mark.slow
-async def test_what_every_command_says_of_nonsense_is_reported_in_full(bench: Bench) -> None:
+async def test_what_every_command_answers_to_nonsense_is_reported_in_full(bench: Bench) -> None:
     """Each command of the registry, with a long argument that it cannot want."""
     async with bench(size=(80, 24)) as pilot:
         screen = _screen(pilot)
@@ -145,7 +145,7 @@ async def test_what_every_command_says_of_nonsense_is_reported_in_full(bench: Be
 
 
 @pytest.mark.slow
-async def test_every_pane_fits_or_says_so_at_80_columns(bench: Bench, tmp_path: Path) -> None:
+async def test_every_pane_fits_or_shows_the_cut_at_80_columns(bench: Bench, tmp_path: Path) -> None:
     """Whatever is drawn as text: no line of a block, no empty pane, no dialog loses its end unsaid."""
     async with bench(size=(80, 24), path=build_odd(tmp_path / "odd.session", "nan")) as pilot:
         for number, _title in enumerate(TITLES, 1):
@@ -177,7 +177,7 @@ def _is_whole(pilot: Pilot[int]) -> None:
 
 
 def test_no_message_goes_another_way() -> None:
-    """What is said is said by `report`, `notify`, `empty` or a sheet, and none of them is given a text that was cut."""
+    """What is reported goes by `report`, `notify`, `empty` or a sheet, and none of them gets a text that was cut."""
     root = Path(lockstep.workbench.tui.__file__).parent
     ways = {"tell", "_tell", "notify", "empty", "_notify"}
     for file in sorted(root.rglob("*.py")):

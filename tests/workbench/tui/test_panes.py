@@ -74,7 +74,7 @@ async def test_rows_stay_in_place_from_step_to_step(bench: Bench) -> None:
         assert before == after
 
 
-async def test_missing_scores_are_said_to_be_missing(bench: Bench) -> None:
+async def test_missing_scores_are_reported_as_missing(bench: Bench) -> None:
     async with bench() as pilot:
         await press(pilot, "2", "v")
         assert any("were not captured" in line for line in text_of(pilot))
@@ -117,7 +117,7 @@ async def test_a_candidate_is_followed_over_the_steps(bench: Bench, size: tuple[
         assert any("margin  " in line for line in text_of(pilot))
 
 
-async def test_sentinels_tell_of_what_was_raised_before_what_is_clear(bench: Bench) -> None:
+async def test_sentinels_show_what_was_raised_before_what_is_clear(bench: Bench) -> None:
     async with bench((80, 24), RECORDED / "cache_heads-repeated.session") as pilot:
         await press(pilot, "6")
         assert any("golden divergence   first at step 0, at 2 steps" in line for line in text_of(pilot))
@@ -322,7 +322,7 @@ async def test_every_pane_exports(bench: Bench, tmp_path: Path) -> None:
                 file = tmp_path / f"{number}.{ending}"
                 _screen(pilot).actions.exporter.write(str(file))
                 await settle(pilot)
-                # The checkpoint is not on this machine, the model is dense: there is only the picture that says so.
+                # The checkpoint is not on this machine, the model is dense: there is only the picture that states it.
                 empty = pane.TITLE in ("Weights", "Tensor", "Experts") and ending in ("csv", "json", "txt")
                 assert file.exists() is not empty, pane.TITLE
                 stated = "no data in this pane" if empty else f"wrote {file}"[:60]

@@ -162,7 +162,7 @@ async def test_a_tensor_that_is_not_there_reports_on_which_side_and_how_to_have_
         assert _row(pilot, "no tensor of it in main nor in")
         assert _row(pilot, "record the run with --capture")
         await press(pilot, "a")
-        assert _row(pilot, "was not captured"), "a replay says why it cannot"
+        assert _row(pilot, "was not captured"), "a replay states why it cannot"
 
 
 async def test_nan_on_one_side(bench: Bench) -> None:
@@ -211,7 +211,7 @@ async def test_scores_that_one_side_alone_masks(bench: Bench, tmp_path: Path) ->
             pilot, "difference "
         )
         assert any("∞∞" in line for line in text_of(pilot)), "drawn on the difference"
-        # The tensor of the same operation says the same.
+        # The tensor of the same operation shows the same.
         await press(pilot, "4")
         assert _row(pilot, "∞ main alone hides 3 of 9 scores")
 

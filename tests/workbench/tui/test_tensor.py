@@ -1,4 +1,4 @@
-"""The Tensor pane: it fills its space, says what each row and value is, and takes the keys of everywhere."""
+"""The Tensor pane: it fills its space, shows what each row and value is, and takes the keys of everywhere."""
 
 from __future__ import annotations
 
@@ -186,7 +186,7 @@ async def test_a_tensor_that_comes_late_takes_the_keys(bench: Bench, path: Path)
         assert pane_of(pilot).query_one(Heatmap).cursor == (1, 1)
 
 
-async def test_nan_is_drawn_told_and_found(bench: Bench, path: Path) -> None:
+async def test_nan_is_drawn_reported_and_found(bench: Bench, path: Path) -> None:
     async with bench(path=path) as pilot:
         await enter(pilot, "colon", "goto 2")
         await enter(pilot, "colon", "print layers.1.mlp.gate")

@@ -20,7 +20,7 @@ from aiohttp.test_utils import TestClient, TestServer  # noqa: E402 - an extra
 from lockstep.workbench import error_log  # noqa: E402 - as above
 from lockstep.workbench.tui.web_server import OwnersServer  # noqa: E402 - needs the extra
 
-#: Says that it is ready, and ends with the first message, which is that it is to quit.
+#: Reports that it is ready, and ends with the first message, which is that it is to quit.
 _SCREENS = "printf '__GANGLION__\\n'; head -c 1 > /dev/null"
 
 
@@ -136,8 +136,8 @@ async def test_as_many_visitors_as_allowed(client: Any, server: OwnersServer) ->
             await asyncio.sleep(0.02)
 
 
-#: Says how large its screen is, for `_said`, and ends as the other does.
-_TELLS_SIZE = "printf '%s %s %s\\n' $COLUMNS $ROWS $$ > size; " + _SCREENS
+#: Reports how large its screen is, for `_sizes`, and ends as the other does.
+_PRINTS_SIZE = "printf '%s %s %s\\n' $COLUMNS $ROWS $$ > size; " + _SCREENS
 
 
 async def _sizes(tmp_path: Any) -> list[int]:
@@ -155,7 +155,7 @@ async def test_no_screen_is_larger_than_any(
     asked: str, given: int, client: Any, server: OwnersServer, tmp_path: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    server.command = _TELLS_SIZE
+    server.command = _PRINTS_SIZE
     await _come_in(client, server)
     visit = await client.ws_connect(f"{server.path}ws", params={"width": asked, "height": asked})
     width, height, _ = await _sizes(tmp_path)

@@ -122,7 +122,7 @@ def test_bars_reach_the_top_and_show_the_smallest() -> None:
         ("next 3", None), ("export junit", None),
     ],
 )  # fmt: skip
-def test_the_screens_own_lines_are_told_from_the_debuggers(line: str, do: str | None) -> None:
+def test_the_screens_own_lines_are_distinguished_from_the_debuggers(line: str, do: str | None) -> None:
     act = commands.parse_own(line, ("Operations", "Attention"))
     assert (act.do if act else None) == do
     assert act is None or do != "pane" or act.number == 2

@@ -1,4 +1,4 @@
-"""Cached lengths by layer and rank: stored so that older files stay readable, and told where they are odd."""
+"""Cached lengths by layer and rank: stored so that older files stay readable, and reported where they are odd."""
 
 from __future__ import annotations
 

@@ -30,20 +30,20 @@ from lockstep.workbench.views.where import Where
 TEXTS = TokenTexts({1: "a", 2: "b"})
 
 
-def _told(logits: list[float], logsumexp: float | None = 3.0) -> SequenceStep:
+def _reported(logits: list[float], logsumexp: float | None = 3.0) -> SequenceStep:
     return SequenceStep(
         0, [7], [0], [[1]], emitted=2, topk_ids=[1, 2], topk_logits=logits, logsumexp=logsumexp
     )
 
 
 def test_candidates_are_as_recorded() -> None:
-    one, other = candidates(_told([2.5, 1.0]), TEXTS)
+    one, other = candidates(_reported([2.5, 1.0]), TEXTS)
     assert (one.label, one.token, one.chosen, other.chosen) == ("a", 1, False, True)
     assert one.probability == pytest.approx(math.exp(-0.5))
-    assert emitted_probability(_told([2.5, 1.0])) == other.probability
-    assert margin(_told([2.5, 1.0])) == 1.5
-    assert len(candidates(_told([2.5, 1.0]), TEXTS, 1)) == 1
-    assert candidates(_told([2.5, 1.0], None), TEXTS)[0].probability is None
+    assert emitted_probability(_reported([2.5, 1.0])) == other.probability
+    assert margin(_reported([2.5, 1.0])) == 1.5
+    assert len(candidates(_reported([2.5, 1.0]), TEXTS, 1)) == 1
+    assert candidates(_reported([2.5, 1.0], None), TEXTS)[0].probability is None
     assert probability(3.0000001, 3.0) == 1.0
 
 
@@ -53,7 +53,7 @@ def test_the_probability_of_nan_is_not_one(tmp_path: Path) -> None:
     with SessionWriter.create(
         path, taps=[Tap(0, "embed", "replicate")], ranks=1, meta=SessionMeta()
     ) as writer:
-        writer.step(0, StepRecord(0, "prefill", [_told([nan, nan], nan)], 0.1))
+        writer.step(0, StepRecord(0, "prefill", [_reported([nan, nan], nan)], 0.1))
     with Session.open(path) as session:
         found = logits(SessionSource(session), Where())
         cell = TokenLines().line(SessionSource(session), 0, 0).tokens.cells[-1]

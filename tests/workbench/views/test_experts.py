@@ -53,7 +53,7 @@ def test_weights_are_summed_by_expert_and_nan_is_seen(tmp_path: Path) -> None:
         ("shard(2,groups=5)", [range(0)] * 8, "does not fit"),
     ],
 )
-def test_experts_lie_where_their_rows_layout_says(
+def test_experts_lie_where_their_rows_layout_states(
     tmp_path: Path, placed: str, ranks: list[range], word: str
 ) -> None:
     found = look(build_mixture(tmp_path / "a.session", placed=placed))
@@ -94,7 +94,7 @@ def test_tokens_differ_from_golden_by_their_sets(tmp_path: Path) -> None:
     assert not held.token(0).differs
 
 
-def test_a_layer_without_experts_says_which_have_some(tmp_path: Path) -> None:
+def test_a_layer_without_experts_names_those_that_have_some(tmp_path: Path) -> None:
     found = look(build_mixture(tmp_path / "a.session"), layer=1)
     assert found.missing == "Layer 1 is dense: it has no experts. Layer 0 has some."
     assert not found.captures

@@ -1,4 +1,4 @@
-"""What a session says of itself: how it was captured."""
+"""What a session states of itself: how it was captured."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Pane, report, JSON and command say the same of every shipped recording: they ask one read model."""
+"""Pane, report, JSON and command report the same of every shipped recording: they ask one read model."""
 
 from __future__ import annotations
 

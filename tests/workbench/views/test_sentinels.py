@@ -35,8 +35,8 @@ def _watched(path: Path, branch: int = 0) -> dict[str, BranchSentinel]:
     return {one.kind: one for one in watch.sentinels if one.step is not None}
 
 
-def _told(path: Path) -> dict[str, BranchSentinel]:
-    """What the report tells."""
+def _reported(path: Path) -> dict[str, BranchSentinel]:
+    """What the report shows."""
     with Session.open(path) as session:
         return {one.kind: one for one in story_of(session, Request()).sentinels if one.step is not None}
 
@@ -48,7 +48,7 @@ def test_eight_equal_tokens_are_a_collapse_for_all_who_look(tmp_path: Path) -> N
         caught = [catching.repetition(timeline, 0, step, lambda token: f" t{token}") for step in range(10)]
     words = "one token over and over: “ t40”"
     assert [found and found.words for found in caught] == [*[None] * 9, words]
-    pane, report = _watched(path)["repetition"], _told(path)["repetition"]
+    pane, report = _watched(path)["repetition"], _reported(path)["repetition"]
     assert (pane.step, pane.what) == (report.step, report.what) == (9, words)
 
 
@@ -71,7 +71,7 @@ def _shared_heads(path: Path) -> Path:
 def test_kv_heads_that_ranks_share_must_agree_for_all_who_look(tmp_path: Path) -> None:
     path = _shared_heads(tmp_path / "a.session")
     words = "layers.0.attn.k_proj: rank 3 differs bit for bit"
-    pane, report = _watched(path)["desync"], _told(path)["desync"]
+    pane, report = _watched(path)["desync"], _reported(path)["desync"]
     assert (pane.step, pane.what, pane.tap) == (report.step, report.what, report.tap)
     assert (pane.step, pane.what, pane.ranks) == (1, words, (3,))
     with Session.open(path) as session:
@@ -88,7 +88,7 @@ def test_kv_heads_that_ranks_share_must_agree_for_all_who_look(tmp_path: Path) -
 def test_the_first_failure_is_one_that_is_wrong_by_itself(tmp_path: Path) -> None:
     path = made.build(tmp_path / "a.session")
     made.judge(path)
-    pane, report = _watched(path)["golden"], _told(path)["golden"]
+    pane, report = _watched(path)["golden"], _reported(path)["golden"]
     assert (pane.step, pane.what) == (report.step, report.what)
     assert pane.what == "layers.0.attn.probs is the first to leave the golden reference"
     with Session.open(path) as session:
@@ -103,7 +103,7 @@ def test_cache_lengths_are_reported_alike(tmp_path: Path) -> None:
             sequence["kv_lens"] = [[7, 7], [7, 6]]
 
     path = made.build(tmp_path / "a.session", change=change)
-    pane, report = _watched(path)["cache"], _told(path)["cache"]
+    pane, report = _watched(path)["cache"], _reported(path)["cache"]
     assert (pane.step, pane.what, pane.ranks) == (report.step, report.what, report.ranks)
     assert pane.what == "sequence 0 has 6 rows in layer 1 on rank 1, its positions ask for 7"
 
@@ -115,7 +115,7 @@ def test_a_count_that_is_no_number_is_reported(tmp_path: Path) -> None:
         stats[0, 0, STATISTICS.index("nan")] = np.inf
 
     path = made.build(tmp_path / "a.session", change=change)
-    assert _watched(path)["nan"].what == _told(path)["nan"].what == "embed (rank 0: inf)"
+    assert _watched(path)["nan"].what == _reported(path)["nan"].what == "embed (rank 0: inf)"
 
 
 def _nan_at(path: Path, q_absmax: float) -> Path:
@@ -149,7 +149,9 @@ def test_nan_in_the_scores_of_finite_q_and_k_came_with_the_mask(
     q_absmax: float, why: str, tmp_path: Path
 ) -> None:
     path = _nan_at(tmp_path / "a.session", q_absmax)
-    assert _watched(path)["nan"].what == _told(path)["nan"].what == f"layers.0.attn.scores (rank 1: 8){why}"
+    assert (
+        _watched(path)["nan"].what == _reported(path)["nan"].what == f"layers.0.attn.scores (rank 1: 8){why}"
+    )
 
 
 def test_a_sentinel_that_sees_nothing_is_not_clear(tmp_path: Path) -> None:

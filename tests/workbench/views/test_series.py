@@ -22,7 +22,7 @@ TAPS = [
 ]
 
 
-def test_the_report_and_the_pane_say_the_same_of_replicas(tmp_path: Path) -> None:
+def test_the_report_and_the_pane_show_the_same_of_replicas(tmp_path: Path) -> None:
     path = tmp_path / "replicas.session"
     sums = np.array([[5, 5], [6, 7], [8, 9], [0, 0]], np.uint64)  # the KV replicas differ; logits did not run
     stats = np.ones((4, 2, 8), np.float32)

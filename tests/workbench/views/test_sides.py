@@ -62,11 +62,11 @@ def test_steps_that_read_different_tokens_are_not_compared() -> None:
     assert found.headline == "different tokens went in from step 1 on: step 0 is the last to compare"
     assert found.first is None
     assert compared_logits(source, Where(branch=0, step=1), 1, 0).divergence is None
-    # Even where the history is not asked about, the ids that go in tell.
+    # Even where the history is not asked about, the ids that go in show it.
     assert "token ids" in sides(source, Where(branch=0, step=1), 1).why_not
 
 
-def test_a_branch_that_ends_earlier_says_so_and_ours_is_still_shown() -> None:
+def test_a_branch_that_ends_earlier_is_reported_and_ours_is_still_shown() -> None:
     source = _source("load_bias-false")
     found = compared_step(source, Where(branch=0, step=5), 1)
     assert found.headline == "load_bias=true ends at step 1"
@@ -131,7 +131,7 @@ def _written(path: Path, ours: StepRecord, theirs: StepRecord) -> SessionSource:
     return SessionSource(Session.open(path))
 
 
-def test_rounding_is_told_from_more_and_bits_from_both(tmp_path: Path) -> None:
+def test_rounding_is_distinguished_from_more_and_bits_from_both(tmp_path: Path) -> None:
     base = [np.ones((2, 2)), 2 * np.ones((2, 2))]
     noise = [part * (1 + 1e-7) for part in base]
     source = _written(

@@ -1,4 +1,4 @@
-"""What a source keeps between questions: never anything that the session does not say any more."""
+"""What a source keeps between questions: never anything that the session does not hold any more."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def fresh(path: Path, where: Where) -> dict[int, np.ndarray]:
-    """What a session that was just opened says, step by step."""
+    """What a session that was just opened reports, step by step."""
     with Session.open(path) as session:
         found = {
             step: session.rebuilt(TAP, step=step, branch=where.branch).array for step in range(where.step + 1)

@@ -23,7 +23,7 @@ from tests.sessions.samples import tamper
 from tests.workbench.export import made
 
 
-def _tell(path: Path, request: Request | None = None) -> Story:
+def _story(path: Path, request: Request | None = None) -> Story:
     with Session.open(path) as session:
         return story_of(session, request or Request(), FAULTS)
 
@@ -33,7 +33,7 @@ def _fired(story: Story) -> dict[str, tuple[int, int | None, str]]:
 
 
 def test_a_healthy_session_fires_nothing(tmp_path: Path) -> None:
-    story = _tell(made.build(tmp_path / "a.session"))
+    story = _story(made.build(tmp_path / "a.session"))
     assert _fired(story) == {}
     assert {one.name for one in story.sentinels} == {
         "NaN", "Inf", "rank desync", "KV length ≠ position", "repetition",
@@ -51,7 +51,7 @@ def test_what_is_not_finite_is_found_whichever_way_is_looked(
             stats[2:, 1, STATISTICS.index(statistic)] = 9
 
     path = made.build(tmp_path / "a.session", change=change)
-    story = _tell(path, Request(limits=Limits(scan=scan)))
+    story = _story(path, Request(limits=Limits(scan=scan)))
     assert _fired(story)[name] == (0, 3, "layers.0.attn.probs (rank 1: 9)")
     assert story.step == 3
 
@@ -62,7 +62,7 @@ def test_replicas_that_differ_are_found_and_shards_may(tmp_path: Path) -> None:
         if step >= 2:
             sums[3, 1] = 1
 
-    fired = _fired(_tell(made.build(tmp_path / "a.session", change=change)))
+    fired = _fired(_story(made.build(tmp_path / "a.session", change=change)))
     assert fired == {"rank desync": (0, 2, "layers.0.mlp_residual: rank 1 differs bit for bit")}
 
 
@@ -71,7 +71,7 @@ def test_cache_lengths_are_held_against_positions(tmp_path: Path) -> None:
         if step == 4:
             sequence["kv_lens"] = [[7, 7], [7, 6]]
 
-    fired = _fired(_tell(made.build(tmp_path / "a.session", change=change)))
+    fired = _fired(_story(made.build(tmp_path / "a.session", change=change)))
     assert fired["KV length ≠ position"][:2] == (0, 4)
     words = "sequence 0 has 6 rows in layer 1 on rank 1, its positions ask for 7"
     assert fired["KV length ≠ position"][2] == words
@@ -79,7 +79,7 @@ def test_cache_lengths_are_held_against_positions(tmp_path: Path) -> None:
 
 def test_a_branch_is_looked_at_where_it_left_its_parent(tmp_path: Path) -> None:
     path = made.build(tmp_path / "a.session", tokens=range(10, 24), other=[40] * 12)
-    story = _tell(path)
+    story = _story(path)
     assert _fired(story) == {"repetition": (1, 9, "one token over and over: “ t40”")}
     assert (story.branch.name, story.step) == ("load_bias=false", 9)
     (tokens,) = story.tokens
@@ -98,7 +98,7 @@ def test_a_branch_is_looked_at_where_it_left_its_parent(tmp_path: Path) -> None:
 def test_the_first_divergence_with_its_ranks_and_cause(tmp_path: Path) -> None:
     path = made.build(tmp_path / "a.session")
     made.judge(path)
-    story = _tell(path)
+    story = _story(path)
     first = story.judgement.first
     assert first is not None
     assert (first.tap, first.step, first.ranks, first.rel_l2) == ("layers.0.attn.probs", 3, (1,), None)
@@ -108,13 +108,13 @@ def test_the_first_divergence_with_its_ranks_and_cause(tmp_path: Path) -> None:
     assert story.judgement.notes == ("judged by fixed tolerances",)
     assert len(story.judgement.of("inherited")) == len(made.TAPS) - 3
     assert [step.first for step in story.judgement.steps] == [None, None, None, "layers.0.attn.probs"]
-    healthy = _tell(path, Request(step=1))
+    healthy = _story(path, Request(step=1))
     assert healthy.judgement.step == 1
     assert {one.state for one in healthy.judgement.map} == {"pass"}
 
 
 def test_probabilities_add_up_from_the_top_k(tmp_path: Path) -> None:
-    (tokens,) = _tell(made.build(tmp_path / "a.session")).tokens
+    (tokens,) = _story(made.build(tmp_path / "a.session")).tokens
     choice = tokens.lines[0].choices[0]
     assert choice is not None
     assert choice.probability == pytest.approx(np.exp(4.0 - 4.2))
@@ -124,7 +124,7 @@ def test_probabilities_add_up_from_the_top_k(tmp_path: Path) -> None:
 
 def test_attention_is_gathered_over_the_steps(tmp_path: Path) -> None:
     path = made.build(tmp_path / "a.session")
-    (one,) = _tell(path, Request(attention=((1, None),))).attention
+    (one,) = _story(path, Request(attention=((1, None),))).attention
     assert (one.first_query, len(one.heads), [head.rank for head in one.heads]) == (0, 4, [0, 0, 1, 1])
     for head in one.heads:
         assert head.values.shape == (7, 7)
@@ -136,7 +136,7 @@ def test_attention_is_gathered_over_the_steps(tmp_path: Path) -> None:
         assert np.array_equal(~np.isneginf(head.values), np.tril(np.ones((7, 7), bool)))
         last = made.probabilities(4)[head.head, -1].astype(np.float64)
         assert head.figures.entropy == pytest.approx(-(last * np.log(last)).sum(), rel=1e-6)
-    missing = _tell(path, Request(attention=((1, 9), (7, None)))).attention
+    missing = _story(path, Request(attention=((1, 9), (7, None)))).attention
     assert ["no head 9" in missing[0].missing, "no tap" in missing[1].missing] == [True, True]
 
 
@@ -148,7 +148,7 @@ def test_what_is_left_out_is_reported_and_the_trouble_is_kept(tmp_path: Path) ->
     path = made.build(
         tmp_path / "a.session", tokens=[10 + i % 57 for i in range(400)], change=change, tensors=False
     )
-    story = _tell(path, Request(limits=Limits(steps=120, series_points=50)))
+    story = _story(path, Request(limits=Limits(steps=120, series_points=50)))
     (tokens,) = story.tokens
     assert {0, 1, 226, 250, 274, 398, 399} <= set(tokens.steps)
     assert len(tokens.steps) == 120
@@ -164,13 +164,13 @@ def test_what_is_left_out_is_reported_and_the_trouble_is_kept(tmp_path: Path) ->
 def test_a_request_for_what_is_not_there_is_a_clear_error(tmp_path: Path) -> None:
     path = made.build(tmp_path / "a.session")
     with pytest.raises(RequestError, match="steps 0 to 4, not 9"):
-        _tell(path, Request(step=9))
+        _story(path, Request(step=9))
     with pytest.raises(RequestError, match="no branch 3"):
-        _tell(path, Request(branch=3))
+        _story(path, Request(branch=3))
 
 
 def test_a_session_without_steps_has_a_story(tmp_path: Path) -> None:
-    story = _tell(made.build(tmp_path / "a.session", tokens=()))
+    story = _story(made.build(tmp_path / "a.session", tokens=()))
     assert (story.step, story.tokens, story.identity.steps) == (None, (), 0)
 
 
@@ -195,14 +195,14 @@ def test_any_meta_has_a_story(tmp_path: Path, meta: dict[str, Any]) -> None:
     path = tmp_path / "fuzz.session"
     path.unlink(missing_ok=True)
     made.build(path, tokens=(10, 11), meta=meta)
-    story = _tell(path, Request(attention=((0, None),), biases=(0,)))
+    story = _story(path, Request(attention=((0, None),), biases=(0,)))
     assert story.step == 1
 
 
 def test_a_damaged_tensor_costs_its_figure_and_not_the_report(tmp_path: Path) -> None:
     path = made.build(tmp_path / "a.session")
     tamper(path, "UPDATE blobs SET data = x'00'")
-    (one,) = _tell(path, Request(attention=((1, None),))).attention
+    (one,) = _story(path, Request(attention=((1, None),))).attention
     assert (one.heads, bool(one.missing)) == ((), True)
     with Session.open(path) as session, pytest.raises(SessionError):
         attention(SessionSource(session), Where(step=4), 1)

@@ -20,7 +20,7 @@ from tests.workbench.tui.odd import build_odd
         (0.01, "0.0100"), (1 / 120, "0.0083"), (1 / 39_800, "2.5e-5"), (4e-8, "4.0e-8"),
     ],
 )  # fmt: skip
-def test_a_probability_says_something(probability: float | None, reported: str) -> None:
+def test_a_probability_shows_something(probability: float | None, reported: str) -> None:
     assert chance(probability) == reported
 
 

@@ -96,7 +96,7 @@ class TapeLimits:
 
 
 def free_memory() -> float:
-    """Bytes, as far as the system tells."""
+    """Bytes, as far as the system reports them."""
     with contextlib.suppress(OSError, ValueError), open("/proc/meminfo", encoding="ascii") as file:
         return next(int(line.split()[1]) << 10 for line in file if line.startswith("MemAvailable"))
     return math.inf

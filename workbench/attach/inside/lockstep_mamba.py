@@ -41,7 +41,7 @@ NEMOTRON_H: dict[str, dict[str, str]] = {
 
 
 def named_by_kind(local: str, layer: Any) -> str:
-    """The name of a part of a layer that says what the part is; of other layers the name itself."""
+    """The name of a part of a layer that shows what the part is; of other layers the name itself."""
     kind = getattr(layer, "block_type", None)
     if not hasattr(layer, "mixer") or kind not in _BY_KIND:
         return local

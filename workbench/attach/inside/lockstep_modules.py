@@ -265,7 +265,7 @@ def _finished(logits: Any, config: Any) -> Any:
 def follow(module: nn.Module, tape: Tape, inputs: Inputs | None = None) -> None:
     """Every call of `module` is a pass, which ends when `logits` were tapped and the call has returned.
 
-    `inputs(args, kwargs)` tells what `tape.step` takes of a call, None for one that is not to be recorded; without it
+    `inputs(args, kwargs)` gives what `tape.step` takes of a call, None for one that is not to be recorded; without it
     they are taken as vLLM, nano-vllm ([T]: one request) and transformers ([batch, T]) call their models.
     """
     reported = inputs or CallInputs()
@@ -313,7 +313,7 @@ class _See:
             owner,
         )
         if take in "qkv":
-            _ = _key_groups(owner)  # an error here is told to the caller, not to a running engine
+            _ = _key_groups(owner)  # an error here reaches the caller, not a running engine
 
     def __call__(self, value: Any) -> None:
         tape = self.tape

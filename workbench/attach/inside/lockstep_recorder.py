@@ -49,7 +49,7 @@ def as_started() -> bool:
 
 
 def arguments_asked() -> dict[str, Any]:
-    """Arguments that the engine is to run with, whatever its user says: one variant of the run."""
+    """Arguments that the engine is to run with, whatever its user states: one variant of the run."""
     return dict(json.loads(os.environ.get("LOCKSTEP_TAP_ARGUMENTS") or "{}"))
 
 

@@ -9,9 +9,9 @@ follow(model, tape)` (lockstep_modules.py, in the same file then). Afterwards `l
 lockstep dump -o run.session`. Names, layouts and the format of the dump: docs/tap-format.md of Lockstep.
 
 What is tapped is copied at once: kernels write over their inputs. A tape never raises into a running engine: at its
-first error it tells stderr and tape.json, drops the pass at hand, takes its hooks away and records no more. So it does
-where memory or disk would not do (lockstep_limits.py), or two threads tap at a time. What torch.compile has compiled is
-not recorded. A closed tape costs nothing.
+first error it reports to stderr and tape.json, drops the pass at hand, takes its hooks away and records no more. So
+it does where memory or disk would not do (lockstep_limits.py), or two threads tap at a time. What torch.compile has
+compiled is not recorded. A closed tape costs nothing.
 """
 
 from __future__ import annotations
@@ -143,7 +143,7 @@ class Tape:
         """Record `x`: its first axis (its first two where ids are [batch, T]) are the tokens of the pass.
 
         `rows` are these tokens where they are not all; of fewer, without `rows`, each is the last of its request.
-        `layout` is how the ranks share it: replicate, shard(DIM), shard(DIM,replicas=N), partial; "": not told.
+        `layout` is how the ranks share it: replicate, shard(DIM), shard(DIM,replicas=N), partial; "": not stated.
         """
         if self.line is None or name not in self._only:
             self._early = self._early or name
@@ -222,7 +222,7 @@ class Tape:
             self.line["skipped"] += 1
         elif not self.closed:
             self.facts["unrecorded"] = self.facts.get("unrecorded", 0) + 1
-            with contextlib.suppress(OSError):  # told again, or found out, with the next pass
+            with contextlib.suppress(OSError):  # reported again, or found out, with the next pass
                 self._write_facts()
 
     def stop(self, where: str, error: Exception) -> None:

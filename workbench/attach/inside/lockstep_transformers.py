@@ -41,7 +41,7 @@ def transformers_models(module: Any) -> None:
         return call(self, *args, **kwargs)
 
     module.PreTrainedModel.__call__ = __call__
-    # vLLM and SGLang import this module, and are told to run eager by themselves.
+    # vLLM and SGLang import this module, and are asked to run eager separately.
     if not as_started() and not {"vllm", "sglang"} & sys.modules.keys():
         torch.compiler.set_stance("force_eager")
         lockstep_report.changed("torch.compile is switched off")

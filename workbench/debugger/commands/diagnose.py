@@ -28,7 +28,7 @@ _RIGHT = "every operation that was judged is right on its own inputs"
 
 @dataclass(frozen=True)
 class GoldenResult(Result):
-    """What the golden reference said of a branch."""
+    """What the golden reference reported of a branch."""
 
     event: GoldenEvent
     kind: ClassVar[str] = "golden"

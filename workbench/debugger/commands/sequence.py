@@ -23,7 +23,7 @@ from lockstep.workbench.views.sequences import Sequences
     " `position` and `kv_len` are those of the sequence that was chosen when it was set.",
 )  # fmt: skip
 def sequence(debugger: Debugger, number: int | None) -> Result:
-    """Choose, or tell which there are."""
+    """Choose, or show which there are."""
     batch = batch_of(debugger)
     if number is None:
         return _listed(debugger, batch)

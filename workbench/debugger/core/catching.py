@@ -117,7 +117,7 @@ def _before(timeline: Timeline, sentinel: str, branch: int, cell: Beginning) -> 
 
 
 def _begins_in_flight(timeline: Timeline, one: Breakpoint, flight: Flight) -> bool:
-    """Whether that is so as far as the statistics of the taps that have passed tell."""
+    """Whether that is so as far as the statistics of the taps that have passed show."""
     if flight.stopped.stats is None:
         return True
     now = flight.stopped.stats[:, :, STATISTICS.index(one.what)] > 0

@@ -34,7 +34,7 @@ class TokenDifference:
 
 def before_and_after(debugger: Debugger, name: str, fork: Callable[[], Stop]) -> Stop:
     """Run the present branch ahead, fork, and run the new branch as far. Nothing stops the old one but the end of its
-    text; the new one stops at breakpoints. What a catchpoint finds in it is told to whoever goes on from here."""
+    text; the new one stops at breakpoints. What a catchpoint finds in it is reported to whoever goes on from here."""
     debugger.engine.land()
     at, timeline = debugger.position, debugger.timeline
     stop = run_ahead(debugger, at.branch, max(timeline.last(at.branch), at.step + AHEAD))

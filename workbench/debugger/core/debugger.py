@@ -82,7 +82,7 @@ class Debugger:
 
     @property
     def engine(self) -> Executor:
-        """The engine, or an error that says what to do."""
+        """The engine, or an error that states what to do."""
         if self.executor is None:
             raise NeedsEngine(registry.REPLAY_REASON)
         if self.lost:
@@ -132,7 +132,7 @@ class Debugger:
     # --- commands ------------------------------------------------------------------------------------
 
     def execute(self, line: str) -> Result:
-        """Carry out one command line. DebuggerError, EngineError or SessionError say why not."""
+        """Carry out one command line. DebuggerError, EngineError or SessionError state why not."""
         spec, arguments = registry.parse_line(line)
         return self.perform(spec, arguments, line.strip())
 

@@ -99,7 +99,7 @@ class Executor:
             assert isinstance(outcome, StepRecord), "a pass without a pause specification cannot pause"
 
     def over_within(self, branch: int, seconds: float) -> bool:
-        """Whether the branch's next pass will be over so soon, as far as its last one tells (a prefill is the
+        """Whether the branch's next pass will be over so soon, as far as its last one shows (a prefill is the
         longest of them)."""
         steps = self.timeline.line(branch).steps
         return steps > 0 and self.timeline.record(branch, steps - 1).wall_seconds < seconds

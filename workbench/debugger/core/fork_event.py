@@ -1,4 +1,4 @@
-"""What the journal says of a fork beside what the branch itself does: patches, sampling, where the user was."""
+"""What the journal states of a fork beside what the branch itself does: patches, sampling, where the user was."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ class Interrupts:
     def __init__(self) -> None:
         self.running = False  # whether there is a command to interrupt
         self._wanted = threading.Event()
-        self._sent = False  # the ranks were told
+        self._sent = False  # the ranks were notified
 
     @property
     def wanted(self) -> bool:

@@ -117,7 +117,7 @@ def _new(debugger: Debugger, goal: Goal, step: int, *, through: bool) -> Stop | 
 
 
 def _pause(debugger: Debugger, goal: Goal, inside: bool) -> PauseSpec | None:
-    """What the ranks are told to stop at. Stepping keeps what passes readable; running does not, because a
+    """What the ranks are to stop at. Stepping keeps what passes readable; running does not, because a
     long prefill would cost memory (what is looked at later is computed again). None where nothing can stop
     a pass that is over before anybody's patience is: then it costs nothing to be able to."""
     breaks = [one.message() for one in goal.stoppers(debugger.breakpoints)]

@@ -38,7 +38,7 @@ REPLAY_REASON = "this is a replay: it needs the model (`lockstep run MODEL`)"
 @dataclass(frozen=True, slots=True)
 class Argument:
     """One argument of a command. A flag is written `--name` and is a bool. `form`: what to write for it, where
-    its name alone does not say."""
+    its name alone does not show it."""
 
     name: str
     kind: Kind = "word"

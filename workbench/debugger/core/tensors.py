@@ -45,7 +45,7 @@ def parts_of(
     chosen one), widened to float32 where it was bfloat16.
 
     A live debugger runs the step again for what was not captured, and adds it to the session. With `whole` false
-    a part that was captured will do. NotCaptured says how to have it next time.
+    a part that was captured will do. NotCaptured states how to have it next time.
     """
     at = require_step(debugger)
     step = at.step if step is None else step
@@ -79,7 +79,7 @@ def parts_of(
 
 
 def whole_of(debugger: Debugger, parts: Parts) -> tuple[NDArray[Any], str]:
-    """The tensor that one rank alone would have had, and what there is to say about it."""
+    """The tensor that one rank alone would have had, and what there is to report about it."""
     if debugger.timeline.session is None:
         raise NotCaptured("nothing is recorded: ask for one rank's part (`rank 0`)")
     layout = debugger.session.tap(parts.tap).layout

@@ -60,9 +60,9 @@ from lockstep.workbench.debugger.host.pending import HostError, HostLost, Pendin
 
 #: Seconds that the host's socket may take to appear (Python and numpy are imported first).
 _PATIENCE = 300.0
-#: Seconds without a sign of life after which the host is said not to answer: a heartbeat before five have passed.
+#: Seconds without a sign of life after which the host is reported not to answer: a heartbeat before five have passed.
 _SILENT_AFTER = 4.0
-#: Seconds that the host may take to end once it was told to.
+#: Seconds that the host may take to end once it was asked to.
 _GRACE = 8.0
 #: Bytes of a path in which a socket still has room: 104 at the least, less the names below it.
 _LONGEST = 70
@@ -267,7 +267,7 @@ class HostClient:
             self.ready.set_exception(HostLost(message))
 
     def _overhear(self) -> None:
-        """What the host says on stderr is kept for its epitaph."""
+        """What the host prints on stderr is kept for its epitaph."""
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._last_words.append(line.decode("utf-8", "replace").strip())

@@ -53,7 +53,7 @@ def accept(path: Path, lifeline: int | None = None) -> Connection[RequestFrame]:
 
 
 def _same_user(client: socket.socket) -> bool:
-    """Whether the other side belongs to the same user (Linux tells; elsewhere the file's mode must do)."""
+    """Whether the other side belongs to the same user (Linux reports it; elsewhere the file's mode must do)."""
     if not hasattr(socket, "SO_PEERCRED"):
         return True
     size = struct.calcsize("3i")

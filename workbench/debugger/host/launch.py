@@ -35,13 +35,13 @@ class DebugTarget:
     rules: Mapping[str, str] | None = None
     capture: Capture = STATS
     tokenizer: Tokenizer | None = None
-    meta: SessionMeta | None = None  # what else the session is to say of itself
+    meta: SessionMeta | None = None  # what else the session is to state of itself
     overwrite: bool = False
     reference: ReferenceName = "transformers"  # whom `golden` asks
 
 
 def start(target: DebugTarget, on_warning: Callable[[str], None] = lambda text: None) -> Debugger:
-    """A debugger before the first step. EngineError and SessionError say what is wrong; nothing is left then."""
+    """A debugger before the first step. EngineError and SessionError state what is wrong; nothing is left then."""
     inferior = Inferior(target.path, target.model, target.config, target.rules, target.capture, on_warning)
     try:
         for ids in target.prompts:

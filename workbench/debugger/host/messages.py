@@ -156,7 +156,7 @@ class RegistryAnswer(Struct, frozen=True, tag="registry"):
 
 
 class TensorAnswer(Struct, frozen=True, tag="tensor"):
-    """A tensor, what there is to say about it, and where it is from: "session", "live" or "re-executed"."""
+    """A tensor, what there is to report about it, and where it is from: "session", "live" or "re-executed"."""
 
     tensor: WireArray
     note: str
@@ -171,7 +171,7 @@ class WeightAnswer(Struct, frozen=True, tag="weight"):
 
 
 class DoneAnswer(Struct, frozen=True, tag="done"):
-    """It was done, and there is nothing to say."""
+    """It was done, and there is nothing to report."""
 
 
 class ErrorAnswer(Struct, frozen=True, tag="error"):

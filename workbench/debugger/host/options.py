@@ -43,7 +43,7 @@ class Launch:
     weights: str = "dequantised"
     ep: int = 1  # groups of ranks that divide the experts
     chunk: int | None = None  # tokens of a prompt that are read in one pass; None: all
-    reference: ReferenceName = "transformers"  # whom `golden` asks of a GGUF file, until it is told another
+    reference: ReferenceName = "transformers"  # whom `golden` asks of a GGUF file, until it is given another
 
 
 @dataclass(frozen=True)
@@ -57,7 +57,7 @@ class HostOptions:
 
 
 def target_of(launch: Launch) -> DebugTarget:
-    """The run that is meant. EngineError and OSError say what is wrong with it, before any rank is started."""
+    """The run that is meant. EngineError and OSError state what is wrong with it, before any rank is started."""
     model = open_to_run(launch.model)
     texts, chat = requests.texts_of(model, launch.prompts, launch.ids, launch.chat)
     prompts = requests.prompt_ids(model, texts, launch.ids, chat)

@@ -25,7 +25,7 @@ from lockstep.workbench.views.token_texts import TokenTexts
 
 
 def open_replay(path: Path) -> Debugger:
-    """A debugger before the first step of a saved session. SessionError says what is wrong with the file."""
+    """A debugger before the first step of a saved session. SessionError states what is wrong with the file."""
     session = Session.open(path, session_limits())
     try:
         return Debugger(open_timeline(session), texts=TokenTexts.of(session.meta))
@@ -84,7 +84,7 @@ def verify(
 
 
 def engine_config(session: Session) -> EngineConfig:
-    """How a session's engine was run. ConfigError for a session that does not say, or says nonsense."""
+    """How a session's engine was run. ConfigError for a session that does not state it, or states nonsense."""
     reported = session.meta.config
     if reported.tp is None:
         raise ConfigError(

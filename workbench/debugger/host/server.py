@@ -204,7 +204,7 @@ class Host:
             self.connection.send(message)
 
     def _beat(self) -> None:
-        """Show the client that this process lives, whatever it is busy with; while it is being told something else
+        """Show the client that this process lives, whatever it is busy with; while it is being sent something else
         that shows it."""
         while True:
             if self._sending.acquire(blocking=False):

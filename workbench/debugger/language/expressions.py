@@ -58,7 +58,7 @@ def parse_reference(line: str) -> tuple[str, list[Any] | None, str]:
 
 
 class _Parser:
-    """Pratt's: each operator binds as tightly as _BINDING says (Pratt 1973)."""
+    """Pratt's: each operator binds as tightly as _BINDING states (Pratt 1973)."""
 
     def __init__(self, line: str, partial: bool = False) -> None:
         self.line = line

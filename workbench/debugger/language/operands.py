@@ -116,7 +116,7 @@ def named(debugger: Debugger, name: str, line: str) -> Fact:
     if name in _FACTS:
         return _FACTS[name](debugger)
     if "." in name:
-        timeline.places.exact(name)  # says which tap was meant
+        timeline.places.exact(name)  # reports which tap was meant
     known = ", ".join(sorted(NAMES))
     raise CommandError(
         f"{clean(name, limit=40)!r} is unknown: use {known}, fault.NAME or a tap",

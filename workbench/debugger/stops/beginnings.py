@@ -1,6 +1,6 @@
 """Where something wrong begins: at an operation whose output has it though nothing that it is computed from has.
 
-`wrong[taps, ranks]` tells where a step has it: NaN, Inf, replicas that disagree. What an operation is computed from are
+`wrong[taps, ranks]` shows where a step has it: NaN, Inf, replicas that disagree. What an operation is computed from are
 the taps of its step, on any rank (a sum over ranks hands NaN on), and for a cache its own rows of the step before.
 """
 
@@ -19,7 +19,7 @@ Wrong = NDArray[np.bool_]
 
 
 class DataFlow:
-    """The inputs of each tap of a model, as places. Of a tap whose name tells nothing: the tap before it."""
+    """The inputs of each tap of a model, as places. Of a tap whose name gives nothing: the tap before it."""
 
     def __init__(self, names: Sequence[str]) -> None:
         index = {name: place for place, name in enumerate(names)}
@@ -34,7 +34,7 @@ class DataFlow:
 
     def begun(self, wrong: Wrong, before: Wrong | None, blind: Collection[int] = ()) -> Wrong:
         """Where it begins in a step, [taps, ranks]; `before` is the step before, where there is one. `blind` are places
-        that cannot tell: they are as what they are computed from."""
+        that cannot show it: they are as what they are computed from."""
         anywhere: NDArray[np.bool_] = np.any(wrong, axis=1)
         found = wrong.copy()
         for place in range(int(anywhere.argmax()), len(anywhere)) if anywhere.any() else ():

@@ -55,7 +55,7 @@ class Breakpoint:
         return self.when is not None and (self.kind != "catch" or bool(self.condition))
 
     def message(self) -> Break:
-        """What the ranks are told."""
+        """What the ranks are given."""
         return Break(self.id, self.places, self.when, self.rank, self.inputs, self.seq)
 
     def describe(self) -> str:

@@ -54,7 +54,7 @@ def holds(tree: Any, names: Mapping[str, Value], taps: int, ranks: int) -> NDArr
 def cached(kv_lens: Sequence[Sequence[int]], layers: Sequence[int | None], ranks: int) -> NDArray[np.float64]:
     """What `kv_len` stands for, by tap and rank: rows that the layer of the tap has cached after the pass, outside
     the layers those of the one with the fewest. `layers` are the taps' own. [taps, ranks], or [1, ranks] where the
-    recording tells one length for all layers; NaN where it tells none."""
+    recording gives one length for all layers; NaN where it gives none."""
     if not kv_lens:
         return np.full((1, ranks), np.nan)
     by_layer = np.array(kv_lens, dtype=np.float64).T  # [layers, ranks]

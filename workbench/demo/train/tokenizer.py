@@ -1,7 +1,7 @@
 """Train the demo's tokenizer: byte-level BPE with Qwen2's way of cutting text into words.
 
 NFC is set as in Qwen2: transformers applies it to every model of type qwen2, whatever the file
-says, so without it the two ways of loading the tokenizer would give different ids. Composed text
+states, so without it the two ways of loading the tokenizer would give different ids. Composed text
 comes back as it went in, every string of it.
 """
 

@@ -57,12 +57,12 @@ class LiveDriver:
         self.warning = ""  # what the host printed last while it was starting
         self.host_pid = 0
         self.rank_pids: Sequence[int] = ()
-        self._stages: list[tuple[float, ProgressEvent]] = []  # when each began, and what was told of it last
+        self._stages: list[tuple[float, ProgressEvent]] = []  # when each began, and its last report
         self._started: HostClient | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
 
     async def start(self) -> Path:
-        """Start the host and wait until the model is loaded; returns the session's path. CommandFailed says why not."""
+        """Start the host and wait until the model is loaded; returns the session's path. CommandFailed: why not."""
         self._loop = asyncio.get_running_loop()
         self._started = client = await asyncio.to_thread(
             HostClient.start, self.arguments, self._heard, program=_PROGRAM
@@ -172,7 +172,7 @@ class LiveDriver:
                 self._loop.call_soon_threadsafe(self._take, event)
 
     def _take(self, event: HostEvent) -> None:
-        if self.at is None:  # not started: how that ends, `ready` tells
+        if self.at is None:  # not started: how that ends, `ready` reports
             if isinstance(event, OutputEvent):
                 self.warning = clean(event.text, newlines=True, limit=2000)
             return
@@ -210,7 +210,7 @@ def _lower_priority(host: int, ranks: Sequence[int]) -> None:
     """Let the host, its ranks and those that it starts later have what the screens leave of the processor.
 
     The host has a session of its own, and Linux shares the processor out by session first (sched(7), autogroup):
-    there the niceness of a process says only how it stands among its own.
+    there the niceness of a process shows only how it stands among its own.
     """
     for pid in (host, *ranks):
         with contextlib.suppress(OSError):  # one that has ended meanwhile

@@ -21,7 +21,7 @@ CLOSING = "host-close"
 
 
 class CommandFailed(Exception):
-    """A command that was not carried out; the message says why."""
+    """A command that was not carried out; the message states why."""
 
 
 class Outcome(msgspec.Struct, frozen=True):
@@ -93,7 +93,7 @@ class Driver(Protocol):
 
     @property
     def stages(self) -> Sequence[CommandStage]:
-        """What the command that runs has done so far, the part that is under way last; none where it does not tell."""
+        """What the command that runs has done so far, the part that is under way last; none where it reports none."""
 
     @property
     def at(self) -> DebuggerState | None:
@@ -119,7 +119,7 @@ class Driver(Protocol):
 
     async def run(self, line: str, where: Where) -> Reply:
         """Carry out a command line while the screen looks at `where`; it means the sequence that is chosen there.
-        CommandFailed says why not."""
+        CommandFailed states why not."""
 
     async def shares(self, name: str) -> RankArrays:
         """Each running rank's share of a parameter; none where no ranks run or they are at work. CommandFailed."""

@@ -86,7 +86,7 @@ class RecordedDebugger:
         return Reply("", Outcome("stopped"))
 
     def _text(self, result: Result, where: Where) -> str:
-        """A plain motion has nothing to say: the screen shows where it led."""
+        """A plain motion has nothing to report: the screen shows where it led."""
         plain = isinstance(result, Stop) and result.reason == "step" and not result.output
         return "" if plain and not _looked_at(self._debugger.position, where) else result.to_text()
 

@@ -1,4 +1,4 @@
-"""What the panes have in common: ask the reader, show the answer, say what fills an empty pane."""
+"""What the panes have in common: ask the reader, show the answer, name what fills an empty pane."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from lockstep.workbench.views.where import Where
 
 
 class Pane(PaintedWidget):
-    """One pane. It looks where the screen tells it to, and asks for nothing while it is hidden."""
+    """One pane. It looks where the screen asks it to, and asks for nothing while it is hidden."""
 
     DEFAULT_CSS = """
     Pane { height: 1fr; width: 1fr; layout: vertical; }
@@ -51,7 +51,7 @@ class Pane(PaintedWidget):
     #: Of these, the keys that act where it is empty, and those that have a model run.
     EMPTY_KEYS: ClassVar[frozenset[str]] = frozenset()
     MODEL_KEYS: ClassVar[frozenset[str]] = frozenset({"a"})
-    #: Whether it shows a step that is under way; else it shows the step before, and says so.
+    #: Whether it shows a step that is under way; else it shows the step before, and states that.
     UNDER_WAY: ClassVar[bool] = False
     #: Whether it shows a step: a branch without any has nothing for it.
     OF_STEP: ClassVar[bool] = True
@@ -111,7 +111,7 @@ class Pane(PaintedWidget):
 
     @dataclass
     class Command(Message):
-        """Have the debugger carry out a command; a replay says why it cannot."""
+        """Have the debugger carry out a command; a replay states why it cannot."""
 
         line: str
 
@@ -125,7 +125,7 @@ class Pane(PaintedWidget):
         super().__init__(id=f"pane-{self.NUMBER}")
         self.reader = reader
         self.live = True  # whether there is a model to run
-        self.messages: MessageLog | None = None  # what the message line has said
+        self.messages: MessageLog | None = None  # what the message line has shown
         self._empty = Static("", classes="empty", markup=False)
         self._older = Static("", classes="older", markup=False)
 

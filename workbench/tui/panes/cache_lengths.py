@@ -8,7 +8,7 @@ from lockstep.workbench.tui.widgets.text_block import TextLine
 from lockstep.workbench.views.cached_lengths import runs, span
 from lockstep.workbench.views.kv_cache import CachedSequence
 
-#: More ranks than this are told together where they hold the same; more lines of layers than this are cut.
+#: More ranks than this are shown together where they hold the same; more lines of layers than this are cut.
 _RANKS, _LINES = 4, 16
 #: Width of the layers' column.
 _LABEL = 16

@@ -102,7 +102,7 @@ def ledger_lines(snapshot: JudgedStep, room: int) -> list[TextLine]:
 
 
 def tap_lines(name: str, found: GoldenTap | None, wide: bool) -> list[TextLine]:
-    """What the judge said of a tap: a line a figure where it is `wide`, else all on one."""
+    """What the judge reported of a tap: a line a figure where it is `wide`, else all on one."""
     if found is None:
         return [[(name, "strong"), (f"   {JUDGED_WORDS['absent']}", "quiet")]]
     role = "wrong" if found.judged.verdict == "fail" else "text"

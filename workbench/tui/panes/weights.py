@@ -219,7 +219,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
                 (f"{share.checksum}  ", "quiet"),
                 (verdict, "text" if share.equal else "wrong"),
             ])  # fmt: skip
-        if self.size.height < 30 and len(lines) > 2:  # the worst say enough where there is no room for all
+        if self.size.height < 30 and len(lines) > 2:  # the worst are enough where there is no room for all
             lines.sort(key=lambda line: line[2][1] != "wrong")
             lines = lines[:2]
         return lines

@@ -19,7 +19,7 @@ from lockstep.workbench.tui.screenshots import Screenshot
 @dataclass(frozen=True, slots=True)
 class Exporter:
     """Exports from one screen. `picture` gives what is shown and a file's name for it without the ending, `table` its
-    data; both None while there is nothing. `report(text, wrong)` says what was done."""
+    data; both None while there is nothing. `report(text, wrong)` shows what was done."""
 
     screen: Screen[Any]
     picture: Callable[[], tuple[Screenshot, str] | None]

@@ -141,7 +141,7 @@ class HomeScreen(Guarded, Screen[None]):
 
     @work(thread=True, exclusive=True, group="recent")
     def _read_recent(self) -> None:
-        """Sessions and models are opened to say what they are: off the event loop."""
+        """Sessions and models are opened to show what they are: off the event loop."""
         from lockstep.workbench.models.identify import gallery, recents
 
         paths = settings.recent()
@@ -171,7 +171,7 @@ class HomeScreen(Guarded, Screen[None]):
             grid.cursor = row
         self._before = grid.cursor
         grid.refresh()
-        whole = [[(self._rows[grid.cursor].summary, "quiet")]] if grid.is_cut(grid.cursor, _TOLD) else []
+        whole = [[(self._rows[grid.cursor].summary, "quiet")]] if grid.is_cut(grid.cursor, _SUMMARY) else []
         self.query_one("#check", TextBlock).show(whole)
 
     _before: int = 0
@@ -252,4 +252,4 @@ _COLUMNS = (
     GridColumn("", 32, flex=5, spill=True),
     GridColumn("", 14, right=True),
 )
-_TOLD = 2  # the column of what a row is
+_SUMMARY = 2  # the column of what a row is

@@ -31,7 +31,7 @@ async def examined() -> bytes:
 
 
 def machine_lines(out: bytes) -> list[TextLine]:
-    """What `doctor --json` found, as far as it needs saying."""
+    """What `doctor --json` found, as far as it needs reporting."""
     try:
         findings = json.loads(out)
     except ValueError:

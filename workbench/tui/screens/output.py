@@ -1,4 +1,4 @@
-"""What a command said, where it is more than a line: a sheet over the screen, with copy."""
+"""What a command printed, where it is more than a line: a sheet over the screen, with copy."""
 
 from __future__ import annotations
 

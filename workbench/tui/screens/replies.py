@@ -28,7 +28,7 @@ class AsSheet:
 
 @dataclass(frozen=True, slots=True)
 class AsMessage:
-    """In the message line; "" is nothing to say. `recorded`: the session's journal has it already."""
+    """In the message line; "" is nothing to report. `recorded`: the session's journal has it already."""
 
     text: str
     wrong: bool = False
@@ -41,7 +41,7 @@ def shown_as(reply: Reply, taps: Sequence[str]) -> AsTensor | AsSheet | AsMessag
     if result.kind == "tensor" and not result.index and result.tap in taps:
         return AsTensor(taps.index(result.tap))
     if result.kind in ("origin", "golden"):
-        # The cause is the last line of what golden says, and the first that anybody wants.
+        # The cause is the last line of what golden prints, and the first that anybody wants.
         lines = text.splitlines()[:: -1 if result.kind == "golden" else 1]
         return AsMessage("; ".join(map(clean, lines)), result.verdict != "match")
     if "\n" in text and result.kind != "stopped":

@@ -11,8 +11,8 @@ from lockstep.workbench.tui.drivers.port import CommandFailed, Driver, Reply
 from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.plain_text import plural
 
-#: Seconds after which what runs is said to run.
-SAY_AFTER = 0.2
+#: Seconds after which what runs is reported as running.
+_REPORT_AFTER = 0.2
 #: How many commands may wait behind the one that runs.
 _MOST_WAITING = 8
 
@@ -45,7 +45,7 @@ class CommandRunner:
     @property
     def busy(self) -> bool:
         """Whether a command has been running for so long that it is reported."""
-        return self.elapsed > SAY_AFTER
+        return self.elapsed > _REPORT_AFTER
 
     @property
     def progress(self) -> str:

@@ -63,7 +63,7 @@ class SideCommands:
         return [f"branch {where.branch}"] * (at.branch != where.branch) + [f"goto {max(0, where.step + by)}"]
 
     async def _run(self, line: str) -> bool:
-        """Carry out a line and tell what it answered; False where it was not carried out."""
+        """Carry out a line and report what it answered; False where it was not carried out."""
         reply = await self.runner.run(line)
         if reply is not None and self.bench.overview is not None:
             shown = shown_as(reply, self.bench.overview.taps)
@@ -71,7 +71,7 @@ class SideCommands:
         return reply is not None
 
     async def fill(self, line: str) -> None:
-        """A command that brings what is missing; a replay says why it cannot."""
+        """A command that brings what is missing; a replay states why it cannot."""
         reply = await self.runner.run(line)
         if reply is not None and not self.runner.driver.live:
             self.runner.report(reply.text.strip().partition("\n")[0], False)

@@ -69,7 +69,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         self._report_before = runner.report
 
     def compose(self) -> ComposeResult:
-        """Title, both strips with the arrow under them, the parts, a line that tells, the keys."""
+        """Title, both strips with the arrow under them, the parts, a message line, the keys."""
         yield self.head
         yield Divider()
         yield PaneTabs(id="tabs")
@@ -78,7 +78,7 @@ class SplitScreen(Guarded, Screen[Where | None]):
         yield KeyBar(id="keys")
 
     def on_mount(self) -> None:
-        """Hear what the commands say, and look."""
+        """Hear what the commands report, and look."""
         self.runner.report = self._report
         tabs = self.query_one(PaneTabs)
         tabs.titles, tabs.short_titles = (

@@ -103,7 +103,7 @@ class TokenRows:
         return looked and all(line.complete for line in (*read.values(), theirs) if line is not None)
 
     async def _watch(self, where: Where) -> Watch | None:
-        """The sentinels, a little further; None where nothing shows them, or damage hides them (the pane says so)."""
+        """The sentinels, a little further; None where nothing shows them, or damage hides them (the pane states it)."""
         if not self.timeline.display:
             return None
         try:

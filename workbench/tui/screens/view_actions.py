@@ -126,7 +126,7 @@ class ViewActions:
         self.open_message()
 
     def open_message(self) -> None:
-        """All of what the message line says."""
+        """All of what the message line shows."""
         message = self.bench.screen.query_one(MessageLine)
         message.read = True
         self.bench.app.push_screen(OutputScreen("message", message.full, prose=True))

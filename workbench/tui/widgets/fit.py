@@ -17,7 +17,7 @@ def fit(text: str, width: int, *, right: bool = False) -> str:
 
 
 def fit_ends(text: str, width: int) -> str:
-    """The same of a name whose beginning and end tell it from others: what is cut is its middle."""
+    """The same of a name whose beginning and end distinguish it from others: what is cut is its middle."""
     if cell_len(text) <= width or width < 5:
         return fit(text, width)
     tail = text[-(width // 2) :]

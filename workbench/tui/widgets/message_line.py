@@ -1,4 +1,4 @@
-"""The lines above the keys: what an action had to say, else what the pane in front tells, else what the step did."""
+"""The lines above the keys: what an action had to report, else what the pane in front shows, else what the step did."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ class MessageLine(StatusLine):
         self._message = ()
 
     def forget_story(self) -> None:
-        """Another pane came to the front: what was said goes at once, as the place may be the same."""
+        """Another pane came to the front: what was shown goes at once, as the place may be the same."""
         self._message = self._story = ()
         self._show()
 
     def show_story(self, facts: Facts) -> None:
-        """What the pane in front has to tell."""
+        """What the pane in front has to report."""
         self._story = facts
         self._show()
 

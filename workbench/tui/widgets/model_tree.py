@@ -64,7 +64,7 @@ class ModelTree(Grid):
                 rows.append((index, f" {stop}{local_name(name)}", False))
             before = here
         self._rows, self._present = rows, where.tap
-        # As wide as the longest name of all layers, whichever is open; the stylesheet says how wide it may be.
+        # As wide as the longest name of all layers, whichever is open; the stylesheet sets how wide it may be.
         self.styles.width = _BESIDE + max(
             (len(local_name(name)) + 2 for _, name in overview.operations), default=0
         )

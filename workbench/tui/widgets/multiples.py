@@ -29,7 +29,7 @@ _GAP = 2
 @dataclass(frozen=True, slots=True, eq=False)
 class Tiles:
     """`values[tiles, rows, columns]` with a title and a rank (its hue) for each tile, on one colour scale: `top` is the
-    strongest (None: the largest magnitude), `unit` says of what. -inf is nothing. Equal are those of the same array."""
+    strongest (None: the largest magnitude), `unit`: of what. -inf is nothing. Equal are those of the same array."""
 
     values: NDArray[np.float32]
     titles: tuple[str, ...]

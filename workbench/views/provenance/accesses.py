@@ -2,7 +2,7 @@
 slots each request reads.
 
 A *slot* is a row of the cache: block number times block size, plus the offset in the block. A *place* is the number of
-a token in its request, as the scheduler counts; its *position* is what the model is told. A *group* is a set of layers
+a token in its request, as the scheduler counts; its *position* is what the model is given. A *group* is a set of layers
 that share a block table.
 """
 

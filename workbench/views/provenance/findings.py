@@ -85,7 +85,7 @@ def followed(session: Session, rank: int, branch: int = 0) -> tuple[SlotLedger, 
 
 
 def cache_audit(session: Session, branch: int = 0) -> CacheAudit | None:
-    """Whose rows the run's requests read; None where the session does not tell where they lie."""
+    """Whose rows the run's requests read; None where the session does not state where they lie."""
     foreign = _foreign(session)
     if not foreign.caches or not session.has_tap(CACHE_ROWS):
         return None

@@ -35,7 +35,7 @@ class Misuse(StrEnum):
 
     POSITION = "position"  # a row has another position than its place in the request
     LENGTH = "length"  # attention is given more or fewer rows than the request has
-    MISPLACED = "misplaced"  # the row was written to another slot than the block table says
+    MISPLACED = "misplaced"  # the row was written to another slot than the block table states
     PADDING = "padding"  # a row that fills up a batch was written over it
     CLOBBERED = "clobbered"  # a misplaced row was written over it
     OVERWRITTEN = "overwritten"  # another request wrote over it, in a block that the reader has in use
@@ -50,7 +50,7 @@ class Misuse(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class CacheWrite:
-    """A row that was written in pass `number` to `slot`, where the block table says `expected`."""
+    """A row that was written in pass `number` to `slot`, where the block table states `expected`."""
 
     number: int
     request: int
@@ -72,7 +72,7 @@ class CacheWrite:
 
     @property
     def shifted(self) -> bool:
-        """Whether the model is told of another position."""
+        """Whether the model is given another position."""
         return self.position not in (UNKNOWN, self.place)
 
 
@@ -138,7 +138,7 @@ class _Known:
         if place < size and self.tokens[place] == token:
             return
         del self.tokens[place:], self.chain[place:]
-        for _ in range(size, place):  # nobody told these
+        for _ in range(size, place):  # nobody reported these
             self.tokens.append(UNKNOWN)
             self.chain.append(0)
         before = self.chain[-1] if place else 1
@@ -269,7 +269,7 @@ class SlotLedger:
             self._pools[group].put(slot, len(self._writes), chain)
 
     def _slot(self, group: int, table: CacheRead | None, place: int) -> int:
-        """Where the block table says that a row is."""
+        """Where a row is by the block table."""
         block, offset = divmod(place, self.groups[group].block_size)
         if table is None or block >= len(table.blocks):
             return UNKNOWN
@@ -353,7 +353,7 @@ class SlotLedger:
         owner: CacheWrite | None,
         own: CacheWrite | None,
     ) -> Misuse | None:
-        """Why the row in `slot` is not `own`, that of `place`; None where its position is, which is told already."""
+        """Why the row in `slot` is not `own`, that of `place`; None where its position is: reported already."""
         if own is None:
             return self._kind_of_unwritten(request, group, place, slot, owner)
         if own.shifted:

@@ -141,7 +141,7 @@ def test_values_do_not_depend_on_what_is_beside_them(name):
 
 
 @pytest.mark.parametrize("name", [name for name in ENCODINGS if ENCODINGS[name].nibbles[1]])
-def test_the_nibbles_are_where_the_table_says(name):
+def test_the_nibbles_are_where_the_table_states(name):
     """Swapping the halves of those bytes reorders the integers' low bits and nothing else of the block."""
     type, encoding = BY_NAME[name], ENCODINGS[name]
     raw = random_blocks(type)[0].view(-1, type.nbytes)

@@ -28,7 +28,7 @@ from tests.gguf_twins import CONVERTIBLE, gguf_twin
 
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # beyond every window
 FORCED = [9, 110, 23]
-#: What only one of the formats says, or says in single precision.
+#: What only one of the formats states, or states in single precision.
 APART = {"bos_id", "eos_ids", "block_types", "notes", "rms_eps", "rope_scaling", "layer_ropes", "score_scale",
          "residual_multiplier", "rope_theta"}  # fmt: skip
 

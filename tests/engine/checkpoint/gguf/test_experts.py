@@ -142,10 +142,10 @@ def test_what_the_architecture_does_not_do_is_refused(
         open_gguf(twin)
 
 
-def test_queries_of_mistral_4_grow_as_the_file_says_or_as_the_published_model_does(
+def test_queries_of_mistral_4_grow_as_the_file_states_or_as_the_published_model_does(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Mistral's own checkpoints become `deepseek2`, whose files say it; those of Hugging Face leave it out."""
+    """Mistral's own checkpoints become `deepseek2`, whose files state it; those of Hugging Face leave it out."""
     original, silent = twins(tmp_path, "mistral4")
     expected, model = open_checkpoint(original)[0], open_gguf(silent)[0]
     assert model.query_scaling == expected.query_scaling

@@ -111,7 +111,7 @@ def test_what_was_taken_back_is_no_longer_before() -> None:
     ],
     ids=["axes", "form", "length"],
 )
-def test_places_are_not_told_where_they_are_not_known(given: dict[str, Any]) -> None:
+def test_places_are_not_stated_where_they_are_not_known(given: dict[str, Any]) -> None:
     assert reported(CallInputs(), [[5, 6, 7, 8]], None, **given)[1] is None
 
 

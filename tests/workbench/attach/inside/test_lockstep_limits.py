@@ -1,4 +1,4 @@
-"""An engine that floods the tape fills neither memory nor disk, is told so in a line, and goes on."""
+"""An engine that floods the tape fills neither memory nor disk, is sent a line about it, and goes on."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ FLOODS: list[tuple[Callable[[Tape], None], str]] = [
 @pytest.mark.sampled(4)
 @pytest.mark.parametrize("capture", ["full", "stats"])
 @pytest.mark.parametrize(("flood", "printed"), FLOODS, ids=lambda one: getattr(one, "__name__", ""))
-def test_a_flood_is_stopped_and_said(
+def test_a_flood_is_stopped_and_reported(
     flood: Callable[[Tape], None], printed: str, capture: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     capfd: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
@@ -131,5 +131,5 @@ def test_a_disk_that_cannot_take_the_session_as_well(tmp_path: Path, monkeypatch
     assert "no room on the disk for this pass and a session" in tape.facts["stopped"]
 
 
-def test_free_memory_is_what_the_system_says() -> None:
+def test_free_memory_is_what_the_system_reports() -> None:
     assert free_memory() > 1 << 20

@@ -91,7 +91,7 @@ def test_statistics_and_hashes_in_place_of_numbers(tmp_path: Path) -> None:
     assert (full.dtype, half.dtype) == ("float32", "bfloat16")
 
 
-def test_tensors_are_measured_together_and_told_apart(
+def test_tensors_are_measured_together_and_distinguished(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Those of a width wait for each other; each has its own rows, whenever it was measured, and in the order seen."""

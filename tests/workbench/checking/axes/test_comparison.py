@@ -115,7 +115,7 @@ def test_what_came_in_with_the_inputs_accuses_nobody(case: Case, tmp_path: Path)
     assert "layers.1.attn.q_proj" not in {one.tap for one in found.bugs}
 
 
-def test_runs_of_other_tokens_tell_nothing(case: Case, tmp_path: Path) -> None:
+def test_runs_of_other_tokens_show_nothing(case: Case, tmp_path: Path) -> None:
     from dataclasses import replace
 
     base = synthetic(tmp_path / "base.session", case.floor)

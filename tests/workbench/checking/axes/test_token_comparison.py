@@ -1,4 +1,4 @@
-"""A variant of which the tokens alone are seen: the recorded logits say whether another token is rounding or a bug."""
+"""A variant of which the tokens alone are seen: the recorded logits show whether another token is rounding or a bug."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def held(case: Case, folder: Path, token: int, raised: float = 0.0) -> AxisResul
         return compare_tokens("graph", "with graphs = eagerly", RowSide(base), RowSide(variant))
 
 
-def test_the_same_tokens_are_equal_and_said_to_be_no_more(case: Case, tmp_path: Path) -> None:
+def test_the_same_tokens_are_equal_and_reported_as_no_more(case: Case, tmp_path: Path) -> None:
     found = held(case, tmp_path, emitted(case))
     assert (found.verdict, found.rows, found.taps) == ("equal", 21, 0)
     assert found.in_words() == "the same tokens in 21 rows"

@@ -38,7 +38,7 @@ def test_a_condition_on_one_rank_stops_all_and_names_it(live: Live) -> None:
     assert (stop.reason, stop.thread_id) == ("breakpoint", 1)
 
 
-def test_watch_live_is_what_the_record_says(live: Live) -> None:
+def test_watch_live_is_what_the_record_shows(live: Live) -> None:
     debugger = live(tp=2)
     debugger.execute("next 3")
     stats = debugger.timeline.stats(0, 2)
@@ -121,7 +121,7 @@ def test_catch_nan_and_back_to_where_it_began(live: Live) -> None:
     assert go(debugger, "reverse-continue").reason == "entry"
 
 
-def test_without_statistics_nothing_is_said_to_be_clean(live: Live) -> None:
+def test_without_statistics_nothing_is_reported_as_clean(live: Live) -> None:
     debugger = live(rules={"mask": "additive"})
     assert debugger.executor is not None
     with debugger.executor.capturing(NOTHING):
@@ -151,7 +151,7 @@ def test_a_catchpoint_is_left_behind(live: Live) -> None:
     debugger = live(tp=2, rules={"reduce": "missing"})
     texts(debugger, "next 2", "catch desync", "catch nan")
     stop = go(debugger)
-    assert (stop.step, stop.tap) == (2, "layers.0.attn.o_proj"), "what began before it was set is told once"
+    assert (stop.step, stop.tap) == (2, "layers.0.attn.o_proj"), "what began before it was set shows once"
     stop = go(debugger, "next 4")
     assert (stop.reason, stop.step) == ("step", 5), "neither at what is computed from it nor there again"
     fresh = live(tp=2, rules={"reduce": "missing"})
@@ -207,7 +207,7 @@ def test_nan_that_begins_anew_is_another_stop(live: Live) -> None:
 
 
 def test_a_toggle_reports_nothing_and_the_next_motion_does(live: Live) -> None:
-    """The run ahead is for comparing; whoever goes on is told what a catchpoint finds."""
+    """The run ahead is for comparing; whoever goes on is shown what a catchpoint finds."""
     debugger = live(tp=2)
     texts(debugger, "catch nan", "catch desync", "next 2")
     stop = go(debugger, "toggle mask additive")

@@ -1,4 +1,4 @@
-"""How many rows each layer has cached, as the debugger tells it: in tables, conditions and expressions, live and
+"""How many rows each layer has cached, as the debugger reports it: in tables, conditions and expressions, live and
 afterwards, and in recordings that know one length for all layers."""
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ def test_an_expression_reports_the_layer_that_is_stood_in(live: Live) -> None:
 
 
 @pytest.mark.parametrize("rules", [{}, SHARED, {"positions": "stuck"}, {"positions": "ahead"}], ids=str)
-def test_conditions_say_the_same_live_and_recorded(live: Live, rules: dict[str, str]) -> None:
+def test_conditions_are_the_same_live_and_recorded(live: Live, rules: dict[str, str]) -> None:
     """Every layer and the taps around them, before the write and after it."""
     debugger = live(tp=2, rules=rules)
     taps = ["embed", "layers.0.attn.q_proj", "layers.1.attn.q_proj", "layers.1.attn.scores", "logits"]

@@ -113,7 +113,7 @@ def test_an_interrupt_ends_it_wherever_it_is(
         debugger.execute("golden")
     if stage == "golden reference":
         assert heard[0] == ProgressEvent("loading transformers", 0, 0), (
-            "before the first pass it says why it waits"
+            "before the first pass it states why it waits"
         )
     debugger.events = lambda event: None
     assert last_judgement(debugger) is None

@@ -59,7 +59,7 @@ def test_weights_are_held_against_the_checkpoint_branch_by_branch(live: Live) ->
     assert broken
     assert all(name.endswith("_proj.bias") and how == "different" for name, _, how in broken)
     debugger.execute("branch 0")
-    assert _unequal(debugger.execute("info weights")) == set(), "the ranks hold what the branch says"
+    assert _unequal(debugger.execute("info weights")) == set(), "the ranks hold what the branch states"
     debugger.execute("toggle qkv_shard_dim 1 --stay")
     cut = _unequal(debugger.execute("info weights"))
     assert ("model.layers.0.self_attn.q_proj.weight", 1, "different") in cut

@@ -117,7 +117,7 @@ def test_a_toggle_stops_at_the_first_different_token(live: Live) -> None:
     with open_replay(finish(debugger)) as replay:
         texts(replay, "next 2")
         again = replay.execute("toggle load_bias false")
-        assert again.to_json() == stop.to_json(), "a replay says the same"
+        assert again.to_json() == stop.to_json(), "a replay reports the same"
         assert (
             replay.execute("toggle load_bias true").to_text().startswith("back on branch 0 (main): differs")
         )

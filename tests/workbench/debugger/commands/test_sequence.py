@@ -15,7 +15,7 @@ PROMPTS = [[3, 14, 15], [92, 65]]
 
 
 def where(debugger: Debugger) -> tuple[object, ...]:
-    """Sequence, position and what is read, as `where` tells them."""
+    """Sequence, position and what is read, as `where` reports them."""
     reported = debugger.execute("where").to_json()["data"]
     return reported["sequence"], reported["position"], reported["reads"]
 

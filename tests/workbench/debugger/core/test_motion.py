@@ -196,7 +196,7 @@ def agree(debugger: Debugger, expected: Straight) -> None:
 
 
 def test_a_re_execution_that_differs_stops_with_divergence(live: Live) -> None:
-    """The record is tampered with: what is run again no longer agrees, and says where."""
+    """The record is tampered with: what is run again no longer agrees, and states where."""
     debugger = live(tp=2)
     debugger.execute("next 4")
     place = debugger.timeline.places.exact("layers.1.attn.q_proj")

@@ -183,7 +183,7 @@ def test_junk_ends_the_connection_and_the_host_with_it(hosts: Callable[..., Host
 
 
 def test_a_client_that_never_comes_is_not_waited_for(hosts: Callable[..., HostProcess]) -> None:
-    """The lifeline tells; and the last of both removes the folder."""
+    """The lifeline shows it; and the last of both removes the folder."""
     host = hosts(*_REPLAY)
     while not (host.directory / "socket").exists():
         assert host.process.poll() is None, host.printed()

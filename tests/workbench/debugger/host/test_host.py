@@ -271,7 +271,7 @@ def kill_in_mid_step(checkpoint: Path, session: Path, chance: random.Random) -> 
         assert len(steps) >= 2
         reported = [opened.step(step).sequences[0] for step in steps]
         assert [list(one.ids) for one in reported[1:]] == [[one.emitted] for one in reported[:-1]]
-        assert steps[-1] >= heard.last_step(), "a step that was told of had been committed"
+        assert steps[-1] >= heard.last_step(), "a step that was reported had been committed"
 
 
 @pytest.fixture(scope="module")

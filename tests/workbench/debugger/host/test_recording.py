@@ -59,7 +59,7 @@ def test_a_full_disk_ends_the_recording_and_not_the_run(live: Live) -> None:
         writer = inferior.recorder.writer
         connection = writer._connection
         (pages,) = connection.execute("PRAGMA page_count").fetchone()
-        connection.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite then says that the disk is full
+        connection.execute(f"PRAGMA max_page_count = {pages + 2}")  # SQLite then reports a full disk
         texts(debugger, "next 20")
         assert len(warnings) == 1
         assert warnings[0].startswith("nothing is recorded since step")

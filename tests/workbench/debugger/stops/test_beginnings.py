@@ -64,7 +64,7 @@ def test_places_that_cannot_report_are_as_their_inputs() -> None:
     )
 
 
-def test_names_that_tell_nothing_hand_on_from_tap_to_tap() -> None:
+def test_names_that_show_nothing_hand_on_from_tap_to_tap() -> None:
     flow = DataFlow(["first", "second", "third"])
     table = np.array([[False], [True], [True]])
     assert flow.begun(table, None)[:, 0].tolist() == [False, True, False]
@@ -80,7 +80,7 @@ def at(step: int) -> Beginning:
         ({4}, [7, 6, 5, 4], True),  # every step since has had it
         ({7}, [7], True),
         ({4}, [7, 6], False),  # it was gone in step 5
-        (set(), [7, 6, 5, 4], False),  # passed without being told
+        (set(), [7, 6, 5, 4], False),  # passed without being reported
     ],
 )
 def test_what_was_reported_is_carried_on_without_a_gap(

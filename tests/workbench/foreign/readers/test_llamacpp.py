@@ -1,4 +1,4 @@
-"""llama.cpp's tensors in files: those of a callback are what transformers computed, of llama-debug what it tells."""
+"""llama.cpp's tensors in files: those of a callback are what transformers computed, of llama-debug what it prints."""
 
 from __future__ import annotations
 

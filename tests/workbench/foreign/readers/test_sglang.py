@@ -100,7 +100,9 @@ def test_without_a_config_the_width_of_attention_cuts_the_fused_product(
     assert k.layout == ""  # how many ranks share a head is not known
 
 
-def test_rows_behind_the_last_request_are_left_out_and_told(folder: Path, passes: list[PackedPass]) -> None:
+def test_rows_behind_the_last_request_are_left_out_and_reported(
+    folder: Path, passes: list[PackedPass]
+) -> None:
     path = folder / "TP0_PP0_Rank0_pid100" / "Pass00001.pt"
     loaded = torch.load(path, weights_only=True)
     rows = len(loaded["model.forward_batch_info.input_ids"])

@@ -59,7 +59,7 @@ def test_every_tap_is_what_was_computed(
     for k, each in enumerate(found):
         assert assert_is(each, passes[k]) == set(
             passes[k].taps
-        )  # RoPE of every layer too: layer_id tells whose
+        )  # RoPE of every layer too: layer_id shows whose
         assert each[0].requests == tuple("aaaabb" if k == 0 else "ab")
     assert run.facts.ranks == size
 

@@ -57,7 +57,7 @@ def test_every_tap_and_its_layout_is_reported() -> None:
             assert reported[name] == str(spec.layout), name
 
 
-def test_the_hash_is_the_one_told() -> None:
+def test_the_hash_is_the_one_stated() -> None:
     def wrapped(value: int) -> int:
         return ctypes.c_int64(value).value
 

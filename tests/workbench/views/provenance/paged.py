@@ -1,5 +1,5 @@
 """A paged engine as small as can be, for the ledger of its cache: it hands out blocks, shares prefixes and takes back
-what it needs. What goes wrong is put in by the test, into the tables that it tells."""
+what it needs. What goes wrong is put in by the test, into the tables that it reports."""
 
 from __future__ import annotations
 
@@ -96,7 +96,7 @@ def with_reads(one: CachePass, change: Callable[[CacheRead], CacheRead]) -> Cach
 
 
 def as_told(one: CachePass, size: int) -> dict[str, Any]:
-    """A pass as an attached engine tells its tape of it."""
+    """A pass as an attached engine reports it to its tape."""
     names = [read.request for read in one.reads[0]]
     counts = [sum(row.request == name for row in one.rows) for name in names]
     requests = [

@@ -298,7 +298,7 @@ def test_rows_outside_the_window_are_not_read() -> None:
     assert not followed(made.passes, window=4).wrong
 
 
-def test_tables_hold_all_that_the_passes_say() -> None:
+def test_tables_hold_all_that_the_passes_report() -> None:
     made = engine()
     made.begin(1, list(range(10, 18)))
     made.run({1: 8})
