@@ -90,7 +90,7 @@ def test_the_page_is_made_of_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The installer of attach has run in this process, and writes there."""
     monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path / "dump"))
-    monkeypatch.setattr(lockstep_report, "_told", set())
+    monkeypatch.setattr(lockstep_report, "_reported", set())
     monkeypatch.setattr(PreTrainedModel, "__call__", PreTrainedModel.__call__)
     try:
         lockstep_transformers.transformers_models(SimpleNamespace(PreTrainedModel=PreTrainedModel))

@@ -23,7 +23,7 @@ TAPS = ["embed", "layers.0.attn_norm", "logits"]
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """The folder that the installers write to."""
     monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path))
-    monkeypatch.setattr(lockstep_report, "_told", set())
+    monkeypatch.setattr(lockstep_report, "_reported", set())
     for name in ("ONLY", "STEPS", "CAPTURE"):
         monkeypatch.delenv(f"LOCKSTEP_TAP_{name}", raising=False)
     return tmp_path

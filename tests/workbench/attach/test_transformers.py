@@ -32,7 +32,7 @@ FORKED = PROGRAM.with_name("forked_ranks.py")
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The installer has run in this process, and writes there."""
     monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path / "dump"))
-    monkeypatch.setattr(lockstep_report, "_told", set())
+    monkeypatch.setattr(lockstep_report, "_reported", set())
     for name in ("ONLY", "STEPS", "CAPTURE"):
         monkeypatch.delenv(f"LOCKSTEP_TAP_{name}", raising=False)
     monkeypatch.setattr(PreTrainedModel, "__call__", PreTrainedModel.__call__)

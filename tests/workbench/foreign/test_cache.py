@@ -18,7 +18,7 @@ from lockstep.workbench.foreign.session import write_session
 from lockstep.workbench.views.provenance.accesses import CachedRow, CachePass
 from lockstep.workbench.views.provenance.findings import cache_audit, cache_passes
 from lockstep.workbench.views.provenance.ledger import Misuse
-from tests.workbench.views.provenance.paged import Change, PagedEngine, as_told, with_reads
+from tests.workbench.views.provenance.paged import Change, PagedEngine, as_recorded, with_reads
 
 SIZE = 4
 
@@ -43,7 +43,7 @@ def recorded(folder: Path, passes: list[CachePass], ranks: int = 1) -> LockstepD
         for one in passes:
             names = [f"request {row.request}" if row.request >= 0 else "" for row in one.rows]
             tape.step([row.token for row in one.rows], [row.position for row in one.rows], names)
-            tape.cache(as_told(one, SIZE))
+            tape.cache(as_recorded(one, SIZE))
             tape.tap("embed", torch.tensor([[float(row.token)] for row in one.rows]), "replicate")
         tape.close()
     return LockstepDump.open(folder / "dump")

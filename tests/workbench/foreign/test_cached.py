@@ -15,7 +15,7 @@ from lockstep.workbench.foreign.session import write_session
 from lockstep.workbench.judgements.coverage import coverage
 from lockstep.workbench.views.provenance.findings import cache_audit
 from lockstep.workbench.views.provenance.ledger import Misuse
-from tests.workbench.views.provenance.paged import PagedEngine, as_told
+from tests.workbench.views.provenance.paged import PagedEngine, as_recorded
 
 SIZE = 4
 
@@ -50,7 +50,7 @@ def recorded(folder: Path, made: PagedEngine, capture: str = "full") -> Session:
             [row.position for row in one.rows],
             [f"request {row.request}" for row in one.rows],
         )
-        tape.cache(as_told(one, SIZE))
+        tape.cache(as_recorded(one, SIZE))
         sums = []
         for row in one.rows:
             reported = read.setdefault(row.request, list(one.cached.get(row.request, ())))

@@ -13,7 +13,7 @@ import traceback
 #: Lines of one process: what fails at each step of a long run must not fill the disk.
 MOST = 200
 
-_told: "set[str]" = set()
+_reported: "set[str]" = set()
 
 
 def changed(text: str) -> None:
@@ -36,9 +36,9 @@ def failed(what: str, error: Exception) -> None:
 
 
 def _new(text: str) -> bool:
-    if text in _told or len(_told) >= MOST:
+    if text in _reported or len(_reported) >= MOST:
         return False
-    _told.add(text)
+    _reported.add(text)
     return True
 
 

@@ -29,7 +29,7 @@ class _Model(nn.Module):
 @pytest.fixture
 def dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("LOCKSTEP_TAP", str(tmp_path / "dump"))
-    monkeypatch.setattr(lockstep_report, "_told", set())
+    monkeypatch.setattr(lockstep_report, "_reported", set())
     return tmp_path / "dump"
 
 

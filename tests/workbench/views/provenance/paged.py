@@ -95,7 +95,7 @@ def with_reads(one: CachePass, change: Callable[[CacheRead], CacheRead]) -> Cach
     return replace(one, reads=(tuple(map(change, one.reads[0])),))
 
 
-def as_told(one: CachePass, size: int) -> dict[str, Any]:
+def as_recorded(one: CachePass, size: int) -> dict[str, Any]:
     """A pass as an attached engine reports it to its tape."""
     names = [read.request for read in one.reads[0]]
     counts = [sum(row.request == name for row in one.rows) for name in names]
