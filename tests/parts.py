@@ -1,7 +1,9 @@
-"""`make test-all`: the whole suite in parts, one after the other, with a line for each and which of them have failed.
+"""`make test-all`: the whole suite in parts, with a line for each and which of them have failed.
 
 `make test-all PART=diagnosis` runs one part, `PART="tui cli"` some. Every test is in exactly one: quick ones are a part
 of their own, as are those for a GPU, llama.cpp or vLLM; slow ones go by folder, and `rest` has what no folder has.
+Where all are asked for, the slow ones are run at once, as `slow`: at the end of each part cores would have nothing to
+do. Their seconds are then those that their tests took, on all workers.
 """
 
 from __future__ import annotations
@@ -42,13 +44,16 @@ PARTS: dict[str, list[str]] = {
     "quick": ["--dist", "loadfile", "--no-loadscope-reorder", "-m", f"not slow and not ({_ELSEWHERE})"],
     **{name: ["--dist", "worksteal", "-m", _SLOW, *folders] for name, folders in FOLDERS.items()},
     "rest": ["--dist", "worksteal", "-m", _SLOW, *(f"--ignore={folder}" for folder in _ALL)],
+    "slow": ["--dist", "worksteal", "-m", _SLOW],
     "backends": ["--dist", "loadfile", "-m", _ELSEWHERE],
 }
+#: What is run where no part is named: every test once.
+WHOLE = ("quick", "slow", "backends")
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What became of a part. `code`: pytest's exit code."""
+    """What became of a part. `code`: pytest's exit code. `inside`: the parts that it is made of."""
 
     name: str
     code: int
@@ -56,9 +61,10 @@ class Result:
     tests: int = 0
     failed: int = 0
     skipped: int = 0
+    inside: tuple[Result, ...] = ()
 
     def __str__(self) -> str:
-        word = "ok" if self.code == 0 else "FAILED"
+        word = "FAILED" if self.code else "ok"
         count = f"{self.tests:6,} tests {self.failed:4} failed {self.skipped:4} skipped {self.seconds:6.0f} s"
         return f"{self.name:10} {count}  {word}"
 
@@ -78,19 +84,43 @@ def run_part(name: str) -> Result:
             *PARTS[name],
         ]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
-        return Result(name, code, time.monotonic() - started, *_counts(report))
+        cases = _cases(report)
+        tests, failed, skipped = _counts(cases)
+        inside = _inside(cases) if name == "slow" else ()
+        return Result(name, code, time.monotonic() - started, tests, failed, skipped, inside)
 
 
-def _counts(report: Path) -> tuple[int, int, int]:
-    """Tests, failures and skips; none where pytest has not come so far as to write a report."""
-    if not report.exists():
-        return 0, 0, 0
-    suites = ElementTree.parse(report).getroot().iter("testsuite")
-    found = [{name: int(value) for name, value in one.items() if value.isdigit()} for one in suites]
-    tests, failures, errors, skipped = (
-        sum(one.get(name, 0) for one in found) for name in ("tests", "failures", "errors", "skipped")
+def _cases(report: Path) -> list[ElementTree.Element]:
+    """The tests that were run; none where pytest has not come so far as to write a report."""
+    return list(ElementTree.parse(report).getroot().iter("testcase")) if report.exists() else []
+
+
+def _counts(cases: Sequence[ElementTree.Element]) -> tuple[int, int, int]:
+    """Tests, those that failed, and those that were skipped."""
+    failed = sum(one.find("failure") is not None or one.find("error") is not None for one in cases)
+    return len(cases), failed, sum(one.find("skipped") is not None for one in cases)
+
+
+def part_of(classname: str) -> str:
+    """The part that a slow test is in, by the name of its module or class: "tests.workbench.tui.test_live"."""
+    path = f"{classname.replace('.', '/')}/"
+    found = (name for name, folders in FOLDERS.items() if any(path.startswith(f"{one}/") for one in folders))
+    return next(found, "rest")
+
+
+def _inside(cases: Sequence[ElementTree.Element]) -> tuple[Result, ...]:
+    """Of the slow tests each part's."""
+    found: dict[str, list[ElementTree.Element]] = {name: [] for name in (*FOLDERS, "rest")}
+    for one in cases:
+        found[part_of(one.get("classname", ""))].append(one)
+    return tuple(_part(name, ours) for name, ours in found.items())
+
+
+def _part(name: str, cases: Sequence[ElementTree.Element]) -> Result:
+    tests, failed, skipped = _counts(cases)
+    return Result(
+        name, int(failed > 0), sum(float(one.get("time", 0)) for one in cases), tests, failed, skipped
     )
-    return tests, failures + errors, skipped
 
 
 def run(names: Sequence[str], part: Callable[[str], Result] = run_part) -> int:
@@ -100,12 +130,13 @@ def run(names: Sequence[str], part: Callable[[str], Result] = run_part) -> int:
         print(f"no such part: {', '.join(unknown)}; there are {', '.join(PARTS)}", file=sys.stderr)
         return 2
     results: list[Result] = []
-    for name in names or PARTS:
+    for name in names or WHOLE:
         results.append(part(name))
         print(results[-1], flush=True)
-    if len(results) > 1:
-        print("", *results, sep="\n")
-    failed = [one.name for one in results if one.code]
+    shown = [one for each in results for one in (each, *each.inside)]
+    if len(shown) > 1:
+        print("", *shown, sep="\n")
+    failed = [one.name for one in shown if one.code]
     if failed:
         print(f"failed: {', '.join(failed)} (make test-all PART=… runs one)")
     else:

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import re
 import shutil
+import threading
 from pathlib import Path
 
 import pytest
 
+from lockstep.workbench.models import identify
 from lockstep.workbench.tui import routes, settings
 from lockstep.workbench.tui.app import LockstepApp
 from lockstep.workbench.tui.screens.home import HomeScreen
@@ -70,6 +72,31 @@ async def test_a_narrow_home_screen_has_room_for_ages_and_both_ends_of_names(
         (line,) = (line for line in text_of(pilot) if "Demo-3.5M: 12 steps, 2" in line)
         assert re.search(r"demo-20261\S*…\S*her\.session ", line)
         assert line.endswith(("just now", " ago"))
+
+
+async def test_an_answer_that_comes_late_does_not_replace_a_newer_one(
+    session: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, newer = identify.identify, threading.Event()
+
+    def slow(text: str) -> identify.Found:
+        found = real(text)
+        if not text:
+            newer.wait(20)
+        return found
+
+    monkeypatch.setattr(identify, "identify", slow)
+    app = LockstepApp(lambda chosen: HomeScreen(examine=False))
+    async with app.run_test(size=(100, 30)) as pilot:
+        assert isinstance(app.screen, HomeScreen)
+        app.screen.action_open()
+        app.screen.query_one("#open").open("/nowhere")
+        while not any("there is no /nowhere" in line for line in text_of(pilot)):
+            await pilot.pause(0.02)
+        newer.set()
+        for _ in range(20):  # the late one is handed over by its thread
+            await pilot.pause(0.01)
+        assert any("there is no /nowhere" in line for line in text_of(pilot))
 
 
 async def test_what_is_typed_is_checked_and_opened(session: Path) -> None:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
     from lockstep.workbench.views.tensor import TensorFigures
     from lockstep.workbench.views.weight_values import ParameterValues
 
+#: From this height on there is room for a histogram, and for figures on two lines.
+_TALL = 20
+
 
 class WeightsPane(FilteredPane):
     """The parameters."""
@@ -175,15 +178,18 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
             return
         seen = found.figures
         words = (("min", seen.minimum), ("max", seen.maximum), ("mean", seen.mean), ("std", seen.deviation))
+        broken = (("NaN", seen.nan), ("Inf", seen.inf))
         facts: list[TextLine] = [
-            [(found.name, "strong")],
+            [(f"{found.name} ", "strong")],
+            *([(f"{name} {count}", "wrong")] for name, count in broken if count),
             *([(f"{name} ", "quiet"), (number(value), "text")] for name, value in words),
-            [(f"NaN {seen.nan}", "wrong" if seen.nan else "quiet")],
-            *([[(f"Inf {seen.inf}", "wrong")]] if seen.inf else []),
-            *([[(found.sampled, "quiet")]] if found.sampled else []),
+            [("" if seen.nan else " NaN 0", "quiet")],
+            [(found.sampled, "quiet")],
         ]
+        # Where there is no room for two lines, what is broken is not what is cut.
+        room = self.size.width - 4 if self.size.height >= _TALL else 1000
         histogram = _histogram(seen, self.size.height)
-        figures.show([*flow(facts, self.size.width - 4, gap=2), *self._shares(found.name), *histogram])
+        figures.show([*flow(facts, room, gap=1), *self._shares(found.name), *histogram])
         far = found.is_strip and {extreme.index for extreme in found.extremes}
         down, across = found.matrix.shape
         rows, columns = ("head", "channel") if found.is_strip else ("row", "column")
@@ -286,7 +292,7 @@ channel and rank. Standing out is not wrong in itself: Qwen2.5 has k-biases of -
 def _histogram(seen: TensorFigures, height: int) -> list[TextLine]:
     """How many values lie where, over their range, as a pane of `height` lines has room for it."""
     low, high, counts = number(seen.minimum), number(seen.maximum), [float(n) ** 0.5 for n in seen.counts]
-    if height < 20:
+    if height < _TALL:
         return [[(f"{low} ", "quiet"), (bars(counts, 1)[0], "trace"), (f" {high}", "quiet")]]
     drawn: list[TextLine] = [[(line, "trace")] for line in bars(counts, 3 if height > 26 else 1)]
     return [*drawn, [(low + high.rjust(len(counts) - len(low)), "quiet")]]

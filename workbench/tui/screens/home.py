@@ -15,6 +15,7 @@ from textual.binding import Binding, BindingType
 from textual.containers import Vertical
 from textual.message import Message
 from textual.screen import Screen
+from textual.worker import get_current_worker
 
 from lockstep.engine.text import printable
 from lockstep.workbench.paths import saved_sessions
@@ -205,8 +206,10 @@ class HomeScreen(Guarded, Screen[None]):
     def _check(self, text: str) -> None:
         from lockstep.workbench.models.identify import identify
 
+        asked = get_current_worker()
         found = identify(text)
-        self.app.call_from_thread(self._report, found)
+        if not asked.is_cancelled:  # else more was typed meanwhile, which may be answered already
+            self.app.call_from_thread(self._report, found)
 
     def _report(self, found: Found) -> None:
         mark = {"session": "✓", "model": "✓"}.get(found.kind, "·")
