@@ -77,11 +77,12 @@ async def test_a_narrow_home_screen_has_room_for_ages_and_both_ends_of_names(
 async def test_an_answer_that_comes_late_does_not_replace_a_newer_one(
     session: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real, newer = identify.identify, threading.Event()
+    real, begun, newer = identify.identify, threading.Event(), threading.Event()
 
     def slow(text: str) -> identify.Found:
         found = real(text)
         if not text:
+            begun.set()
             newer.wait(20)
         return found
 
@@ -90,6 +91,8 @@ async def test_an_answer_that_comes_late_does_not_replace_a_newer_one(
     async with app.run_test(size=(100, 30)) as pilot:
         assert isinstance(app.screen, HomeScreen)
         app.screen.action_open()
+        while not begun.is_set():
+            await pilot.pause(0.01)
         app.screen.query_one("#open").open("/nowhere")
         while not any("there is no /nowhere" in line for line in text_of(pilot)):
             await pilot.pause(0.02)
