@@ -57,16 +57,17 @@ def pytest_collection() -> Generator[None, object, object]:
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Of a `sampled` test's cases every so many-th stays quick. A slow test that states no time of its own has ten
-    minutes: the machine may be busy."""
+    """Of a `sampled` test's cases, and of the tests of a `sampled_file`, every so many-th stays quick. A slow test that
+    states no time of its own has ten minutes: the machine may be busy."""
     seen = Counter[str]()
     for item in items:
-        sampled = item.get_closest_marker("sampled")
-        if sampled is not None and not item.get_closest_marker("slow"):
-            function = item.nodeid.partition("[")[0]
-            if seen[function] % sampled.args[0]:
-                item.add_marker(pytest.mark.slow)
-            seen[function] += 1
+        for name, until in (("sampled", "["), ("sampled_file", "::")):
+            sampled = item.get_closest_marker(name)
+            if sampled is not None and not item.get_closest_marker("slow"):
+                among = item.nodeid.partition(until)[0]
+                if seen[among] % sampled.args[0]:
+                    item.add_marker(pytest.mark.slow)
+                seen[among] += 1
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
 

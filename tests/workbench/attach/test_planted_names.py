@@ -13,6 +13,8 @@ import pytest
 from lockstep.workbench.attach.launch import DOOR
 from lockstep.workbench.attach.tap_file import INSIDE
 
+pytestmark = pytest.mark.sampled_file(2)
+
 OURS = sorted(
     {path.stem for folder in (DOOR, INSIDE) for path in folder.glob("*.py")}
     | {"_lockstep_attached", "inside"}

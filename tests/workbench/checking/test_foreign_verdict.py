@@ -23,6 +23,8 @@ from lockstep.workbench.judgements.golden_event import plain
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRun, Rows, packed
 
+pytestmark = pytest.mark.sampled_file(2)
+
 Q = "layers.0.attn.q_proj"
 
 

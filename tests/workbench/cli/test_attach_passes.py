@@ -34,6 +34,8 @@ from tests.workbench.checking.test_foreign_verdict import edited
 from tests.workbench.diagnosis.synthetic import STEPS, Case, tiny_case
 from tests.workbench.foreign.packed import PackedRun, Rows, packed
 
+pytestmark = pytest.mark.sampled_file(2)
+
 LAYERS = 6
 
 

@@ -18,6 +18,8 @@ from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recorded, Recordings
 from tests.workbench.diagnosis.synthetic import synthetic
 
+pytestmark = pytest.mark.sampled_file(2)
+
 Q = "layers.1.attn.q_proj"
 
 

@@ -27,6 +27,8 @@ from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.judgements.cause import UNNAMED, Cause
 from tests.workbench.diagnosis.synthetic import Case, Place, halves, synthetic, tiny_case
 
+pytestmark = pytest.mark.sampled_file(2)
+
 Q = "layers.1.attn.q_proj"
 
 

@@ -25,6 +25,8 @@ from lockstep.workbench.diagnosis.verdict import FAIL, judge, verdict_of
 from lockstep.workbench.judgements.golden_event import plain
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, halves, synthetic
 
+pytestmark = pytest.mark.sampled_file(2)
+
 Q = "layers.1.attn.q_proj"
 
 

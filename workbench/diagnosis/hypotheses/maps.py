@@ -173,7 +173,8 @@ def _terms(site: Site, terms: Mapping[str, Array]) -> Iterator[tuple[str, Array,
 def columns_paired(site: Site, kept: Array, pool: Array, what: Detail) -> Iterator[Mapped]:
     """`kept` times columns of `pool` in the order that comes nearest to what was seen. `what` names the pool."""
     wrong = wrong_rows(site)
-    seen, s, p = site.seen[wrong], kept[wrong], pool[wrong]
+    # Of experts a token has a row for each that was chosen.
+    seen, s, p = (x[wrong].reshape(-1, x.shape[-1]) for x in (site.seen, kept, pool))
     if wrong.sum() < _ROWS or not (np.isfinite(seen).all() and np.isfinite(p).all()):
         return
     order = np.empty(seen.shape[1], dtype=np.intp)
@@ -181,7 +182,7 @@ def columns_paired(site: Site, kept: Array, pool: Array, what: Detail) -> Iterat
         cut = slice(i, i + _CHUNK)
         left = (s[:, cut] ** 2).T @ p**2 - 2 * (seen[:, cut] * s[:, cut]).T @ p
         order[cut] = left.argmin(1)
-    by = (order - np.arange(len(order))) % pool.shape[1]
+    by = (order - np.arange(len(order))) % pool.shape[-1]
     moved = np.flatnonzero(by)
     if not len(moved):
         return
@@ -194,4 +195,4 @@ def columns_paired(site: Site, kept: Array, pool: Array, what: Detail) -> Iterat
         *map(float, shifts if len(shifts) == 1 else ()),
     )
     edit = Edit((), "map", ("columns_paired", *what, *detail))
-    yield edit, kept * pool[:, order], 1 if len(shifts) == 1 else len(moved)
+    yield edit, kept * pool[..., order], 1 if len(shifts) == 1 else len(moved)

@@ -17,6 +17,8 @@ from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.row_sides import RowSide
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, synthetic, tiny_case
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:

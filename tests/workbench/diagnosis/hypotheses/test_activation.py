@@ -24,7 +24,7 @@ from tests.workbench.diagnosis.variants.made import (
     of_model,
 )
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 RNG = np.random.default_rng(0)
 GATE, UP, OTHER = (drawn(RNG, len(ROWS), 96, size=3) for _ in range(3))

@@ -17,7 +17,7 @@ from lockstep.workbench.diagnosis.diagnose import Explanation
 from tests.checkpoints import tiny_variant
 from tests.workbench.diagnosis.attached import attached_and_diagnosed
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 FAMILIES = (
     "qwen3-moe", "qwen2-moe", "mixtral", "olmoe", "glm4-moe", "gpt-oss", "minimax-m2", "deepseek-v2", "deepseek-v3",

@@ -24,7 +24,7 @@ from tests.workbench.diagnosis.variants.made import (
     of_model,
 )
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 RNG = np.random.default_rng(0)
 X = drawn(RNG, len(ROWS), 64) * 2.0 ** RNG.integers(-7, -2, size=(len(ROWS), 1))

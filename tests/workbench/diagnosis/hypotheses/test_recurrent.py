@@ -16,6 +16,8 @@ from lockstep.workbench.diagnosis.hypotheses.head_orders import by_columns, inte
 from tests.checkpoints import tiny_variant
 from tests.workbench.diagnosis.attached import IDS, attached_and_diagnosed
 
+pytestmark = pytest.mark.sampled_file(2)
+
 FAMILIES = ("qwen3-next", "qwen3.5", "qwen3.5-moe")
 
 

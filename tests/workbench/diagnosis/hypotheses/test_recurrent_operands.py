@@ -29,6 +29,8 @@ from tests.workbench.diagnosis.variants.made import (
     of_model,
 )
 
+pytestmark = pytest.mark.sampled_file(2)
+
 RNG = np.random.default_rng(3)
 LAYERS = (True, True, True)
 LINEAR = of_model(linear=LinearAttentionConfig(2, 4, 16, 16, 4, LAYERS))

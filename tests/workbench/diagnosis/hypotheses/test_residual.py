@@ -23,7 +23,7 @@ from tests.workbench.diagnosis.variants.made import (
     of_model,
 )
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 RNG = np.random.default_rng(0)
 X, Y, E, N = (drawn(RNG, len(ROWS), 64) for _ in range(4))

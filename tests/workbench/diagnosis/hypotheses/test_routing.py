@@ -11,6 +11,8 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.workbench.diagnosis.operations.site import Site
 from tests.workbench.diagnosis.variants.made import ROWS, best, drawn, made_site, names, of_model
 
+pytestmark = pytest.mark.sampled_file(2)
+
 RNG = np.random.default_rng(3)
 MODEL = of_model(experts=ExpertsConfig(8, 3, 48, (True, True, True)))
 LOGITS = drawn(RNG, len(ROWS), 8)

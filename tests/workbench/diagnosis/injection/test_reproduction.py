@@ -36,6 +36,8 @@ from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recorded, Recordings
 
+pytestmark = pytest.mark.sampled_file(2)
+
 #: Those of experts may be the same ones.
 WHOLE_NUMBERS = ("mlp.topk_ids",)
 #: Models of which each computes something else: attention, norms, rotations, experts, latents, states.

@@ -27,6 +27,8 @@ from lockstep.workbench.diagnosis.mismatch.report import MismatchReport, compare
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, synthetic, tiny_case
 
+pytestmark = pytest.mark.sampled_file(2)
+
 Change = Callable[[SequenceStep], SequenceStep]
 FRONT = 7  # a token id
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, WEIGHTS
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 
 @pytest.mark.parametrize("name", [*ROUNDINGS, *WEIGHTS])

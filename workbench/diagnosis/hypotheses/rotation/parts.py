@@ -119,6 +119,8 @@ def positions_of_pairs(site: Site) -> Iterator[Variant]:
     sections = _sections(r, phases, chosen)
     if len(sections) > 1 and all(_proportional(r, at) for _, at in sections):
         return  # other frequencies
+    if any(not r.frequencies[..., pairs].any() for pairs, _ in sections):
+        return  # pairs that do not turn are at no position
     phase, reported, free = r.phase + np.zeros((len(r.x), 1, 1)), [], 0
     fitted: dict[str, object] = {"pairs": chosen.tolist()}
     for pairs, at in sections:

@@ -26,7 +26,7 @@ from tests.workbench.diagnosis.variants.attention.test_softmax import SOFTMAX
 from tests.workbench.diagnosis.variants.attention_run import At, Run, Spoil, causes, model, names
 from tests.workbench.diagnosis.variants.caches.test_caches import in_vectors, keep, rows_of
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 _SCORES = {one[0]: one[1:] for one in SCORES}
 _MASKS = {one[0]: one[1:] for one in MASKS}

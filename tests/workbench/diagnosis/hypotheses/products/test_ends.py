@@ -15,6 +15,8 @@ from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, synthetic, t
 from tests.workbench.diagnosis.variants.made import accepted
 from tests.workbench.diagnosis.variants.patched import Patch, recorded, wrong_sites
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture(scope="module")
 def untied(tmp_path_factory: pytest.TempPathFactory) -> Case:

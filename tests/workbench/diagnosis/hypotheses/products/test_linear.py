@@ -17,7 +17,7 @@ from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.diagnosis.variants.made import accepted
 from tests.workbench.diagnosis.variants.patched import Patch, recorded, wrong_sites
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 
 @pytest.fixture(scope="module")

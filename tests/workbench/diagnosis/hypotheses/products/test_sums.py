@@ -23,6 +23,8 @@ from tests.workbench.diagnosis.variants.made import (
     of_model,
 )
 
+pytestmark = pytest.mark.sampled_file(2)
+
 RNG = np.random.default_rng(4)
 TAP = "layers.1.attn.o_proj"
 PARTIALS = RNG.normal(size=(2, len(ROWS), MODEL.hidden_size)).astype(np.float32)

@@ -10,7 +10,7 @@ from transformers.models.llama.modeling_llama import rotate_half
 from tests.workbench.diagnosis.hypotheses.rotation.test_rotation import FREQ, X, site
 from tests.workbench.diagnosis.variants.made import POSITIONS, Array, accepted
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 #: A row of a table for each position: eight cosines, then eight sines; a few more than there are tokens.
 TABLE = np.concatenate([f(np.arange(40.0)[:, None] * FREQ) for f in (np.cos, np.sin)], axis=1).ravel()

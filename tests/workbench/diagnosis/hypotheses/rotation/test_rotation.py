@@ -29,7 +29,7 @@ from tests.workbench.diagnosis.variants.made import (
     of_model,
 )
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 X = drawn(np.random.default_rng(0), len(ROWS), 4, 16)
 FREQ = frequencies(MODEL, 5e5)[0].double().numpy()

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 INF = torch.inf
 

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model, names, rotate
 
-pytestmark = pytest.mark.sampled(3)
+pytestmark = pytest.mark.sampled_file(3)
 
 
 def rows_of(at: At, name: str, seq: int | None = None, layer: int | None = None) -> Tensor:
