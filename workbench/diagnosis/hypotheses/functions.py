@@ -184,6 +184,21 @@ def _within(dtype: str, function: str, x: Array) -> Array:
     return _rounded(dtype, RIGHT[function](_rounded(dtype, x)))
 
 
+def _shares_and_more(x: Array, *rest: Array) -> Array:
+    """Each over the sum of its row and more."""
+    return np.asarray(x / (x.sum(-1, keepdims=True) + sum(rest)))
+
+
+def _mixed_beside(logits: Array, ids: Array, jitter: float) -> Array:
+    """As SparseMixer's weights, but that those that are chosen before stay in the softmax of the others."""
+    rows, weights = np.arange(len(ids)), np.zeros(ids.shape)
+    for slot in range(ids.shape[1]):
+        top = logits[rows, ids[:, slot].astype(np.int64)][:, None]
+        near = (top - logits) / np.maximum(np.abs(logits), top) <= 2 * jitter
+        weights[:, slot] = 1 / np.exp(np.where(near, logits, -np.inf) - top).sum(-1)
+    return weights
+
+
 def _shares_within(x: Array, *rest: Array) -> Array:
     """Each over the sum of those of its row whose experts are `held`; of a row that has none over that of all."""
     *eps, ids, held = rest
@@ -195,6 +210,7 @@ def _shares_within(x: Array, *rest: Array) -> Array:
 CHANGES: Mapping[str, Callable[..., Any]] = {
     **{dtype: partial(_rounded, dtype) for dtype in ("bfloat16", "float16", "float32")},
     "overflowing": lambda x: _overflowing(x, "float16"),
+    "minus_exp": lambda x: -np.exp(x),
     "centred": lambda x: _centred(x),
     "scaled": lambda x, by: x * by,
     "clamped": lambda x, low, high: np.clip(x, low, high),
@@ -215,6 +231,8 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     },
     "times_of_slots": lambda x, scale, ids: x * scale[: ids.shape[1]],
     "shares_within": _shares_within,
+    "shares_and_more": _shares_and_more,
+    "mixed_beside": _mixed_beside,
     "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),
     "repeatedly_to_rows": lambda x, bias, ids, times: x + times * added_to_rows(0 * x, bias, ids),
     "unweighed_to_rows": lambda x, bias, ids, weights: x + added_to_rows(0 * x, bias, ids) / weights[..., None],

@@ -278,6 +278,8 @@ def _choices(site: Site, formula: Node) -> Choices:
         applied={
             "result": [(dtype,) for dtype in narrower(site.facts.dtype)],
             "weight": [("backwards",), ("plus_one",)],
+            **{leaf: [("exp",), ("minus_exp",)] for leaf in TRAINED},
+            **({"gate": [("silu",), ("sigmoid",)]} if site.operation == "times" else {}),
         },
         orders=False,
         usual=False,

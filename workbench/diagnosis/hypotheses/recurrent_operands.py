@@ -7,12 +7,13 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from lockstep.engine.graph import operations_of
 from lockstep.engine.graph.operation import state_of
 from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.diagnosis.hypotheses.head_orders import by_columns, head_width, orders
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.recorded import SequencePass
-from lockstep.workbench.diagnosis.operations.shares import rank_spans
+from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -71,9 +72,22 @@ def _in_other_orders(site: Site, what: str, whole: Array, width: int) -> dict[st
 
 
 def _other_kernels(site: Site) -> dict[str, Array]:
-    """Kernels of a short convolution of other heads."""
+    """Kernels of a short convolution of other heads, or of what is convolved beside it."""
     whole = site.facts.weight(site.weights["weight"])
-    return {} if whole is None else _in_other_orders(site, "weight", whole, head_width(site))
+    if whole is None:
+        return {}
+    found = _in_other_orders(site, "weight", whole, head_width(site))
+    for operation in operations_of(site.facts.model):
+        tap = site.near(operation.tap)
+        if operation.kind != "conv" or tap == site.tap:
+            continue
+        other = site.facts.weight(weight_names(tap, "conv", site.facts).get("weight", ""))
+        span = rank_spans(tap, "conv", site.rank, site.taps, site.facts)[0]
+        if other is not None:
+            found[f"the kernels of {operation.tap.removeprefix('attn.')}"] = (
+                other if span is None else other[span]
+            )
+    return found
 
 
 def _other_vectors(site: Site, leaf: str) -> dict[str, Array]:

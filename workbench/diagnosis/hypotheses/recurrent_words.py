@@ -139,6 +139,22 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     },
     ("conv", "convolved", "function", "convolved_ahead"):
         "the convolution's rows have moved on already: each token meets the next one's, the newest row counts twice",
+    **{
+        (operation, "A_log", "applied", "minus_exp"):
+            "the rate is made twice: -exp(A_log), which is the rate already, is taken for its logarithm once more"
+        for operation in ("decay", "ssm_state", "ssm_read")
+    },
+    ("ssm_read", "D", "applied", "exp"): "the skip is multiplied by the exponential of D, not by D",
+    **{
+        ("times", "gate", "applied", function):
+            f"a gate of the short convolution goes through {name}, which it should not"
+        for function, name in (("silu", "SiLU"), ("sigmoid", "a sigmoid"))
+    },
+    **{
+        ("conv", "weight", "operand", f"the kernels of conv_{other}"):
+            f"the kernels of the short convolution are those of {what}, which are convolved beside it"
+        for other, what in (("q", "queries"), ("k", "keys"), ("v", "values"), ("x", "x"), ("b", "B"), ("c", "C"))
+    },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
 }  # fmt: skip
 

@@ -36,11 +36,15 @@ _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "ids": (), "jitter": (0.0,),
 }  # fmt: skip
 #: Functions that take rows of other tokens.
-_MIXING = ("rows_before", "rows_after", "rows_before_in_turn")
+_MIXING = ("rows_before", "rows_after", "rows_before_of_sequence", "rows_before_in_turn")
 #: Softmaxes over the tokens of a pass, of one sequence or of all, in place of that over the experts.
 _OVER_TOKENS = ("rows_softmax_of_sequence", "rows_softmax_of_step")
 #: The experts that a rank has where they are divided among so many groups of ranks.
 _HELD = "experts of the rank, of {}"
+#: What logits of routers are capped at in models that do so.
+_CAPS = (30.0, 50.0, 20.0, 15.0, 10.0)
+#: Tokens that go through the experts together.
+_CHUNKS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 #: Hypotheses that are reported of a site.
 _SHOWN = 12
 
@@ -54,9 +58,13 @@ def routing_edits(site: Site) -> Iterator[Variant]:
     terms = terms_of_ranks(site, site.declared, site.inputs)
     tokens |= {name: load for role in terms.values() for name, load in role.items()}
     operands = {role: list(found) for role, found in terms.items()}
+    for _, _, role in OF_ROUTERS:
+        operands[role] = [name for name in others if name.startswith(f"{role} of layer ")]
+    results = _choices_of_other_layers(site)
+    tokens |= {name: partial(np.asarray, x) for name, x in results.items()}
     edits = (
         one
-        for one in routing_choices(formula, others, operands, site.facts.dtype)
+        for one in routing_choices(formula, others, operands, site.facts.dtype, list(results))
         if not (site.operation == "choice" and one.free)
     )
     yield from formula_edits(site, formula, tokens, others, edits)
@@ -94,6 +102,32 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
         name = weight_names(site.near(tap), kind, site.facts).get(role, "")
         if (values := site.facts.vector(name)) is not None:
             found[role] = partial(np.asarray, values)
+            found |= {
+                other: partial(np.asarray, x) for other, x in _of_other_layers(site, role, name, values)
+            }
+    return found
+
+
+def _of_other_layers(site: Site, role: str, name: str, own: Array) -> Iterator[tuple[str, Array]]:
+    """The same vector of the routers of other layers, by name."""
+    for layer in range(site.facts.model.num_layers):
+        other = None
+        if layer != site.layer:
+            other = site.facts.vector(name.replace(f".{site.layer}.", f".{layer}.", 1))
+        if other is not None and other.shape == own.shape and not np.array_equal(other, own):
+            yield f"{role} of layer {layer}", other
+
+
+def _choices_of_other_layers(site: Site) -> dict[str, Array]:
+    """What other layers have chosen for the same tokens, by name."""
+    found = dict[str, Array]()
+    if site.operation != "choice" or site.layer is None:
+        return found
+    for layer in range(site.facts.model.num_layers):
+        tap = site.tap.replace(f"layers.{site.layer}.", f"layers.{layer}.", 1)
+        rows = site.rows_of(tap, site.rank) if layer != site.layer else None
+        if rows is not None and rows.shape == site.seen.shape:
+            found[f"the choice of layer {layer}"] = rows
     return found
 
 
@@ -118,10 +152,14 @@ def terms_of_ranks(
 
 
 def routing_choices(
-    formula: Node, others: Mapping[str, object], operands: Mapping[str, Sequence[str]], dtype: str
+    formula: Node,
+    others: Mapping[str, object],
+    operands: Mapping[str, Sequence[str]],
+    dtype: str,
+    results: Sequence[str] = (),
 ) -> Iterator[Edit]:
-    """What routers get wrong, and every single edit of the formula. `operands` as in `Choices`; `dtype` is the
-    engine's."""
+    """What routers get wrong, and every single edit of the formula. `operands` and `results` as in `Choices`; `dtype`
+    is the engine's."""
     for leaf in leaves(formula):
         if leaf in ("correction", "logits"):
             yield from (Edit(leaf, "applied", (to,)) for to in ("bfloat16", "float16"))
@@ -133,6 +171,7 @@ def routing_choices(
                     Edit(path, "function", (f"{node.name}_in_{to}",)) for to in ("bfloat16", "float16")
                 )
                 yield Edit(path, "function", ("sigmoid" if node.name == "softmax" else "softmax",))
+                yield from (Edit((*path, 0), "applied", ("capped", cap)) for cap in _CAPS)
                 if "correction" in others:
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
             case "taken" if not any(one.name == "shares" for _, one in nodes(formula)):
@@ -140,12 +179,13 @@ def routing_choices(
             case "shares":
                 held = (name for name in others if name.startswith(_HELD.format("")))
                 yield from (Edit(path, "function", ("shares_within", "ids", name)) for name in held)
+                yield Edit(path, "function", ("shares_and_more", None))
             case "chosen" if node.args[0].name == "add" and Node("correction") in node.args[0].args:
                 yield Edit(path, "function", ("chosen_in_groups_before", "correction"))
             case "times_of_experts":
                 yield Edit(path, "function", ("times_of_slots",))
             case "mixed":
-                yield Edit(path, "function", ("softmax_taken",))
+                yield from (Edit(path, "function", (other,)) for other in ("softmax_taken", "mixed_beside"))
             case "weighed":
                 yield Edit(path, "function", ("unweighed",))
             case "weighed_sum":
@@ -153,11 +193,12 @@ def routing_choices(
                 yield from (Edit((*path, 1), "applied", (one,)) for one in ("shares", "squared", "backwards"))
                 if "routed_factor" in others:
                     yield Edit((*path, 1), "applied", ("multiply", "routed_factor"))
+                yield from (Edit((*path, 1), "applied", ("rows_of_first_chunk", size)) for size in _CHUNKS)
     if any(node.name in ("taken", "mixed") for _, node in nodes(formula)):
         yield Edit((), "applied", ("falling",))
     if any(node.name == "routed_factor" for _, node in nodes(formula)):
         yield Edit((), "applied", ("multiply", "routed_factor"))
-    choices = Choices(operands, numbers=_NUMBERS, orders=False, rows=_MIXING)
+    choices = Choices(operands, results, numbers=_NUMBERS, orders=False, rows=_MIXING)
     yield from (one for one in edits_of(formula, choices) if not (one.kind == "number" and one.free))
     yield from _otherwise(formula, dtype)
 

@@ -55,6 +55,21 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "expert_scale_by_slot",
         "the number of each expert (per_expert_scale) is read by the slot that the expert has, not by its own number",
     ),
+    **{
+        (kind, "logits", "applied", "capped"): (
+            "router_logits_capped",
+            "the router's logits go through a soft cap, cap tanh(logits / cap), that this model has not",
+        )
+        for kind in ("choice", "choice_weights")
+    },
+    ("choice_weights", "shares", "function", "shares_and_more"): (
+        "weights_over_more",
+        "weights are divided by the sum of the chosen ones and {a:.4g}, as with one more expert that counts in it",
+    ),
+    ("choice_weights", "mixed", "function", "mixed_beside"): (
+        "mixer_first_not_taken_out",
+        "the expert that is chosen first is not taken out of the softmax of the second, as SparseMixer does",
+    ),
     ("choice_weights", "shares", "function", "shares_within"): (
         "weights_renormalised_by_rank",
         "weights are renormalised over those of the chosen experts that the rank has, not over all chosen ones",
@@ -106,6 +121,10 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("combine", "weights", "applied", "squared"): (
         "weights_applied_twice",
         "experts' outputs are multiplied by their weights twice, as by a kernel that has done so and behind it",
+    ),
+    ("combine", "weights", "applied", "rows_of_first_chunk"): (
+        "weights_of_first_chunk",
+        "each chunk of {a:g} tokens of a pass is weighed by the weights of the first chunk's tokens",
     ),
     ("combine", "weights", "applied", "backwards"): (
         "slots_backwards", "experts' outputs meet the weights of their slots in reverse order",

@@ -245,9 +245,16 @@ def _mixing(rows: Sequence[Row]) -> dict[str, Callable[[Array], Array]]:
     in_turn = own.copy()
     for step in np.unique(steps):
         in_turn[steps == step] = np.roll(own[steps == step], 1)
+    begins = np.searchsorted(steps, steps)
+    last: dict[int, int] = {}
+    of_own = own.copy()
+    for i, row in enumerate(rows):
+        of_own[i], last[row.seq] = last.get(row.seq, i), i
     return {
         "rows_before": lambda x: x[before],
+        "rows_before_of_sequence": lambda x: x[of_own],
         "rows_after": lambda x: x[after],
+        "rows_of_first_chunk": lambda x, size: x[begins + (own - begins) % int(size)],
         "rows_before_in_turn": lambda x: x[in_turn],
         "rows_mean_of_sequence": lambda x: _over_groups(x, of_sequence),
         "rows_mean_of_step": lambda x: _over_groups(x, of_step),

@@ -90,6 +90,7 @@ _DONE: Mapping[str, str] = {
     "clamped_within": "{at} is clamped to ±{a:g}",
     "dropped_below": "{at} is zero where it is below some {a:.2g} in size: small numbers are dropped",
     "rows_before": "{at} is that of another token, the one before",
+    "rows_before_of_sequence": "{at} is that of the sequence's token before, of the step before in decode",
     "rows_before_in_turn": "{at} is that of another token, the one before in the pass, of the first the last",
     "rows_after": "{at} is that of another token, the one after",
     "columns_moved": "the columns of {at} are out of order: moved by {a:g}",

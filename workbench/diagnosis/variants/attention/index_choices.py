@@ -62,6 +62,23 @@ def index_scores(site: Site) -> Iterator[Variant]:
         guesses = [np.asarray(edited_value(tree, _given(site.facts.model, part))) for part in site.parts]
         yield Variant(name, kind, text, {}, guesses)
     yield from _hidden(site)
+    yield from _later(site)
+
+
+def _later(site: Site) -> Iterator[Variant]:
+    """So many keys after the query's own are scored as well."""
+    behind = [_behind(part.expected) for part in site.parts]
+    seen = [-at[~np.isneginf(part.seen)] for part, at in zip(site.parts, behind, strict=True)]
+    most = int(max((one.max(initial=0) for one in seen), default=0))
+    if most < 1:
+        return
+    guesses = []
+    for part, at in zip(site.parts, behind, strict=True):
+        given = {**_given(site.facts.model, part), "allowed": at >= -most}
+        guesses.append(np.asarray(edited_value(FORMULAS["index_scores"], given)))
+    keys = "the key" if most == 1 else f"{most} keys"
+    text = f"an indexer scores {keys} after the query's own as well: its mask ends too late"
+    yield Variant("index_sees_later_keys", "mask", text, {"keys": most}, guesses)
 
 
 def _given(model: ModelConfig, part: Part) -> Mapping[str, Any]:
@@ -132,6 +149,23 @@ def shared_choices(site: Site) -> Iterator[Variant]:
             if layer != site.layer and found is not None and found.shape == site.expected.shape:
                 text = f"the layer takes the choice of layer {layer}"
                 yield _choice("choice_of_layer", text, {"layer": layer}, [np.sort(found, -1)])
+    alone, first = _first_of_step(site)
+    if len(first):
+        found = site.expected.copy()
+        found[alone] = found[first]
+        text = "all sequences of a decode step take the choice of the first one in the batch"
+        yield Variant("choice_of_first_sequence", "input", text, {}, [found])
+
+
+def _first_of_step(site: Site) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    """The rows of steps in which each sequence has one, and of each the first of its step."""
+    by_step: dict[int, list[int]] = {}
+    for i, row in enumerate(site.rows):
+        by_step.setdefault(row.step, []).append(i)
+    decoded = [rows for rows in by_step.values() if len({site.rows[i].seq for i in rows}) == len(rows) > 1]
+    pairs = [(i, rows[0]) for rows in decoded for i in rows]
+    found = np.array(pairs, dtype=np.intp).reshape(-1, 2)
+    return found[:, 0], found[:, 1]
 
 
 def unsparse_scores(site: Site) -> Iterator[Variant]:
