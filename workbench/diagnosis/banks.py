@@ -14,6 +14,8 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     biases_of_experts,
     other_experts,
     other_matrix,
+    rows_in_blocks,
+    weighed_rows,
 )
 from lockstep.workbench.diagnosis.hypotheses.expert_weights import experts_differ
 from lockstep.workbench.diagnosis.hypotheses.masked_groups import masked_groups
@@ -124,7 +126,14 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "choice_weights": (routing_edits,),
     "combine": (routing_edits,),
     MIXTURE: (terms_of_ranks, weighed_elsewhere, mixture_edits, other_experts_within),
-    "experts": (other_matrix, other_experts, biases_of_experts, beyond_capacity),
+    "experts": (
+        weighed_rows,
+        other_matrix,
+        rows_in_blocks,
+        other_experts,
+        biases_of_experts,
+        beyond_capacity,
+    ),
     "layer": (skipped,),
     **dict.fromkeys(STATEFUL, (recurrent_edits,)),
     "unit_norm": (value_norms, rotated_norms, router_norms),

@@ -23,6 +23,8 @@ from lockstep.workbench.diagnosis.recording import Array
 _LEAVES = 0.1
 #: Multiplications up to which every expert is tried on a row of each.
 _AFFORDABLE = 1 << 32
+#: Rows of a block that one expert's matrix is multiplied by.
+_BLOCKS = (2, 4, 8, 16, 32, 64, 128)
 #: How checkpoints call gate and up.
 _SIBLINGS = ((".gate_proj.", ".up_proj."), (".w1.", ".w3."))
 #: How a stack of both may be read: what of it is taken for gate and for up.
@@ -96,6 +98,53 @@ def beyond_capacity(site: Site) -> Iterator[Variant]:
         )
         predicted = np.where((place >= capacity)[..., None], 0.0, site.expected)
         yield Variant("experts_capacity", "experts", text, {"capacity": capacity}, predicted, 1)
+
+
+def weighed_rows(site: Site) -> Iterator[Variant]:
+    """What experts read is multiplied by their weights, which their outputs should be alone."""
+    weights = site.rows_of(site.near("mlp.topk_weights"), site.rank)
+    plain = site.seen.shape == site.expected.shape and "bias" not in site.weights
+    if weights is None or not plain or weights.shape != site.expected.shape[:-1]:
+        return
+    text = "what experts read is multiplied by their weights"
+    noise = 3 * site.facts.unit * np.abs(weights[..., None] * site.expected)
+    yield Variant(
+        "expert_rows_weighed", "expert_input", text, {}, weights[..., None] * site.expected, noise=noise
+    )
+
+
+def rows_in_blocks(site: Site) -> Iterator[Variant]:
+    """Rows of a pass are sorted by their expert and go through it in blocks of so many; a block that two experts meet
+    in goes through the first one."""
+    if site.deviation is None or site.seen.shape != site.expected.shape:
+        return
+    ids, wrong = site.inputs["ids"], site.deviation.scopes[0].any(-1)
+    for size in _BLOCKS:
+        of_block = _by_blocks(ids, np.array([row.step for row in site.rows]), size)
+        if not np.array_equal(of_block != ids, wrong):
+            continue
+        predicted, rows = np.zeros_like(site.expected), _rows(site)
+        for one in hit(of_block):
+            product = _product(site, one)
+            if product is not None:
+                predicted[of_block == one] = product(rows[of_block == one])
+        text = (
+            f"rows go through the experts in blocks of {size}, sorted by their expert: a block in which two experts "
+            "meet goes through that of its first row"
+        )
+        yield Variant("expert_blocks_unpadded", "experts", text, {"block": size}, predicted)
+
+
+def _by_blocks(ids: Array, steps: NDArray[np.int64], size: int) -> Array:
+    """[N, S]: the expert of the first row of each row's block."""
+    found = ids.copy()
+    for step in np.unique(steps):
+        flat = ids[steps == step].ravel()
+        order = np.argsort(flat, kind="stable")
+        moved = flat.copy()
+        moved[order] = flat[order[np.arange(len(flat)) // size * size]]
+        found[steps == step] = moved.reshape(-1, ids.shape[1])
+    return found
 
 
 def _place_among(ids: Array, passes: Sequence[tuple[int, int]]) -> NDArray[np.int64]:

@@ -232,6 +232,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "times_of_slots": lambda x, scale, ids: x * scale[: ids.shape[1]],
     "shares_within": _shares_within,
     "shares_and_more": _shares_and_more,
+    "gated_together": lambda x, gated, gate: _sigmoid(gate) * x + gated,
     "mixed_beside": _mixed_beside,
     "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),
     "repeatedly_to_rows": lambda x, bias, ids, times: x + times * added_to_rows(0 * x, bias, ids),

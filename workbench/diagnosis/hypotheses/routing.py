@@ -182,6 +182,8 @@ def routing_choices(
                 yield Edit(path, "function", ("shares_and_more", None))
             case "chosen" if node.args[0].name == "add" and Node("correction") in node.args[0].args:
                 yield Edit(path, "function", ("chosen_in_groups_before", "correction"))
+            case "add" if Node("sigmoid", (Node("gate"),)) in node.args[1].args:
+                yield Edit(path, "function", ("gated_together", "gate"))
             case "times_of_experts":
                 yield Edit(path, "function", ("times_of_slots",))
             case "mixed":

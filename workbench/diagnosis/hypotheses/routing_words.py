@@ -176,6 +176,9 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("combine", "add", "left_out", 0.0): ("shared_expert_missing", "the shared expert is not added"),
     ("combine", "add", "left_out", 1.0):
         ("routed_experts_missing", "the routed experts are not added, the shared one alone is"),
+    ("combine", "add", "function", "gated_together"): (
+        "routed_experts_gated", "the shared expert's gate is multiplied by the routed experts' sum as well",
+    ),
     ("combine", "multiply", "left_out", 1.0):
         ("shared_expert_ungated", "the shared expert is not multiplied by its gate"),
     ("combine", "shared", "applied", "scaled"): ("shared_expert_scaled", "the shared expert counts {by} times"),
