@@ -198,6 +198,7 @@ def biases_of_experts(site: Site) -> Iterator[Variant]:
             site.expected - added,
         )
         yield from _biases_of_others(site, name)
+        yield from _biases_otherwise(site, name)
     else:
         text = (
             "the bias of the experts' sum is added by each rank that shares an expert, not by the first alone"
@@ -227,6 +228,30 @@ def _biases_of_others(site: Site, name: str) -> Iterator[Variant]:
         yield Variant("expert_bias_of_another", "bias", text, fitted, predicted)
 
 
+def _biases_otherwise(site: Site, name: str) -> Iterator[Variant]:
+    """Up's biases in place of gate's, or the reverse; or a stack of both that is read otherwise than it lies."""
+    other = _other_of_pair(name)
+    is_gate = any(gate in name for gate, _ in _SIBLINGS)
+    ids = site.inputs["ids"]
+    biases = {one: (_bias(site, name.format(one)), _bias(site, other.format(one))) for one in hit(ids)}
+    if not other or any(np.ndim(one) == 0 for pair in biases.values() for one in pair):
+        return
+    ways: list[tuple[str, str, Callable[..., Any]]] = [
+        ("expert_bias_of_sibling", f"the bias is {other.split('.')[-2]}'s", lambda gate, up: up if is_gate else gate),
+        *(
+            (f"expert_bias_{found}", text.replace("experts' stack", "experts' stack of biases"),
+             SPLITS[reads[0 if is_gate else 1]])
+            for found, reads, text in _LAYOUTS
+        ),
+    ]  # fmt: skip
+    for found, text, made in ways:
+        predicted = site.expected.copy()
+        for one, (own, its) in biases.items():
+            predicted[ids == one] += made(*((own, its) if is_gate else (its, own))) - own
+        predicted = np.where(_held(site), predicted, 0.0)
+        yield Variant(found, "bias", text, {"bias": name, "with": other}, predicted)
+
+
 def _others_in_words(moved: Mapping[int, int], count: int) -> str:
     steps, _ = _steps_and_sums(moved, count)
     if len(moved) > 1 and len(steps) == 1:
@@ -253,7 +278,11 @@ def _through_all(
 
 def _sibling(site: Site) -> str:
     """The name of up's matrix at gate, of gate's at up; "" elsewhere."""
-    name = site.weights.get("weight", "")
+    return _other_of_pair(site.weights.get("weight", ""))
+
+
+def _other_of_pair(name: str) -> str:
+    """The name of up's tensor for gate's, of gate's for up's; "" of others."""
     pairs = (pair for one in _SIBLINGS for pair in (one, one[::-1]))
     return next((name.replace(*pair) for pair in pairs if pair[0] in name), "")
 
