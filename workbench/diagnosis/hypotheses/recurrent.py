@@ -22,7 +22,9 @@ from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, given_before
 from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.recurrent_kept import kept_otherwise
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
+    LATE,
     NEWEST_FIRST,
     TRAINED,
     captured,
@@ -64,7 +66,7 @@ _ROWS = ("oldest_row_lost", "newest_row_lost")
 #: Leaves that are numbers, and other values that engines have.
 _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "l2_eps": (0.0, 1e-5, 1e-12), "eps": (1e-5, 1e-6), "key_scale": (1.0,), "key_dim": (), "value_dim": (),
-    "ssm_dim": (), "state_dim": (), "norm_width": (), "least_step": (0.0,), "largest_step": (math.inf,),
+    "ssm_dim": (), "state_dim": (), "norm_width": (), "least_step": (0.0,), "largest_step": (math.inf, 0.1),
 }  # fmt: skip
 
 
@@ -109,6 +111,9 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         yield from _scaled(site)
     if site.operation in RECURRENT:
         yield from _lost_within(site, formula, given)
+    if site.operation in STATES:
+        for edit, states in kept_otherwise(site, formula, given, _CHUNKS):
+            yield _variant(site, (edit,), states)
     if site.operation == "conv":
         yield from _rows_not_kept(site, formula, given)
 
@@ -423,7 +428,7 @@ def _other_befores(site: Site) -> Iterator[Edit]:
         yield from (Edit("before", "operand", (_OTHERS.format(seq),)) for seq in others)
         yield from (Edit("before", "applied", (dtype,)) for dtype in _KEPT_IN)
     slots = (name for names in (slot_names(), shared_names(site)) for name, *_ in names)
-    yield from (Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, *slots))
+    yield from (Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, LATE, *slots))
     yield Edit("before", "operand", (_LEFT_BEFORE,))
     yield from (Edit("before", "operand", (_LEFT.format(seq),)) for seq in others)
 

@@ -27,6 +27,8 @@ NEWEST_FIRST = "its rows, newest first"
 SLOTS: Mapping[str, int] = {"next slot": 1, "slot before": -1}
 WRITTEN_TO: Mapping[str, bool] = {"read and written": True, "read alone": False}
 WITHIN_STEP = ", as this step leaves it"
+#: What it met is what the step before the last has left.
+LATE = "what the step before the last has left"
 #: Begins the name of what sequences meet that were handed the slot of one that is live too.
 SLOT_OF = "slot of sequence"
 #: Sequences of a step at most of whose slots that is tried.
@@ -181,7 +183,20 @@ def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
         _meet(site, met, name, _Slots(handed, first, written, at_once))
     if site.operation == "conv":
         _meet(site, met, NEWEST_FIRST, _Slots({}, first, False, False), lambda rows: rows[::-1])
+    _meet_late(site, met)
     return met
+
+
+def _meet_late(site: Site, met: dict[tuple[int, int], dict[str, Array]]) -> None:
+    """What each pass meets that goes on from the step before the last, where there are two before it."""
+    convolved = site.operation == "conv"
+    assert site.declared is not None, "what layers with a state read is known"
+    left: dict[int, list[Array]] = {}
+    for one, x in captured(site, site.declared.inputs["x"] if convolved else state_of(site.operation)):
+        mine = left.setdefault(one.seq, [np.zeros_like(site.parts[0].inputs["before"])])
+        before = mine[-2] if len(mine) > 2 else mine[-1]
+        met.setdefault((one.step, one.seq), {})[LATE] = before
+        mine.append(np.concatenate([before, x])[-len(before) :] if convolved else x[0])
 
 
 @dataclass(frozen=True, slots=True)

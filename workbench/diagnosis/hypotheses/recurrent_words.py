@@ -8,6 +8,7 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph.operation import STATES
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     ALL_GROUPS,
+    LATE,
     NEWEST_FIRST,
     SINGLE_HEADS,
     SLOT_OF,
@@ -91,6 +92,13 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
         "the mean of squares is over the channels of all groups together, not over each group's own",
     ("gated_norm", "norm_width", "operand", SINGLE_HEADS):
         "the mean of squares is over each head's own channels, not over those of its whole group",
+    **{
+        (operation, "before", "operand", LATE):
+            f"a sequence goes on from the {kept} of the step before the last: each step goes one too far back"
+        for operation, kept in (
+            ("conv", "kept rows"), *dict.fromkeys(("state", "delta", "ssm_state", "ssm_read"), "state").items(),
+        )
+    },
     ("conv", "before", "operand", NEWEST_FIRST):
         "the rows kept for the convolution are read in reverse order: they are kept newest first",
     **{

@@ -116,6 +116,11 @@ _MAPS: Mapping[str, str] = {
     "rows_not_kept":
         "the rows of {0:g} tokens are not kept for the convolution: from the wrong tokens on older rows stay in "
         "their place",
+    "kept_whole_chunks":
+        "the state that is kept is that behind the last whole chunk of {0:g} tokens: those after it are forgotten",
+    "decayed_by_padding":
+        "the state decays once more for each token by which a sequence is shorter than the longest of its pass: "
+        "padding changes it",
     "restarted":
         "what the sequence has is lost within its prompt: tokens go on as if nothing had come before them, as where a "
         "chunk is read without what the one before it has left",

@@ -1,0 +1,74 @@
+"""Hypotheses about what a sequence keeps of a state: that behind the last whole chunk, or one that padding changed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from lockstep.engine.graph.formula import Node
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
+from lockstep.workbench.diagnosis.operations.deviation import Part
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+
+Given = Sequence[Mapping[str, Any]]
+#: What of a pass's inputs has no axis of tokens.
+_WHOLE = ("before", "frozen")
+
+
+def kept_otherwise(
+    site: Site, formula: Node, given: Given, chunks: Sequence[int]
+) -> Iterator[tuple[Edit, list[Array]]]:
+    """Each edit, and the states that it leaves."""
+    for size in chunks:
+        found = [
+            _of_whole_chunks(formula, one, part, size) for one, part in zip(given, site.parts, strict=True)
+        ]
+        if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
+            yield Edit((), "map", ("kept_whole_chunks", float(size))), found
+    behind = _padding(site)
+    if any(behind):
+        rates = [_last_rate(one, part) for one, part in zip(given, site.parts, strict=True)]
+        found = [
+            part.expected * np.exp(rate * count).reshape(-1, *[1] * (part.expected[0].ndim - 1))
+            if count
+            else part.expected
+            for part, rate, count in zip(site.parts, rates, behind, strict=True)
+        ]
+        yield Edit((), "map", ("decayed_by_padding",)), found
+
+
+def _of_whole_chunks(formula: Node, given: Mapping[str, Any], part: Part, size: int) -> Array:
+    """The state behind the last whole chunk of a pass of several tokens; that of the pass where it ends with one."""
+    tokens = _tokens(part)
+    whole = tokens // size * size
+    if tokens == 1 or whole == tokens:
+        return part.expected
+    if not whole:
+        return np.asarray(part.inputs["before"]).reshape(part.expected.shape)
+    leaves = {role: x[:whole] for role, x in part.inputs.items() if role not in _WHOLE}
+    return np.asarray(edited_value(formula, {**given, **leaves})).reshape(part.expected.shape)
+
+
+def _padding(site: Site) -> list[int]:
+    """By how many tokens each pass is shorter than the longest of its step."""
+    longest: dict[int, int] = {}
+    for part in site.parts:
+        step = part.rows[-1].step
+        longest[step] = max(longest.get(step, 0), _tokens(part))
+    return [longest[part.rows[-1].step] - _tokens(part) for part in site.parts]
+
+
+def _tokens(part: Part) -> int:
+    """Of a pass, which has one state."""
+    return next(len(x) for role, x in part.inputs.items() if role not in _WHOLE)
+
+
+def _last_rate(given: Mapping[str, Any], part: Part) -> Array:
+    """The logarithm of what each head keeps of its state from the last token on, [H]."""
+    if "decay" in part.inputs:
+        return np.asarray(part.inputs["decay"][-1])
+    return np.asarray(-np.exp(given["A_log"]) * part.inputs["step"][-1])
