@@ -111,7 +111,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
         yield from _scaled(site)
     if site.operation in RECURRENT:
         yield from _lost_within(site, formula, given)
-    if site.operation in STATES:
+    if site.operation in READ_FROM:
         for edit, states in kept_otherwise(site, formula, given, _CHUNKS):
             yield _variant(site, (edit,), states)
     if site.operation == "conv":
