@@ -290,7 +290,8 @@ def _receive(starter: socket.socket) -> tuple[ForkRequest | None, list[int]]:
 
 def _take(received: list[int], numbers: list[int]) -> None:
     """Give the descriptors their numbers."""
-    high = [fcntl.fcntl(number, fcntl.F_DUPFD, _HIGH) for number in received]
+    above = max(_HIGH, 1 + max(numbers, default=0))  # whoever asks may have hundreds open
+    high = [fcntl.fcntl(number, fcntl.F_DUPFD, above) for number in received]
     for number in received:
         os.close(number)
     for number, target in zip(high, [0, 1, 2, *numbers], strict=True):

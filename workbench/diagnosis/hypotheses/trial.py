@@ -234,7 +234,7 @@ def _shaped(found: Array, shape: tuple[int, ...]) -> Array | None:
     return np.broadcast_to(found, shape) if found.ndim == len(shape) else None
 
 
-def _mixing(rows: Sequence[Row]) -> dict[str, Callable[[Array], Array]]:
+def _mixing(rows: Sequence[Row]) -> dict[str, Callable[..., Array]]:
     """Functions that mix the tokens of these rows."""
     of_sequence = [(row.step, row.seq) for row in rows]
     of_step = [(row.step, 0) for row in rows]
