@@ -212,8 +212,8 @@ def test_a_bug_is_named(name: str, short: Recordings):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MENDED)
-def test_a_bug_that_was_not_named_is_named(name: str, short: Recordings):
-    found = _scored(ALL[name], short)
+def test_a_bug_that_was_not_named_is_named(name: str, short: Recordings, recordings: Recordings):
+    found = _scored(ALL[name], _long_enough(ALL[name], short, recordings))
     assert (found.outcome, found.worded) == ("named", True), found
 
 
