@@ -8,21 +8,15 @@ again, and awaits no adapter any longer.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterator
 from functools import wraps
-from pathlib import Path
 from typing import Any
 
 from torch import Tensor
 
 from .lockstep_recorder import guarded, weights_alone
 from .lockstep_tap import write_safetensors
-
-
-def adapter_awaited(config: Any) -> bool:
-    """Whether an adapter is to be compared that this engine may yet load, by vLLM's configuration."""
-    return bool(os.environ.get("LOCKSTEP_TAP_ADAPTER")) and getattr(config, "lora_config", None) is not None
+from .lockstep_weights import rank_folder, write_facts
 
 
 def vllm_adapters(module: Any) -> None:
@@ -49,14 +43,12 @@ def _keep(manager: Any, request: Any) -> None:
 
     if not weights_alone():
         return
-    folder = Path(os.environ["LOCKSTEP_TAP"]) / f"rank{parallel_state.get_tp_group().rank_in_group}"
+    folder = rank_folder(parallel_state.get_tp_group().rank_in_group)
     facts = json.loads((folder / "weights.json").read_text(encoding="utf-8"))
     if not facts.get("awaits_adapter"):
         return
-    slot, adapter = (
-        manager.lora_index_to_id.index(request.lora_int_id),
-        manager.get_adapter(request.lora_int_id),
-    )
+    slot = manager.lora_index_to_id.index(request.lora_int_id)
+    adapter = manager.get_adapter(request.lora_int_id)
     kept: dict[str, Tensor] = {}
     unread: dict[str, str] = {}
     for name, module in manager.modules.items():
@@ -67,9 +59,7 @@ def _keep(manager: Any, request: Any) -> None:
         kept.update(_factors(name, module, slot))
     write_safetensors(folder / "adapter.safetensors", kept)
     facts |= {"awaits_adapter": False, "adapter_path": str(request.lora_path), "unread": unread}
-    new = folder / "weights.json.new"
-    new.write_text(json.dumps(facts), encoding="utf-8")
-    os.replace(new, folder / "weights.json")
+    write_facts(folder, facts)
 
 
 def _unreadable(module: Any) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,6 @@ from torch import Tensor, nn
 from .lockstep_config_reads import names_read
 from .lockstep_recorder import guarded, version, weights_alone
 from .lockstep_tap import CODES, write_safetensors
-from .lockstep_vllm_lora import adapter_awaited
 
 
 def keep_weights(
@@ -28,8 +27,20 @@ def keep_weights(
     guarded("keeping the weights", _keep)(module, engine, rank, size, model, awaits_adapter)
 
 
+def rank_folder(rank: int) -> Path:
+    """Where a rank of an attached engine writes."""
+    return Path(os.environ["LOCKSTEP_TAP"]) / f"rank{rank}"
+
+
+def write_facts(folder: Path, facts: Mapping[str, object]) -> None:
+    """weights.json, which is whole or not there at any time."""
+    new = folder / "weights.json.new"
+    new.write_text(json.dumps(facts), encoding="utf-8")
+    os.replace(new, folder / "weights.json")
+
+
 def _keep(module: nn.Module, engine: str, rank: int, size: int, model: str, awaits_adapter: bool) -> None:
-    folder = Path(os.environ["LOCKSTEP_TAP"]) / f"rank{rank}"
+    folder = rank_folder(rank)
     if not (folder / "weights.json").exists():  # else of another model in the same process, as a draft's
         named = f"{engine} {version(engine)}".strip()
         write_weights(module, folder, named, rank, size, model, awaits_adapter=awaits_adapter)
@@ -75,9 +86,7 @@ def write_weights(
             f"no room on the disk: {size} ranks have {needed >> 20} MiB each, {room >> 20} MiB are free"
         )
     write_safetensors(folder / "weights.safetensors", kept)
-    new = folder / "weights.json.new"
-    new.write_text(json.dumps(facts), encoding="utf-8")
-    os.replace(new, folder / "weights.json")
+    write_facts(folder, facts)
 
 
 def _of_rank(held: Any, *, whole: bool) -> Tensor:
@@ -125,5 +134,10 @@ def _vllm(model: Any, config: Any) -> None:
 
     if not weights_alone():
         return
-    group, awaited = parallel_state.get_tp_group(), adapter_awaited(get_current_vllm_config())
+    group, awaited = parallel_state.get_tp_group(), _adapter_awaited(get_current_vllm_config())
     keep_weights(model, "vllm", group.rank_in_group, group.world_size, config.model, awaits_adapter=awaited)
+
+
+def _adapter_awaited(config: Any) -> bool:
+    """Whether an adapter is to be compared that this engine may yet load, by vLLM's configuration."""
+    return bool(os.environ.get("LOCKSTEP_TAP_ADAPTER")) and getattr(config, "lora_config", None) is not None

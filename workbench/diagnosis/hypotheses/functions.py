@@ -184,19 +184,10 @@ def _within(dtype: str, function: str, x: Array) -> Array:
     return _rounded(dtype, RIGHT[function](_rounded(dtype, x)))
 
 
-def _shares_and_more(x: Array, *rest: Array) -> Array:
-    """Each over the sum of its row and more."""
-    return np.asarray(x / (x.sum(-1, keepdims=True) + sum(rest)))
-
-
 def _mixed_beside(logits: Array, ids: Array, jitter: float) -> Array:
-    """As SparseMixer's weights, but that those that are chosen before stay in the softmax of the others."""
-    rows, weights = np.arange(len(ids)), np.zeros(ids.shape)
-    for slot in range(ids.shape[1]):
-        top = logits[rows, ids[:, slot].astype(np.int64)][:, None]
-        near = (top - logits) / np.maximum(np.abs(logits), top) <= 2 * jitter
-        weights[:, slot] = 1 / np.exp(np.where(near, logits, -np.inf) - top).sum(-1)
-    return weights
+    """SparseMixer's weights of each chosen expert as if it were the only one: none is taken out before it."""
+    alone = [RIGHT["mixed"](logits, ids[:, slot : slot + 1], jitter) for slot in range(ids.shape[1])]
+    return np.concatenate(alone, axis=1)
 
 
 def _shares_within(x: Array, *rest: Array) -> Array:
@@ -231,7 +222,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     },
     "times_of_slots": lambda x, scale, ids: x * scale[: ids.shape[1]],
     "shares_within": _shares_within,
-    "shares_and_more": _shares_and_more,
+    "shares_and_more": lambda x, *rest: RIGHT["shares"](x, sum(rest)),
     "gated_together": lambda x, gated, gate: _sigmoid(gate) * x + gated,
     "mixed_beside": _mixed_beside,
     "softmax_taken": lambda logits, ids, jitter: taken(RIGHT["softmax"](logits), ids),

@@ -106,6 +106,15 @@ def moved_name(name: str, by: int) -> str:
     return "embed" if layer + by < 0 else name.replace(f"layers.{layer}.", f"layers.{layer + by}.", 1)
 
 
+def of_other_layers(site: Site, name: str, shape: tuple[int, ...]) -> Iterator[tuple[int, Array]]:
+    """By layer the vectors of that shape that other layers have under a weight's `name`."""
+    for layer in range(site.facts.model.num_layers):
+        other = name.replace(f".{site.layer}.", f".{layer}.", 1)
+        found = site.facts.vector(other) if layer != site.layer else None
+        if found is not None and found.shape == shape:
+            yield layer, found
+
+
 def operand_name(tap: str, rank: int) -> str:
     """What a tensor of another rank is called as a leaf."""
     return f"{tap}{_RANK}{rank}"

@@ -9,8 +9,8 @@ import numpy as np
 
 from lockstep.engine.graph import operations_of
 from lockstep.engine.graph.operation import state_of
-from lockstep.engine.taps.names import layer_of
 from lockstep.workbench.diagnosis.hypotheses.head_orders import by_columns, head_width, orders
+from lockstep.workbench.diagnosis.hypotheses.operands import of_other_layers
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -104,12 +104,8 @@ def _other_vectors(site: Site, leaf: str) -> dict[str, Array]:
         if rank != site.rank and other is not None:
             found[f"{leaf} of rank {rank}'s heads"] = whole[other]
     found |= _in_other_orders(site, leaf, whole, 1)
-    for layer in range(site.facts.model.num_layers):
-        other_layer = name.replace(f".{site.layer}.", f".{layer}.", 1)
-        vector = site.facts.vector(other_layer) if layer != layer_of(site.tap) else None
-        if vector is not None and vector.shape == whole.shape:
-            found[f"{leaf} of layer {layer}"] = vector[span]
-    return found
+    others = of_other_layers(site, name, whole.shape)
+    return found | {f"{leaf} of layer {layer}": vector[span] for layer, vector in others}
 
 
 def _other_gates(site: Site, part: Part) -> dict[str, Array]:
@@ -189,14 +185,12 @@ def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
 
 def _meet_late(site: Site, met: dict[tuple[int, int], dict[str, Array]]) -> None:
     """What each pass meets that goes on from the step before the last, where there are two before it."""
-    convolved = site.operation == "conv"
-    assert site.declared is not None, "what layers with a state read is known"
     left: dict[int, list[Array]] = {}
-    for one, x in captured(site, site.declared.inputs["x"] if convolved else state_of(site.operation)):
+    for one, x in _written(site):
         mine = left.setdefault(one.seq, [np.zeros_like(site.parts[0].inputs["before"])])
         before = mine[-2] if len(mine) > 2 else mine[-1]
         met.setdefault((one.step, one.seq), {})[LATE] = before
-        mine.append(np.concatenate([before, x])[-len(before) :] if convolved else x[0])
+        mine.append(_behind(site, before, x))
 
 
 @dataclass(frozen=True, slots=True)
@@ -217,17 +211,26 @@ def _meet(
     order: Callable[[Array], Array] = lambda rows: rows,
 ) -> None:  # fmt: skip
     """What each pass finds in its slot, and leaves: the last rows of a convolution, or a state."""
-    convolved = site.operation == "conv"
-    assert site.declared is not None, "what layers with a state read is known"
     nothing = np.zeros_like(site.parts[0].inputs["before"])
     held: dict[int, Array] = {}
     left: dict[int, Array] = {}
     step = -1
-    for one, x in captured(site, site.declared.inputs["x"] if convolved else state_of(site.operation)):
+    for one, x in _written(site):
         if one.step != step or slots.at_once:  # else the step reads what the one before it has left
             held |= left
             step, left = one.step, {}
         before = held.get(slots.of(one), nothing)
         met.setdefault((one.step, one.seq), {})[name] = before
-        rows = order(np.concatenate([before, x])[-len(before) :]) if convolved else x[0]
-        left[slots.of(one) if slots.written else one.seq] = rows
+        left[slots.of(one) if slots.written else one.seq] = order(_behind(site, before, x))
+
+
+def _written(site: Site) -> Iterator[tuple[SequencePass, Array]]:
+    """By pass the rows that a convolution has read, or the state that was written."""
+    assert site.declared is not None, "what layers with a state read is known"
+    convolved = site.operation == "conv"
+    yield from captured(site, site.declared.inputs["x"] if convolved else state_of(site.operation))
+
+
+def _behind(site: Site, before: Array, x: Array) -> Array:
+    """What is kept behind a pass that began with `before`: a convolution's last rows, or the state."""
+    return np.concatenate([before, x])[-len(before) :] if site.operation == "conv" else np.asarray(x[0])

@@ -12,7 +12,12 @@ from lockstep.engine.graph import Operation, operation_of
 from lockstep.engine.graph.formula import Node, numbers_of
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
-from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, operand_name, sum_of_ranks
+from lockstep.workbench.diagnosis.hypotheses.operands import (
+    formula_at,
+    of_other_layers,
+    operand_name,
+    sum_of_ranks,
+)
 from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
 from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
@@ -102,20 +107,10 @@ def _others(site: Site) -> dict[str, Callable[[], Any]]:
         name = weight_names(site.near(tap), kind, site.facts).get(role, "")
         if (values := site.facts.vector(name)) is not None:
             found[role] = partial(np.asarray, values)
-            found |= {
-                other: partial(np.asarray, x) for other, x in _of_other_layers(site, role, name, values)
-            }
+            for layer, x in of_other_layers(site, name, values.shape):
+                if not np.array_equal(x, values):
+                    found[f"{role} of layer {layer}"] = partial(np.asarray, x)
     return found
-
-
-def _of_other_layers(site: Site, role: str, name: str, own: Array) -> Iterator[tuple[str, Array]]:
-    """The same vector of the routers of other layers, by name."""
-    for layer in range(site.facts.model.num_layers):
-        other = None
-        if layer != site.layer:
-            other = site.facts.vector(name.replace(f".{site.layer}.", f".{layer}.", 1))
-        if other is not None and other.shape == own.shape and not np.array_equal(other, own):
-            yield f"{role} of layer {layer}", other
 
 
 def _choices_of_other_layers(site: Site) -> dict[str, Array]:

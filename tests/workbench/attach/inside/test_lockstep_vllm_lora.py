@@ -15,7 +15,7 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from lockstep.engine.errors import CheckpointError
-from lockstep.workbench.attach.inside import lockstep_vllm_lora
+from lockstep.workbench.attach.inside import lockstep_vllm_lora, lockstep_weights
 from lockstep.workbench.attach.reports import weights_are_there
 from lockstep.workbench.diagnosis.loaded.adapter import Adapter
 from lockstep.workbench.diagnosis.loaded.checkpoint import LoadedFrom
@@ -246,10 +246,10 @@ def test_weights_alone_are_not_held_back_where_no_adapter_is_asked_for(
 ) -> None:
     monkeypatch.delenv("LOCKSTEP_TAP_ADAPTER", raising=False)
     able = SimpleNamespace(lora_config=object())
-    assert not lockstep_vllm_lora.adapter_awaited(able)
+    assert not lockstep_weights._adapter_awaited(able)
     monkeypatch.setenv("LOCKSTEP_TAP_ADAPTER", "1")
-    assert lockstep_vllm_lora.adapter_awaited(able)
-    assert not lockstep_vllm_lora.adapter_awaited(SimpleNamespace(lora_config=None))
+    assert lockstep_weights._adapter_awaited(able)
+    assert not lockstep_weights._adapter_awaited(SimpleNamespace(lora_config=None))
 
 
 def test_factors_that_do_not_fit_are_refused(tmp_path: Path, checkpoint: Path, adapter: Path) -> None:
