@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -31,13 +33,29 @@ def serve(arguments: Sequence[str] = (), port: int = 8000, visitors: int = 4) ->
     os.environ.clear()  # textual-serve hands its own environment on
     os.environ.update(checked)
     server = OwnersServer(arguments, visitors)
+
+    async def application() -> web.Application:
+        _end_between_tasks()
+        return await server.application()
+
     print(
         "Open this in a browser of this machine; whoever has the token may. ctrl+c ends it.", file=sys.stderr
     )
     print(f"http://127.0.0.1:{port}/?token={server.token}", flush=True)
     # No log of requests: it would repeat the token.
-    web.run_app(server.application(), sock=sockets, access_log=None, print=None, handle_signals=False)
+    web.run_app(application(), sock=sockets, access_log=None, print=None, handle_signals=False)
     return 0
+
+
+def _end_between_tasks() -> None:
+    """Have the loop run the handlers of the signals that end the server. As they stand they would raise within
+    whichever task is running, and a task that ended so raises again in whoever awaits it: among them is what ends
+    the visitors' processes."""
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        handler = signal.getsignal(number)
+        if callable(handler):
+            loop.add_signal_handler(number, handler, number, None)
 
 
 def _bound(port: int) -> list[socket.socket]:

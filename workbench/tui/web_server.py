@@ -71,6 +71,8 @@ class Screens(AppService):
         try:
             async with asyncio.timeout(_GRACE):
                 await super().stop()
+                if self._process is not None:
+                    await self._process.wait()  # its output is closed a moment before it ends
         except TimeoutError:
             pass
         finally:

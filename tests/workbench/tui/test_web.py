@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import re
+import signal
 from collections.abc import AsyncIterator
 from http.cookies import Morsel
 from typing import Any
@@ -18,6 +19,7 @@ pytest.importorskip("textual_serve", reason="the extra `web` is not installed")
 from aiohttp.test_utils import TestClient, TestServer  # noqa: E402 - an extra
 
 from lockstep.workbench import error_log  # noqa: E402 - as above
+from lockstep.workbench.tui import web  # noqa: E402 - as above
 from lockstep.workbench.tui.web_server import OwnersServer  # noqa: E402 - needs the extra
 
 #: Reports that it is ready, and ends with the first message, which is that it is to quit.
@@ -220,3 +222,30 @@ async def test_a_request_that_is_none_is_nothing_for_the_owners_terminal(
     await _come_in(client, server)
     assert capfd.readouterr() == ("", "")
     assert not error_log.log_file().exists()
+
+
+def test_ctrl_c_ends_the_server_between_tasks_and_not_one_of_them() -> None:
+    async def visit() -> str:
+        signal.raise_signal(signal.SIGINT)
+        return "whole"
+
+    async def serving() -> None:
+        web._end_between_tasks()
+        visits.append(asyncio.create_task(visit()))
+        await asyncio.sleep(60)
+
+    visits: list[asyncio.Task[str]] = []
+    loop = asyncio.new_event_loop()
+    usual = signal.signal(signal.SIGINT, signal.default_int_handler)
+    try:
+        server = loop.create_task(serving())
+        with pytest.raises(KeyboardInterrupt):
+            loop.run_until_complete(server)
+        assert visits[0].result() == "whole"
+        assert not server.done(), "it is ended by whoever serves, in its order"
+        server.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            loop.run_until_complete(server)
+    finally:
+        loop.close()
+        signal.signal(signal.SIGINT, usual)
