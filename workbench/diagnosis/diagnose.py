@@ -37,9 +37,9 @@ class Explanation:
     """The causes in the order in which they show, each followed by those that explain the same as well, and the
     findings behind them (`wrong`); what differs without an effect in words, and at which taps (`harmless`); how many
     operations were judged, and why others could not be. `overflown`: numbers have left the range of the dtype where
-    those of the reference do. `untried`: the taps of which not all was tried, as the time for it was over;
-    `ended`: why operations after that could not even be judged. `misshapen`: taps of findings that are of another
-    shape because an input is. `choices`: greedy tokens that are not the likeliest, whose cause comes last."""
+    those of the reference do. `untried`: the taps of which not all was tried, as the time for it was over or a
+    bank failed; `ended`: why operations after that could not even be judged. `misshapen`: taps of findings that are of
+    another shape because an input is. `choices`: greedy tokens that are not the likeliest, whose cause comes last."""
 
     causes: tuple[Cause, ...]
     notes: tuple[str, ...]
@@ -104,7 +104,7 @@ def diagnose(
             *([] if restored is None else [_note_of_stream(restored, extent)]),
             *(_note(found[number], effect, extent) for number, effect in without.items()),
             *(f"as the reference in {facts.dtype}: {_what(found[number], extent)}" for number in over),
-            *_notes_of_time(seen, extent),
+            *_notes_of_untried(seen, extent),
             *(
                 []
                 if floor is None or seen.ended
@@ -123,11 +123,11 @@ def diagnose(
     )
 
 
-def _notes_of_time(seen: Survey, extent: Extent) -> Iterator[str]:
-    """What there was no time for, and what follows from that."""
-    if seen.untried:
-        taps, why = taps_in_words(list(seen.untried), extent.layers), next(iter(seen.untried.values()))
-        yield f"not all hypotheses were tried at {taps}: {why.removesuffix('.')}"
+def _notes_of_untried(seen: Survey, extent: Extent) -> Iterator[str]:
+    """What there was no time for or what failed, and what follows from that."""
+    for why in dict.fromkeys(seen.untried.values()):
+        at = taps_in_words([tap for tap, one in seen.untried.items() if one == why], extent.layers)
+        yield f"not all hypotheses were tried at {at}: {why.removesuffix('.')}"
     if seen.ended:
         yield f"operations after these were not judged, nor whether they have an effect: {seen.ended}"
 

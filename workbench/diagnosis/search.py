@@ -9,6 +9,7 @@ import numpy as np
 
 from lockstep.engine.parallel.shards import XIELU
 from lockstep.sessions.limits import LimitExceeded
+from lockstep.workbench import error_log
 from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
@@ -80,16 +81,27 @@ class Search:
         expected, gave = self.names[site.kind], self.banks[site.kind]
         self.time.check()
         for bank in banks:
-            for variant in _variants(site, bank):
-                self.time.check()
-                tried[variant.name] = None
-                with np.errstate(all="ignore"):
-                    one = fit(site, variant)
-                if one is not None:
+            try:
+                for one in self._fits_of(bank, site, tried):
                     found.append(one)
                     gave |= {bank: None} if one.accepted else {}
-                if expected and expected <= _explained(found):
-                    return
+                    if expected and expected <= _explained(found):
+                        return
+            except (SearchEnded, LimitExceeded):
+                raise
+            except Exception as error:  # a defect of one bank: what the others find stands
+                if error_log.debugging():
+                    raise
+                self.ended[site.tap] = f"{bank.__name__}: {error_log.explain_unexpected(error)[1]}"
+
+    def _fits_of(self, bank: Bank, site: Site, tried: dict[str, None]) -> Iterator[Fit]:
+        for variant in _variants(site, bank):
+            self.time.check()
+            tried[variant.name] = None
+            with np.errstate(all="ignore"):
+                one = fit(site, variant)
+            if one is not None:
+                yield one
 
 
 def _explained(found: Iterable[Fit]) -> set[str]:

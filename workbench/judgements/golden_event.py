@@ -178,7 +178,7 @@ class GoldenEvent(msgspec.Struct, frozen=True, kw_only=True):
     llama.cpp and blocks are quantised. `confirmed` are the rules in force ("NAME=VALUE") of which it was tried that
     the run matches without them, and only then. `coverage` is what the verdict on a recording rests on, and may be
     why it is inconclusive. `untried` are taps that are wrong and of which not every hypothesis was tried, for want of
-    time."""
+    time or because a search failed."""
 
     verdict: Literal["match", "diverged", "inconclusive"]
     coverage: Coverage | None = None

@@ -18,3 +18,11 @@ def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:
     found = tiny_case(tmp_path_factory.mktemp("case"))
     with keeping(found.golden, found.floor):
         yield found
+
+
+@pytest.fixture(scope="module", autouse=True)
+def failures_raised() -> Iterator[None]:
+    """What fails within the search is not left to its net."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("LOCKSTEP_DEBUG", "1")
+        yield

@@ -16,6 +16,7 @@ import numpy as np
 
 from lockstep.engine.taps.flow import is_known
 from lockstep.sessions.limits import LimitExceeded
+from lockstep.workbench import error_log
 from lockstep.workbench.diagnosis.confidence import confidence_after
 from lockstep.workbench.diagnosis.injection.graph_run import ComputedTap, GraphRun
 from lockstep.workbench.diagnosis.injection.hypothesis_output import Injected, NotInjected, Rounded
@@ -89,6 +90,10 @@ def reproduce(
         )
     except (NotInjected, LimitExceeded) as error:
         return _not_tried(str(error))
+    except Exception as error:  # a defect: the causes stand without their proof
+        if error_log.debugging():
+            raise
+        return _not_tried(error_log.explain_unexpected(error)[1])
 
 
 def proved(causes: Sequence[Cause], found: Reproduction | None) -> Sequence[Cause]:
