@@ -35,7 +35,7 @@ from lockstep.engine.layers.side_by_side import MultipliedMLP, SideBySide
 from lockstep.engine.layers.sparse_attention import SparseAttention
 from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.step_inputs import StepInputs
-from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
+from lockstep.engine.layers.weight import FEW_SEQUENCES, DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.layers.xielu import XIELUMLP
 from lockstep.engine.parallel import shards
@@ -169,8 +169,10 @@ class Decoder:
             rules,
             kept=config.weights == "quantised",
             batch_invariant=config.batch_invariant,
+            many=config.max_sequences > FEW_SEQUENCES,
         )
-        self.embed = VocabParallelEmbedding(model, comm, self._store)
+        self._by_row = self._store.by_row()
+        self.embed = VocabParallelEmbedding(model, comm, self._by_row)
         inputs = model.layer_inputs
         self.layer_inputs = None if inputs is None else AllLayerInputs(model, inputs, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
@@ -283,7 +285,7 @@ class Decoder:
                 [name.format(expert) for name in names],
                 shards.expert_features(m, *where, expert),
                 m.hidden_size,
-                store,
+                self._by_row,
                 Biases(config.biased, held.start <= expert < held.stop, shards.is_first_of_group(*where)),
             )
             for expert in range(config.count)

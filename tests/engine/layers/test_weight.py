@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import replace
 
 import gguf
@@ -165,3 +166,76 @@ def test_a_row_has_the_same_bits_alone_and_among_others(dtype: torch.dtype) -> N
     for count in (1, 2, 7, 8, 9, 16, 33):
         assert torch.equal(store.linear(x[-count:], matrix, None), whole[-count:]), count
     assert store.linear(x[:0], matrix, None).shape == (0, 128)
+
+
+needs_packing = pytest.mark.skipif(not weight.packs(), reason="of oneDNN's layout")
+
+
+def packed(rows: list[int], columns: int) -> weight.DenseMatrix:
+    """A matrix of random tensors of so many rows, in an engine for many sequences."""
+    store = Store(torch.float32, torch.device("cpu"), CORRECT, kept=False, many=True)
+    matrix = store.matrix([f"t{i}" for i in range(len(rows))], rows, columns)
+    assert isinstance(matrix, weight.DenseMatrix)
+    for part in matrix.parts().values():
+        part.normal_()
+    return matrix
+
+
+@needs_packing
+@pytest.mark.parametrize("tokens", [0, 1, 5, 32, 200])
+@pytest.mark.parametrize(("rows", "columns"), [([1025, 31], 131), ([896, 128, 128], 896)])
+def test_a_packed_product_is_the_product(rows, columns, tokens):
+    matrix, x = packed(rows, columns), torch.randn(tokens, columns + 3)[:, 3:]
+    dense, bias = torch.cat(list(matrix.parts().values())), torch.randn(sum(rows))
+    for added in (bias, None):
+        found = matrix.product(x, added)
+        assert found.shape == (tokens, sum(rows))
+        assert within_rounding(found, x, dense, added)
+
+
+@needs_packing
+def test_a_packed_matrix_has_the_bits_that_it_had_and_takes_others():
+    matrix, x = packed([1025, 31], 131), torch.randn(9, 131)
+    odd = torch.tensor(
+        [0x7FC0BEEF, 0x7F800001, -0x800000, 1, -0x80000000, 0x7F800000]
+    )  # NaN, inf, subnormal, -0.0
+    matrix.parts()["t1"].view(torch.int32)[0, : len(odd)] = odd.int()
+    before = {name: part.clone() for name, part in matrix.parts().items()}
+    first = matrix.product(x)
+    assert (~first.isfinite()).any(0).nonzero().tolist() == [[1025]], "that of the row with NaN, and no other"
+    after = matrix.parts()
+    for name, part in before.items():
+        assert torch.equal(after[name].view(torch.int32), part.view(torch.int32))
+    after["t0"][7] = 0.0
+    second = matrix.product(x)
+    assert not second[:, 7].any()
+    assert torch.equal(
+        torch.cat([second[:, :7], second[:, 8:1025]], 1), torch.cat([first[:, :7], first[:, 8:1025]], 1)
+    )
+
+
+@needs_packing
+def test_a_matrix_is_held_once_and_packed_for_many_sequences_alone(monkeypatch):
+    matrix = packed([1024], 256)
+    held = weakref.ref(matrix._dense)
+    matrix.product(torch.randn(1, 256))
+    assert held() is None
+    for store in (
+        Store(torch.float32, torch.device("cpu"), CORRECT, kept=False),
+        Store(torch.float32, torch.device("cpu"), CORRECT, kept=False, many=True).by_row(),
+        Store(torch.float32, torch.device("cpu"), CORRECT, kept=False, many=True, batch_invariant=True),
+        Store(torch.bfloat16, torch.device("cpu"), CORRECT, kept=False, many=True),
+    ):
+        assert not store.packed
+    assert Store(torch.bfloat16, torch.device("cpu"), CORRECT, kept=False, many=True).wide().packed
+
+
+@needs_packing
+@pytest.mark.parametrize("tokens", [1, 9, 32])
+def test_bits_of_a_packed_product_depend_on_no_shard(tokens):
+    whole, x = packed([1024], 896), torch.randn(tokens, 896)
+    expected = whole.product(x)
+    for start, stop in ((0, 512), (512, 1024), (333, 999)):
+        part = packed([stop - start], 896)
+        part.parts()["t0"].copy_(whole.parts()["t0"][start:stop])
+        assert torch.equal(part.product(x), expected[:, start:stop])

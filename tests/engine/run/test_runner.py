@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from lockstep.engine.errors import RequestError
+from lockstep.engine.layers import weight
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.taps.hub import CapturePolicy
+from lockstep.engine.taps.measure import tensor_checksum
 from tests.engine.harness import local_runner
 
 PROMPTS = {0: [3, 130, 17, 99, 4], 1: [9, 110]}
@@ -77,3 +79,33 @@ def test_a_step_that_cannot_be_captured_runs_kernel_by_kernel(
         (tried if replays else plain).extend(one.sequences[0] for one in steps)
     assert tried == plain
     assert runner.graphs.refused == "no CUDAGraph here"
+
+
+@pytest.mark.skipif(not weight.packs(), reason="of oneDNN's layout")
+@pytest.mark.parametrize("name", ["qwen2-tied", "llama-bias", "qwen3-moe", "deepseek-v2-lite", "qwen3-next"])
+def test_an_engine_for_many_sequences_gives_the_same(
+    name: str, variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """But for the order of sums; and its weights are the checkpoint's, before and after."""
+    monkeypatch.setattr(weight, "LARGE", 1)
+    few, many = (local_runner(variant(name), max_tokens=256, max_sequences=most) for most in (2, 9))
+    found = []
+    for runner in (few, many):
+        found.append(logits := [])
+        forward = runner.decoder.forward
+        monkeypatch.setattr(
+            runner.decoder, "forward", lambda *x, f=forward, to=logits: to.append(f(*x)) or to[-1]
+        )
+        for seq, ids in PROMPTS.items():
+            runner.add(seq, ids, Sampling())
+        for _ in range(4):
+            runner.step()
+    assert not all(torch.equal(one, other) for one, other in zip(*found, strict=True)), (
+        "the sums have an order"
+    )
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(one, other, rtol=0, atol=1e-4)
+    checksums = [
+        {n: tensor_checksum(x) for n, x in runner.decoder.weights().items()} for runner in (few, many)
+    ]
+    assert checksums[0] == checksums[1]
