@@ -18,6 +18,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -40,16 +41,15 @@ Contender = Callable[[int], list[float]]
 
 def engine(
     path: Path, tp: int, threads: int, batch: int, **where: str
-) -> tuple[Client, Callable[[int, bool], Contender]]:
-    """A running engine for up to `batch` sequences; called with how many, and whether statistics are on, a
-    contender."""
+) -> tuple[Client, Callable[[bool], Contender]]:
+    """A running engine for `batch` sequences; called with whether statistics are on, a contender."""
     config = EngineConfig(
         tp=tp, threads=max(1, threads // tp), max_tokens=128 * max(4, batch), max_sequences=batch, **where
     )
     client = Client(config, program="lockstep.engine.ranks")
     client.load(path)
 
-    def contender(batch: int, statistics_on: bool) -> Contender:
+    def contender(statistics_on: bool) -> Contender:
         def run(steps: int) -> list[float]:
             client.call(WatchTaps(statistics_on))
             for seq in range(batch):
@@ -136,32 +136,27 @@ def main() -> None:
     on_disk = (path / "model.safetensors").stat().st_size  # in bfloat16
     weight_bytes = on_disk * getattr(torch, arguments.dtype).itemsize // 2
     where = {"device": arguments.device, "dtype": arguments.dtype}
-    clients, made = [], {}
-    try:
-        for tp in arguments.tp:
-            client, made[tp] = engine(path, tp, arguments.threads, max(arguments.batch), **where)
-            clients.append(client)
-        rows = []
-        if not arguments.json:
-            place = f"{arguments.threads} threads, {arguments.device}, {arguments.dtype}"
-            print(f"{place}, load average {os.getloadavg()[0]:.1f}")
-        for batch in arguments.batch:
-            contenders: dict[str, Contender] = {"transformers": reference(model, batch)}
-            for tp, contender in made.items():
-                contenders[f"lockstep tp={tp}"] = contender(batch, False)
-                contenders[f"lockstep tp={tp}, statistics"] = contender(batch, True)
+    if not arguments.json:
+        place = f"{arguments.threads} threads, {arguments.device}, {arguments.dtype}"
+        print(f"{place}, load average {os.getloadavg()[0]:.1f}")
+    rows = []
+    for batch in arguments.batch:
+        contenders: dict[str, Contender] = {"transformers": reference(model, batch)}
+        with ExitStack() as stack:
+            for tp in arguments.tp:
+                client, made = engine(path, tp, arguments.threads, batch, **where)
+                stack.callback(client.close)
+                contenders[f"lockstep tp={tp}"] = made(False)
+                contenders[f"lockstep tp={tp}, statistics"] = made(True)
             seconds = measure(contenders, arguments.steps, arguments.rounds)
-            found = report(seconds, weight_bytes, "transformers", batch)
-            rows += found
-            for row in () if arguments.json else found:
-                print(
-                    "{name:28} batch {batch:2} {ms:7.2f} ms/step (least {least_ms:.2f})  {gb_per_s:5.2f} GB/s  "
-                    "{speed:.2f} x (of the least {speed_of_least:.2f})".format(**row),
-                    flush=True,
-                )
-    finally:
-        for client in clients:
-            client.close()
+        found = report(seconds, weight_bytes, "transformers", batch)
+        rows += found
+        for row in () if arguments.json else found:
+            print(
+                "{name:28} batch {batch:2} {ms:7.2f} ms/step (least {least_ms:.2f})  {gb_per_s:5.2f} GB/s  "
+                "{speed:.2f} x (of the least {speed_of_least:.2f})".format(**row),
+                flush=True,
+            )
     if arguments.json:
         json.dump({"threads": arguments.threads, "rows": rows}, sys.stdout, indent=1)
 

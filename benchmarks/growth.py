@@ -19,7 +19,7 @@ from benchmarks.model import half_billion
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.machine import default_threads
 from lockstep.engine.run.memory import check_loadable
-from lockstep.workbench.bench.contenders import EngineContender, PeerContender, loaded_engine
+from lockstep.workbench.bench.contenders import EngineContender, PeerContender, loaded_engine, memory_of
 from lockstep.workbench.bench.measure import BenchRow, Plan, fitted, measure
 from lockstep.workbench.export.bench_plot import ACROSS, Sized, panels
 from lockstep.workbench.export.lines import line_charts
@@ -56,10 +56,8 @@ def grown(path: Path, plan: Plan, threads: int) -> list[BenchRow]:
     plan, config = fitted(check_loadable(path, config), plan, config)
     engine, seconds = loaded_engine(path, config)
     with engine, PeerContender(PEER, path, config.dtype, threads, plan.context) as peer:
-        ours = [
-            EngineContender("lockstep", engine, seconds),
-            EngineContender("lockstep, statistics", engine, seconds, statistics=True),
-        ]
+        loaded = engine, path, seconds, memory_of(engine).now
+        ours = [EngineContender("lockstep", *loaded), EngineContender("lockstep, statistics", *loaded, True)]
         return measure([*ours, peer], plan, PEER, lambda what: print(f"{path.name}: {what}", flush=True))
 
 

@@ -35,7 +35,7 @@ from lockstep.engine.layers.side_by_side import MultipliedMLP, SideBySide
 from lockstep.engine.layers.sparse_attention import SparseAttention
 from lockstep.engine.layers.stateful import StatefulLayer
 from lockstep.engine.layers.step_inputs import StepInputs
-from lockstep.engine.layers.weight import FEW_SEQUENCES, DenseMatrix, KeptMatrix, KeptTensor, Store
+from lockstep.engine.layers.weight import DenseMatrix, KeptMatrix, KeptTensor, Store
 from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.layers.xielu import XIELUMLP
 from lockstep.engine.parallel import shards
@@ -169,7 +169,7 @@ class Decoder:
             rules,
             kept=config.weights == "quantised",
             batch_invariant=config.batch_invariant,
-            many=config.max_sequences > FEW_SEQUENCES,
+            many=config.for_many,
         )
         self._by_row = self._store.by_row()
         self.embed = VocabParallelEmbedding(model, comm, self._by_row)

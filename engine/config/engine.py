@@ -17,6 +17,9 @@ LONGEST_TIMEOUT = 31 * 86_400.0
 #: No tensor parallelism above this is suggested: a hostile config.json may claim 2**31 heads.
 MOST_RANKS = 1024
 
+#: Sequences above which an engine lays its weights out for many tokens at a time; a few read them faster as they are.
+FEW_SEQUENCES = 8
+
 
 @dataclass(frozen=True, slots=True)
 class EngineConfig:
@@ -28,7 +31,7 @@ class EngineConfig:
     dtype: DType = "float32"
     block_size: int = 0  # tokens; 0: 16, on a GPU 256, the least page that FlashAttention-2 reads
     num_blocks: int | None = None  # None: enough for max_sequences at the model's context, within memory
-    max_sequences: int = 8
+    max_sequences: int = FEW_SEQUENCES
     max_tokens: int | None = None  # context to provide for; None: the model's
     poison_cache: bool = False  # slots that nobody wrote hold NaN, so that what reads one is seen
     chunk_tokens: int | None = None  # prefill at most so many tokens a forward; None: whole
@@ -66,6 +69,11 @@ class EngineConfig:
                 )
         if self.block_size == 0:
             object.__setattr__(self, "block_size", 256 if self.device.startswith("cuda") else 16)
+
+    @property
+    def for_many(self) -> bool:
+        """Whether weights are laid out for steps of many sequences (`engine.layers.weight`)."""
+        return self.max_sequences > FEW_SEQUENCES
 
 
 def check_fit(model: ModelConfig, engine: EngineConfig) -> None:

@@ -29,9 +29,7 @@ EVEN = 256  # rows
 SAME_ROWS = 8
 #: Tokens up to which a product is bound by reading the weights, so that it is made slab by slab.
 FEW_TOKENS = 64
-#: Sequences above which an engine lays its matrices out for many tokens; a step of a few reads them faster as they are.
-FEW_SEQUENCES = 8
-#: Elements from which on a matrix is: smaller ones stay in the cache, where the order is no matter.
+#: Elements from which on a matrix is laid out for many sequences: smaller ones stay in the cache, in any order.
 LARGE = 1 << 17
 #: Slabs of a matrix, at most, and the rows of a slab, at least: of fewer than 8 MKL adds in another order.
 SLABS, SLAB_ROWS = 16, 16

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import subprocess
 import time
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Protocol
 
@@ -14,6 +14,7 @@ import msgspec
 from lockstep.engine.api import Engine
 from lockstep.engine.children import start_python
 from lockstep.engine.config import EngineConfig
+from lockstep.engine.config.engine import FEW_SEQUENCES
 from lockstep.engine.errors import EngineError
 from lockstep.engine.peaks import Held
 from lockstep.engine.ranks.messages import MeasureMemory
@@ -53,10 +54,11 @@ class Contender(Protocol):
 
 @dataclass(slots=True)
 class EngineContender:
-    """This engine, timed at its host. Several may share an engine."""
+    """This engine with the model at `path`, timed at its host. Several may share an engine."""
 
     name: str
     engine: Engine
+    path: Path
     load_seconds: float
     load_bytes: int
     statistics: bool = False
@@ -64,6 +66,7 @@ class EngineContender:
     def run(self, work: Workload) -> Timing:
         """Every pass from the command to the last rank's report."""
         engine = self.engine
+        self._make_room(work.batch)
         engine.capture(statistics=self.statistics)
         vocab = engine.model.vocab_size
         seqs = [engine.add(prompt_ids(work.prompt, vocab, i)) for i in range(work.batch)]
@@ -78,6 +81,15 @@ class EngineContender:
                 engine.remove(seq)
         above = memory_of(engine).peak - before.now
         return Timing(taken[0], tuple(taken[1:]), above)
+
+    def _make_room(self, batch: int) -> None:
+        """Load the model anew where it lies as an engine for other numbers of sequences has it: each is timed as
+        those who run so many would see it."""
+        client = self.engine.client
+        config = replace(client.config, max_sequences=max(batch, FEW_SEQUENCES))
+        if config.for_many != client.config.for_many or batch > client.config.max_sequences:
+            client.config = config
+            self.engine.load(self.path)
 
 
 def memory_of(engine: Engine) -> Held:

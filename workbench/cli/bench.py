@@ -128,8 +128,8 @@ def _contenders(
     stack.callback(engine.close)
     held = memory_of(engine).now
     found: list[Contender] = [
-        EngineContender(_OURS, engine, seconds, held),
-        EngineContender(_MEASURED, engine, seconds, held, statistics=True),
+        EngineContender(_OURS, engine, opened.path, seconds, held),
+        EngineContender(_MEASURED, engine, opened.path, seconds, held, statistics=True),
     ]  # fmt: skip
     missing = []
     for name in asked:

@@ -44,11 +44,23 @@ def test_a_peer_that_cannot_load_reports_why(tmp_path: Path) -> None:
 
 def test_the_engine_is_left_as_it_was(tmp_path: Path) -> None:
     config = EngineConfig(threads=1, max_tokens=64, max_sequences=3)
-    engine, seconds = loaded_engine(tiny_checkpoint(tmp_path, "llama"), config)
+    path = tiny_checkpoint(tmp_path, "llama")
+    engine, seconds = loaded_engine(path, config)
     with engine:
         for statistics in (False, True):
-            one = EngineContender("lockstep", engine, seconds, memory_of(engine).now, statistics)
+            one = EngineContender("lockstep", engine, path, seconds, memory_of(engine).now, statistics)
             timing = one.run(Workload(3, 20, 4))
             assert len(timing.decode) == 4
             assert 0 <= timing.bytes < one.load_bytes
         assert engine.generate([[3, 4, 5]], 2)  # no sequence is left in its way
+
+
+def test_an_engine_is_as_it_would_be_for_so_many(tmp_path: Path) -> None:
+    """Weights are laid out by how many sequences it is for."""
+    path = tiny_checkpoint(tmp_path, "llama")
+    engine, seconds = loaded_engine(path, EngineConfig(threads=1, max_tokens=32, max_sequences=16))
+    with engine:
+        one = EngineContender("lockstep", engine, path, seconds, memory_of(engine).now)
+        for batch, for_many in ((16, True), (1, False), (2, False), (9, True), (17, True)):
+            assert len(one.run(Workload(batch, 4, 1)).decode) == 1
+            assert engine.client.config.for_many == for_many
