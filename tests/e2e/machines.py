@@ -13,6 +13,8 @@ from pathlib import Path
 
 import psutil
 
+from tests.running import still_running
+
 ROOT = Path(__file__).resolve().parents[2]
 LOCKSTEP = [sys.executable, "-P", "-m", "lockstep.workbench.cli"]
 HOST = "10.77.0.1"
@@ -95,7 +97,7 @@ class Machines:
         found = []
         for name in self.names:
             reported = subprocess.run(["ip", "netns", "pids", name], capture_output=True, text=True).stdout
-            found += [psutil.Process(int(pid)) for pid in reported.split() if psutil.pid_exists(int(pid))]
+            found += still_running(map(int, reported.split()))
         return found
 
     def remove(self) -> None:

@@ -17,6 +17,7 @@ import psutil
 import pytest
 
 from lockstep.workbench.attach.group import run_in_group
+from tests.running import still_running
 
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there are no subreapers")
 
@@ -174,7 +175,7 @@ def test_what_outlives_the_command_is_ended(tmp_path: Path) -> None:
     assert run_in_group(["sh", "-c", script], os.environ, patience=0.2, grace=0.5).code == 0
     assert time.monotonic() - began < 30
     left = int((tmp_path / "pid").read_text())
-    assert not psutil.pid_exists(left) or psutil.Process(left).status() == psutil.STATUS_ZOMBIE
+    assert all(one.status() == psutil.STATUS_ZOMBIE for one in still_running([left]))
 
 
 @pytest.mark.parametrize(("deaf", "code"), [(False, 7), (True, -signal.SIGTERM)])

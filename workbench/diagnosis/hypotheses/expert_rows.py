@@ -118,10 +118,10 @@ def rows_in_blocks(site: Site) -> Iterator[Variant]:
     in goes through the first one."""
     if site.deviation is None or site.seen.shape != site.expected.shape:
         return
-    ids, wrong = site.inputs["ids"], site.deviation.scopes[0].any(-1)
+    ids, wrong = site.inputs["ids"], site.deviation.scopes[0].any((-1, -2))
     for size in _BLOCKS:
         of_block = _by_blocks(ids, np.array([row.step for row in site.rows]), size)
-        if not np.array_equal(of_block != ids, wrong):
+        if not np.array_equal((of_block != ids).any(-1), wrong):
             continue
         predicted, rows = np.zeros_like(site.expected), _rows(site)
         for one in hit(of_block):

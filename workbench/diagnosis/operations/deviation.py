@@ -90,10 +90,15 @@ class Deviation:
 
 
 def locate(
-    parts: Sequence[Part], token_axis: int, head_axis: int | None, head_columns: int | None
+    parts: Sequence[Part],
+    token_axis: int,
+    head_axis: int | None,
+    head_columns: int | None,
+    slots: bool = False,
 ) -> Deviation | None:
     """Where the parts of one operation are wrong; None where all is within noise. `head_axis` is that of heads,
-    `head_columns` how many columns of the last axis make a head, None where the tensor has no such thing."""
+    `head_columns` how many columns of the last axis make a head, None where the tensor has no such thing. `slots`: a
+    token has several rows, [T, S, C], of which some may be right."""
     if any(not part.fits for part in parts):
         return _misshapen(parts)
     errors, noises = [part.error() for part in parts], [_noise(part) for part in parts]
@@ -113,6 +118,8 @@ def locate(
     if not any(mask.any() for mask in rows):  # only together are they more than noise
         rows = [np.ones(len(mask), dtype=bool) for mask in rows]
     scopes = [_along(mask, token_axis, part.expected.shape) for mask, part in zip(rows, parts, strict=True)]
+    if slots:
+        scopes = [_in_slots(*one) for one in zip(errors, noises, scopes, strict=True)]
     chosen = {group: _chosen(errors, noises, scopes, *group) for group in groups}
     for group, numbers in chosen.items():
         if numbers is None:
@@ -215,6 +222,13 @@ def _chosen(
     wrong = _wrong(*_sums(inside, allowed, axis, size))
     many = wrong.all() if size > 1 or len(wrong) <= 64 else wrong.mean() > 0.5
     return None if many or not wrong.any() else tuple(int(i) for i in np.flatnonzero(wrong))
+
+
+def _in_slots(error: Array, noise: Array, scope: Mask) -> Mask:
+    """Of the scope [T, S, C] the rows that are beyond noise by themselves; all of it where none is."""
+    e, n = (x.reshape(-1, x.shape[-1]) for x in (error, noise))
+    narrower = scope & _wrong(*_sums([e], [n], 0, 1)).reshape(*error.shape[:2], 1)
+    return narrower if narrower.any() else scope
 
 
 def _mask(chosen: tuple[int, ...], length: int, size: int) -> Mask:

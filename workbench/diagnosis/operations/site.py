@@ -140,7 +140,8 @@ class Site:
     @cached_property
     def deviation(self) -> Deviation | None:
         """Where it is wrong; None where it is right within rounding."""
-        return locate(self.parts, self.token_axis, self.head_axis, self.head_columns)
+        rows_of_experts = self.operation == "experts" and self.expected.ndim == 3
+        return locate(self.parts, self.token_axis, self.head_axis, self.head_columns, rows_of_experts)
 
     @property
     def wrong_passes(self) -> set[tuple[int, int]]:

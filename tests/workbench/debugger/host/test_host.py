@@ -26,6 +26,7 @@ from lockstep.workbench.debugger.host.client import HostClient
 from lockstep.workbench.debugger.host.messages import HostEvent, ReadyEvent
 from lockstep.workbench.debugger.host.pending import HostError, HostLost
 from tests.checkpoints import tiny_checkpoint
+from tests.running import still_running
 from tests.workbench.debugger.host.test_replay import RECORDED
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -244,7 +245,7 @@ time.sleep(600)
         pids = [int(word) for word in client.stdout.readline().split()]
         assert len(pids) == 3
         client.kill()
-    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=20)
+    _, alive = psutil.wait_procs(still_running(pids), timeout=20)
     assert alive == []
     assert verify(session) == []
 
@@ -261,7 +262,7 @@ def kill_in_mid_step(checkpoint: Path, session: Path, chance: random.Random) -> 
     client.process.kill()
     with pytest.raises(HostLost):
         running.result(30)
-    _, alive = psutil.wait_procs([psutil.Process(p) for p in pids if psutil.pid_exists(p)], timeout=20)
+    _, alive = psutil.wait_procs(still_running(pids), timeout=20)
     assert alive == []
     client.close()
     assert verify(session) == []
