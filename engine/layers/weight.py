@@ -32,7 +32,7 @@ FEW_TOKENS = 64
 #: Elements from which on a matrix is laid out for many sequences: smaller ones stay in the cache, in any order.
 LARGE = 1 << 17
 #: Slabs of a matrix, at most, and the rows of a slab, at least: of fewer than 8 MKL adds in another order.
-SLABS, SLAB_ROWS = 16, 16
+SLABS, SLAB_ROWS = 64, 16
 
 
 def by_slabs(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
