@@ -18,6 +18,7 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     weighed_rows,
 )
 from lockstep.workbench.diagnosis.hypotheses.expert_weights import experts_differ
+from lockstep.workbench.diagnosis.hypotheses.latent_parts import other_parts, shared_parts
 from lockstep.workbench.diagnosis.hypotheses.masked_groups import masked_groups
 from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
 from lockstep.workbench.diagnosis.hypotheses.mixture_inputs import weighed_elsewhere
@@ -45,7 +46,6 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.lookups import misread_tab
 from lockstep.workbench.diagnosis.hypotheses.rotation.parts import (
     partial_rotations,
     positions_of_pairs,
-    shared_parts,
 )
 from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
@@ -109,7 +109,8 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "linear": (product_maps, product_edits),
     "rope": (rotations, partial_rotations, coarse_rotations),
     "cache": (caches, cache_lengths, cached_numbers),
-    "keys": (shared_parts,),
+    "keys": (shared_parts, other_parts),
+    "values": (other_parts,),
     "scores": (unsparse_scores, likely, score_biases, score_factors, masks),
     "softmax": (likely, softmax_fits),
     "context": (likely,),

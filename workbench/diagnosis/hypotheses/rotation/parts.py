@@ -7,7 +7,6 @@ from collections.abc import Iterator
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.hypotheses.head_orders import orders
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import pairs_in_words
 from lockstep.workbench.diagnosis.hypotheses.rotation.phases import Phases
@@ -81,27 +80,6 @@ def _smaller_heads(r: Rotated, moved: NDArray[np.bool_]) -> Iterator[Variant]:
             text = f"only a part of each head is rotated, elements {first} to {first + dims - 1} of {width}{words}{how}"
             fitted = {"first": first, "elements": dims}
             yield r.variant("rope_partial", "rope", text, fitted, predicted, moved=True)
-
-
-def shared_parts(site: Site) -> Iterator[Variant]:
-    """Keys of latent attention whose shared part was put elsewhere, or given to some heads alone."""
-    shared, own = site.inputs["rope"], site.expected[..., : -site.inputs["rope"].shape[-1]]
-    none, every = np.zeros_like(shared), np.broadcast_to(shared, (*own.shape[:-1], shared.shape[-1]))
-    text = "the rotated part of keys stands before the part of each head"
-    yield Variant("key_parts_exchanged", "heads", text, {}, np.concatenate([every, own], -1))
-    for head in range(own.shape[1]):
-        only = np.where(np.arange(own.shape[1])[:, None] == head, shared, none)
-        text = f"the rotated part of keys, which all heads share, is given to head {head} of each rank alone"
-        yield Variant("key_part_of_one_head", "heads", text, {"head": head}, np.concatenate([own, only], -1))
-    for words, order in orders(own.shape[1]):
-        text = f"the part of keys that is each head's own is that {words}; the part that all share is right"
-        other = np.concatenate([own[:, order], every], -1)
-        yield Variant("keys_of_other_heads", "heads", text, {"heads": order.tolist()}, other)
-    empty = np.broadcast_to(none, every.shape)
-    yield Variant(
-        "key_part_missing", "heads", "keys have zeros in place of their rotated part", {},
-        np.concatenate([own, empty], -1),
-    )  # fmt: skip
 
 
 def positions_of_pairs(site: Site) -> Iterator[Variant]:
