@@ -164,7 +164,7 @@ def other_matrix(site: Site) -> Iterator[Variant]:
     if not other or site.seen.shape != site.expected.shape:
         return
     text = f"{other.split('.')[-2]} of each expert is used instead of {name.split('.')[-2]}"
-    yield _through_all(site, "weight_of_sibling", text, {"weight": name, "is": other}, lambda own, its: its)
+    yield from _through_all(site, "weight_of_sibling", text, {"weight": name, "is": other}, lambda own, its: its)
     is_gate = any(gate in name for gate, _ in _SIBLINGS)
     for found, reads, text in _LAYOUTS:
         split = SPLITS[reads[0 if is_gate else 1]]
@@ -175,7 +175,7 @@ def other_matrix(site: Site) -> Iterator[Variant]:
             biases = [np.broadcast_to(one.bias, (1, width)) for one in (gate, up)]
             return ExpertProduct(split(gate.matrix.T, up.matrix.T).T, split(*biases)[0])
 
-        yield _through_all(site, found, text, {"weight": name, "with": other}, rows)
+        yield from _through_all(site, found, text, {"weight": name, "with": other}, rows)
 
 
 def biases_of_experts(site: Site) -> Iterator[Variant]:
@@ -265,15 +265,16 @@ def _through_all(
     text: str,
     fitted: Mapping[str, object],
     made: Callable[[ExpertProduct, ExpertProduct], ExpertProduct],
-) -> Variant:
-    """All rows through what is made of their expert's matrix and its sibling."""
+) -> Iterator[Variant]:
+    """All rows through what is made of their expert's matrix and its sibling, where the checkpoint has both."""
     found = {
         one: made(own, its)
         for one in hit(site.inputs["ids"])
         if (own := _product(site, one)) is not None
         and (its := _product(site, one, _sibling(site))) is not None
     }
-    return Variant(name, "weight", text, fitted, np.where(_held(site), _made(site, found), 0.0))
+    if found:
+        yield Variant(name, "weight", text, fitted, np.where(_held(site), _made(site, found), 0.0))
 
 
 def _sibling(site: Site) -> str:
