@@ -48,10 +48,12 @@ def shards_of(
     keep: Keep = keep_all,
     plan: Plan = shards.plan,
     tensor_of: TensorOf = own_tensor,
+    converted: bool = True,
 ) -> Iterator[Named]:
     """This rank's part of each parameter that `keep` accepts: (Hugging Face name, tensor), in forward order.
 
-    Reads only the slices that `plan` names. Each tensor is converted to `dtype` and moved to `device`.
+    Reads only the slices that `plan` names. Each tensor is converted to `dtype` and moved to `device`;
+    without `converted` it stays as it is stored: what is filled with it converts it.
     Verifies the checkpoint at once, before the first tensor is asked for.
     """
     verify(source, model)
@@ -59,7 +61,7 @@ def shards_of(
     def each() -> Iterator[Named]:
         for name in filter(keep, shards.parameters(model)):
             shard = plan(name, model, tp, rank)
-            held = shards.held_in(name, model, dtype)
+            held = shards.held_in(name, model, dtype) if converted else None
             yield name, _read(source, tensor_of(name, model), shard, held, device)
 
     return each()
@@ -111,9 +113,12 @@ def rank0_shards(
     return each()
 
 
-def _read(source: Source, name: str, shard: Shard, dtype: DType, device: torch.device | str) -> torch.Tensor:
+def _read(
+    source: Source, name: str, shard: Shard, dtype: DType | None, device: torch.device | str
+) -> torch.Tensor:
     span = None if shard.dim is None else shard.span
-    return source.read(name, shard.dim, span).to(device=device, dtype=TORCH_DTYPES[dtype])
+    read = source.read(name, shard.dim, span)
+    return read.to(device) if dtype is None else read.to(device=device, dtype=TORCH_DTYPES[dtype])
 
 
 def _read_and_send(

@@ -30,7 +30,7 @@ from lockstep.engine.model import Decoder
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.parallel.operations import OpKind
-from lockstep.engine.rules import Rules
+from lockstep.engine.rules import CORRECT, Rules
 from lockstep.engine.run.memory import check_loadable
 from lockstep.engine.taps.measure import tensor_checksum
 
@@ -66,7 +66,11 @@ class Loader:
             if isinstance(source, GgufSource):
                 source.decoding = Decoding(rules.dequantise, rules.row_order)
                 filled |= self._keep_blocks(source, kept, rules)
-            shards_read = self._shards(source, decoder.device, keep, rules.shard, rules.tensor_of)
+            # A rule may look at the values as they are held; without one they are converted where they are put.
+            converted = rules.stored is not CORRECT.stored
+            shards_read = self._shards(
+                source, decoder.device, keep, rules.shard, rules.tensor_of, converted=converted
+            )
             for count, (name, tensor) in enumerate(shards_read, 1 + len(filled)):
                 self.comm.note(OpKind.LOADING, count)
                 _fill(name, dense[name], rules.stored(name, tensor))
@@ -103,10 +107,20 @@ class Loader:
         return found
 
     def _shards(
-        self, source: Source, device: torch.device, keep: Keep, plan: shards.ShardPlan, tensor_of: TensorOf
+        self,
+        source: Source,
+        device: torch.device,
+        keep: Keep,
+        plan: shards.ShardPlan,
+        tensor_of: TensorOf,
+        *,
+        converted: bool = True,
     ) -> Iterator[Named]:
-        """This rank's shards, one at a time; read by itself, or received from rank 0."""
-        read = partial(shards_of, source) if self.config.load == "direct" else self._from_rank0(source)
+        """This rank's shards, one at a time; read by itself, as stored unless `converted`, or received from rank 0."""
+        if self.config.load == "direct":
+            read: Callable[..., Iterator[Named]] = partial(shards_of, source, converted=converted)
+        else:
+            read = self._from_rank0(source)
         size, rank = self.comm.size, self.comm.rank
         return read(
             self.model,
