@@ -12,9 +12,7 @@ import typer
 from lockstep.engine.run.sampling import Sampling
 from lockstep.sessions.errors import RecordingLost
 from lockstep.sessions.meta import ModelMeta, SessionMeta
-from lockstep.workbench.checking.texts import compare_texts
 from lockstep.workbench.cli import options
-from lockstep.workbench.cli.comparison import comparison_text
 from lockstep.workbench.cli.progress import Status
 from lockstep.workbench.cli.streaming import display
 from lockstep.workbench.cli.terminal import report_line
@@ -25,11 +23,10 @@ from lockstep.workbench.inferior.generation import Generated, Speed, add_prompts
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.recorder import StepRecorder
 from lockstep.workbench.inferior.session import create_session
-from lockstep.workbench.library.checked_model import reference_of
 from lockstep.workbench.models import requests
 from lockstep.workbench.models.capture import NOTHING
 from lockstep.workbench.models.opening import OpenedModel, open_to_run
-from lockstep.workbench.references.golden import need_readable
+from lockstep.workbench.references.request import ReferenceName
 
 app = typer.Typer(rich_markup_mode="rich", add_completion=False)
 
@@ -86,9 +83,11 @@ def generate(
     """
     if capture and not save:
         raise UsageError("--capture selects what --save records: give --save FILE.session")
-    reference = reference_of(compare, "--compare") if compare else None
+    reference = _reference(compare) if compare else None
     opened = open_to_run(model)
     if reference is not None:
+        from lockstep.workbench.references.golden import need_readable
+
         need_readable(opened.path, reference)
     prompts = requests.prompt_ids(opened, prompt, ids, chat)
     config = requests.engine_config(
@@ -128,6 +127,9 @@ def generate(
     done = list(sequences.values())
     compared = None
     if reference is not None:
+        from lockstep.workbench.checking.texts import compare_texts
+        from lockstep.workbench.cli.comparison import comparison_text
+
         with Status() as status:
             compared = compare_texts(
                 opened.path, sequences, sampling, reference, config.dtype,
@@ -144,6 +146,13 @@ def generate(
         raise lost[0]
     if compared is not None and compared.partings:
         raise typer.Exit(Exit.DIVERGED)
+
+
+def _reference(named: str) -> ReferenceName:
+    # Imported here, as all that only a comparison needs: the first token waits for what is imported before.
+    from lockstep.workbench.library.checked_model import reference_of
+
+    return reference_of(named, "--compare")
 
 
 def _close(recorder: StepRecorder, lost: list[RecordingLost]) -> None:

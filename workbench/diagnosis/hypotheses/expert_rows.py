@@ -164,7 +164,9 @@ def other_matrix(site: Site) -> Iterator[Variant]:
     if not other or site.seen.shape != site.expected.shape:
         return
     text = f"{other.split('.')[-2]} of each expert is used instead of {name.split('.')[-2]}"
-    yield from _through_all(site, "weight_of_sibling", text, {"weight": name, "is": other}, lambda own, its: its)
+    yield from _through_all(
+        site, "weight_of_sibling", text, {"weight": name, "is": other}, lambda own, its: its
+    )
     is_gate = any(gate in name for gate, _ in _SIBLINGS)
     for found, reads, text in _LAYOUTS:
         split = SPLITS[reads[0 if is_gate else 1]]
