@@ -47,7 +47,8 @@ def named(
     if first.tap in {one.tap for one in found.unjudged}:
         taps = RecordedTaps(Recording(engine, branch), Recording(golden))
         lent = _on_golden_inputs(first.tap, taps, facts)
-    return [*lent, *found.causes] or [_unexplained(first, found)]
+    # What rounding hides further on is all the same what the run differs by, where it differs by more than that here.
+    return [*lent, *found.causes] or list(found.unfelt.get(first.tap, ())) or [_unexplained(first, found)]
 
 
 def _unexplained(first: Divergence, found: Explanation) -> Cause:
