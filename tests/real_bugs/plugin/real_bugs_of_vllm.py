@@ -137,13 +137,22 @@ def top_k_always_renormalised() -> None:
 
 
 def window_of_the_group() -> None:
-    """The window of a cache group is taken for all of its layers in the metadata that they share."""
+    """The window of a cache group is taken for all of its layers. In the metadata alone, where the mistake was, it has
+    no effect in this release, whose kernel asks each layer: the layers are given it as well."""
+    from vllm.config import get_layers_from_vllm_config
+    from vllm.model_executor.layers.attention import Attention
     from vllm.v1.attention.backends.cpu_attn import CPUAttentionMetadataBuilder
 
     def of_the_spec(self: Any) -> int:
         return getattr(self.kv_cache_spec, "sliding_window", None) or -1
 
+    def of_all_layers(builder: Any, *args: Any, **kwargs: Any) -> None:
+        layers = get_layers_from_vllm_config(builder.vllm_config, Attention, builder.layer_names)
+        for layer in layers.values():
+            layer.impl.sliding_window = builder.window_size
+
     CPUAttentionMetadataBuilder._group_sliding_window = of_the_spec
+    after_init(CPUAttentionMetadataBuilder, of_all_layers)
 
 
 def _windows(choose: Callable[[int | None], int | None]) -> None:
