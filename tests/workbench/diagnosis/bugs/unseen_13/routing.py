@@ -101,7 +101,7 @@ def factor_is_left_by_the_layer_to_a_kernel_that_does_not_know_it(p: Spoilt) -> 
     ep=1,
 )
 def taken_experts_are_marked_by_a_logit_of_zero(p: Spoilt) -> None:
-    """The loop over slots takes the largest logit and overwrites it: where only negative ones are left it comes again."""
+    """The loop over slots takes the largest logit and overwrites it: where all others are negative it comes again."""
 
     def choose(logits, top_k):
         left, taken = logits.clone(), []
