@@ -152,6 +152,7 @@ SETS = {
     "unseen_10": (60, 14, 16, 30, 20, 20, 12, 0, 25),
     "unseen_11": (71, 15, 30, 40, 14, 20, 7, 0, 25),
     "unseen_12": (66, 14, 30, 50, 17, 20, 5, 0, 28),
+    "unseen_13": (71, 15, 31, 60, 10, 11, 3, 0, 36),
 }
 #: How the bugs of a set are spread over its files, where that was laid down before it was written.
 SPREAD = {
@@ -170,6 +171,7 @@ SPREAD = {
     },
     "unseen_11": {"routing": 12, "experts": 12, "attention": 13, "network": 7, "latent": 12, "state": 15},
     "unseen_12": {"routing": 11, "experts": 12, "attention": 18, "latent": 12, "state": 14},
+    "unseen_13": {"routing": 9, "experts": 15, "attention": 20, "latent": 12, "state": 15},
 }
 
 
