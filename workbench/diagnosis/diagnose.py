@@ -123,8 +123,9 @@ def diagnose(
         misshapen_by_input(wrong),
         choices,
         {
-            finding.tap: tuple(causes_of(found[number], seen, extent))
+            finding.tap: causes
             for number in without
+            for causes in [tuple(causes_of(found[number], seen, extent))]
             for finding in found[number].findings
         },
     )

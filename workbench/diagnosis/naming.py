@@ -47,8 +47,16 @@ def named(
     if first.tap in {one.tap for one in found.unjudged}:
         taps = RecordedTaps(Recording(engine, branch), Recording(golden))
         lent = _on_golden_inputs(first.tap, taps, facts)
-    # What rounding hides further on is all the same what the run differs by, where it differs by more than that here.
-    return [*lent, *found.causes] or list(found.unfelt.get(first.tap, ())) or [_unexplained(first, found)]
+    return [*lent, *found.causes] or _unfelt(first, found, engine) or [_unexplained(first, found)]
+
+
+def _unfelt(first: Divergence, found: Explanation, engine: Session) -> list[Cause]:
+    """Up to where the run leaves the reference, the causes of what rounding was held to have hidden: nothing else is
+    wrong there."""
+    order = {tap.name: number for number, tap in enumerate(engine.taps)}
+    until = order.get(first.tap, -1)
+    each = {id(causes): causes for tap, causes in found.unfelt.items() if order[tap] <= until}
+    return [cause for causes in each.values() for cause in causes]
 
 
 def _unexplained(first: Divergence, found: Explanation) -> Cause:
