@@ -7,8 +7,8 @@ engine is diagnosed like our own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator
+from dataclasses import dataclass
 
 from lockstep.sessions.session import Session
 from lockstep.workbench.diagnosis.causes import Extent, causes_of, taps_in_words
@@ -39,8 +39,7 @@ class Explanation:
     operations were judged, and why others could not be. `overflown`: numbers have left the range of the dtype where
     those of the reference do. `untried`: the taps of which not all was tried, as the time for it was over or a
     bank failed; `ended`: why operations after that could not even be judged. `misshapen`: taps of findings that are of
-    another shape because an input is. `choices`: greedy tokens that are not the likeliest, whose cause comes last.
-    `unfelt`: by tap the causes of what is lost in rounding further on."""
+    another shape because an input is. `choices`: greedy tokens that are not the likeliest, whose cause comes last."""
 
     causes: tuple[Cause, ...]
     notes: tuple[str, ...]
@@ -53,7 +52,6 @@ class Explanation:
     ended: str = ""
     misshapen: frozenset[str] = frozenset()
     choices: WrongChoices | None = None
-    unfelt: Mapping[str, tuple[Cause, ...]] = field(default_factory=dict)
 
 
 def diagnose(
@@ -122,12 +120,6 @@ def diagnose(
         seen.ended,
         misshapen_by_input(wrong),
         choices,
-        {
-            finding.tap: causes
-            for number in without
-            for causes in [tuple(causes_of(found[number], seen, extent))]
-            for finding in found[number].findings
-        },
     )
 
 

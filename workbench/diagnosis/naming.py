@@ -47,16 +47,7 @@ def named(
     if first.tap in {one.tap for one in found.unjudged}:
         taps = RecordedTaps(Recording(engine, branch), Recording(golden))
         lent = _on_golden_inputs(first.tap, taps, facts)
-    return [*lent, *found.causes] or _unfelt(first, found, engine) or [_unexplained(first, found)]
-
-
-def _unfelt(first: Divergence, found: Explanation, engine: Session) -> list[Cause]:
-    """Up to where the run leaves the reference, the causes of what rounding was held to have hidden: nothing else is
-    wrong there."""
-    order = {tap.name: number for number, tap in enumerate(engine.taps)}
-    until = order.get(first.tap, -1)
-    each = {id(causes): causes for tap, causes in found.unfelt.items() if order[tap] <= until}
-    return [cause for causes in each.values() for cause in causes]
+    return [*lent, *found.causes] or [_unexplained(first, found)]
 
 
 def _unexplained(first: Divergence, found: Explanation) -> Cause:

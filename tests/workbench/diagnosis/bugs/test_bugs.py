@@ -91,7 +91,6 @@ MENDED = (
     "sum_of_the_weights_counts_the_slot_of_the_shared_expert",
     "weights_are_multiplied_by_what_experts_read",
     "absorbed_keys_of_decode_are_those_of_the_next_head",
-    "attention_factor_of_yarn_is_left_out",
     "block_of_four_rows_goes_through_the_expert_of_its_first",
     "decode_convolves_rows_that_have_moved_on_already",
     "decode_expands_the_context_by_the_half_of_the_keys",
