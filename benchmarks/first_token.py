@@ -10,15 +10,15 @@ from one turn to the next. The target is 0.6 of transformers' time.
 from __future__ import annotations
 
 import argparse
-import json
 import os
-import statistics
 import subprocess
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 from benchmarks.model import half_billion
+from benchmarks.turns import in_turns, report
 from lockstep.engine.machine import default_threads
 
 IDS = ",".join(map(str, range(100, 164)))
@@ -68,31 +68,9 @@ def main() -> None:
         "transformers": [sys.executable, "-c", PEER, path, IDS, options.dtype, str(options.threads)],
         "lockstep": [*ours, "--tp", str(options.tp), "--dtype", options.dtype],
     }
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(options.rounds + 1):
-        for name, command in contenders.items():
-            taken = seconds_to_output(command, options.threads)
-            if turn:  # the first fills the system's cache
-                seconds[name].append(taken)
-    base = seconds["transformers"]
-    rows = [
-        {
-            "name": name, "s": round(statistics.median(some), 2), "least_s": round(min(some), 2),
-            "of_transformers": round(statistics.median(some) / statistics.median(base), 2),
-            "of_least": round(min(some) / min(base), 2),
-        }
-        for name, some in seconds.items()
-    ]  # fmt: skip
-    if options.json:
-        json.dump(rows, sys.stdout, indent=1)
-        return
-    print(f"{options.threads} threads, {options.dtype}, load average {os.getloadavg()[0]:.1f}")
-    for row in rows:
-        print(
-            "{name:14} {s:6.2f} s (least {least_s:.2f})  {of_transformers:.2f} x ({of_least:.2f})".format(
-                **row
-            )
-        )
+    timed = {name: partial(seconds_to_output, one, options.threads) for name, one in contenders.items()}
+    seconds = in_turns(timed, options.rounds)  # the first turn fills the system's cache
+    report(seconds, f"{options.threads} threads, {options.dtype}", as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -18,10 +18,7 @@ from typing import Literal
 import torch
 
 from benchmarks.gguf_loading import Shape, write
-from lockstep.engine.config import EngineConfig
-from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import CORRECT
-from lockstep.engine.run.loading import Loader
+from benchmarks.model import local_runner
 from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sampling import Sampling
 
@@ -31,9 +28,7 @@ PROMPT = list(range(100, 164))
 
 def runner(path: Path, weights: Literal["quantised", "dequantised"]) -> Runner:
     """One rank with one sequence, past its prompt."""
-    config, comm = EngineConfig(weights=weights, max_tokens=1024, max_sequences=1), Comm()
-    loader = Loader(path, config, comm)
-    one = Runner(loader.model, config, comm, CORRECT, loader)
+    one = local_runner(path, weights=weights, max_tokens=1024, max_sequences=1)
     one.add(0, PROMPT, Sampling())
     one.step()
     return one

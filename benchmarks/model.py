@@ -13,6 +13,12 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
+from lockstep.engine.config import EngineConfig
+from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rules import CORRECT
+from lockstep.engine.run.loading import Loader
+from lockstep.engine.run.runner import Runner
+
 REAL = Path(__file__).parents[2] / "shared" / "data" / "qwen2.5-0.5b-instruct"
 
 SHAPE: dict[str, Any] = {
@@ -46,6 +52,14 @@ def half_billion(directory: Path | None = None, *, biased: bool = False, **chang
             _set_biases(model)
         model.save_pretrained(path)
     return path
+
+
+def local_runner(path: Path, **config: Any) -> Runner:
+    """A single rank in this process, with the model."""
+    engine = EngineConfig(**config)
+    comm = Comm(device=torch.device(engine.device))
+    loader = Loader(path, engine, comm)
+    return Runner(loader.model, engine, comm, CORRECT, loader)
 
 
 @torch.no_grad()

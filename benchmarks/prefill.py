@@ -9,42 +9,40 @@ float32, without statistics. The target is 1.05 of transformers' time.
 from __future__ import annotations
 
 import argparse
-import json
-import os
-import statistics
-import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import torch
 from transformers import AutoModelForCausalLM
 
-from benchmarks.model import half_billion
+from benchmarks.model import half_billion, local_runner
 from benchmarks.taps import FEW_LAYERS
-from lockstep.engine.config import EngineConfig
-from lockstep.engine.parallel.comm import Comm
-from lockstep.engine.rules import CORRECT
-from lockstep.engine.run.loading import Loader
-from lockstep.engine.run.runner import Runner
+from benchmarks.turns import Timed, in_turns, report
 from lockstep.engine.run.sampling import Sampling
 
 
-def engine(path: Path, ids: list[int]) -> Callable[[], None]:
+def timed(run: Callable[[], None]) -> float:
+    """CPU seconds of one call."""
+    begun = time.process_time()
+    run()
+    return time.process_time() - begun
+
+
+def engine(path: Path, ids: list[int]) -> Timed:
     """One pass of this engine over a new sequence."""
-    config, comm = EngineConfig(max_tokens=len(ids) + 16, max_sequences=1), Comm()
-    loader = Loader(path, config, comm)
-    runner = Runner(loader.model, config, comm, CORRECT, loader)
+    runner = local_runner(path, max_tokens=len(ids) + 16, max_sequences=1)
 
     def run() -> None:
         runner.add(0, ids, Sampling())
         runner.step()
         runner.remove(0)
 
-    return run
+    return partial(timed, run)
 
 
-def reference(path: Path, ids: list[int]) -> Callable[[], None]:
+def reference(path: Path, ids: list[int]) -> Timed:
     """One pass of transformers with its defaults."""
     model = AutoModelForCausalLM.from_pretrained(path, dtype="float32").eval()
 
@@ -52,7 +50,7 @@ def reference(path: Path, ids: list[int]) -> Callable[[], None]:
     def run() -> None:
         model(torch.tensor([ids]), logits_to_keep=1)
 
-    return run
+    return partial(timed, run)
 
 
 def main() -> None:
@@ -71,28 +69,8 @@ def main() -> None:
     path = half_billion(options.directory, **shape, max_position_embeddings=32768)
     ids = [100 + 7 * i % 3900 for i in range(options.tokens)]
     contenders = {"transformers": reference(path, ids), "lockstep": engine(path, ids)}
-    seconds: dict[str, list[float]] = {name: [] for name in contenders}
-    for turn in range(options.rounds + 1):
-        for name, run in contenders.items():
-            begun = time.process_time()
-            run()
-            if turn:  # the first warms up
-                seconds[name].append(time.process_time() - begun)
-    base = seconds["transformers"]
-    rows = [
-        {
-            "name": name, "tokens": options.tokens, "s": round(statistics.median(some), 3),
-            "of_transformers": round(statistics.median(some) / statistics.median(base), 3),
-            "of_least": round(min(some) / min(base), 3),
-        }
-        for name, some in seconds.items()
-    ]  # fmt: skip
-    if options.json:
-        json.dump(rows, sys.stdout, indent=1)
-        return
-    print(f"one thread, float32, load average {os.getloadavg()[0]:.1f}")
-    for row in rows:
-        print("{name:14} {tokens} tokens {s:8.3f} s  {of_transformers:.3f} x ({of_least:.3f})".format(**row))
+    heading = f"one thread, float32, {options.tokens} tokens"
+    report(in_turns(contenders, options.rounds), heading, as_json=options.json)
 
 
 if __name__ == "__main__":

@@ -30,13 +30,10 @@ from typing import Any
 
 import torch
 
-from benchmarks.model import half_billion
+from benchmarks.model import half_billion, local_runner
 from lockstep.engine import model
-from lockstep.engine.config import EngineConfig
 from lockstep.engine.layers import attention, embedding, linear, mlp
-from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import CORRECT
-from lockstep.engine.run.loading import Loader
 from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.taps.hub import CapturePolicy
@@ -181,16 +178,14 @@ def main() -> None:
     torch.set_num_threads(1)
     cases = [*map(Case, arguments.batch), *(Case(1, length) for length in arguments.prefill)]
     longest = max([*arguments.prefill, 8 * len(PROMPT)])
-    config = EngineConfig(
+    changes = {} if arguments.full else FEW_LAYERS if arguments.narrow else NARROW
+    runner = local_runner(
+        half_billion(**changes, max_position_embeddings=32768),
         max_tokens=max(longest + 64, 128 * max([1, *arguments.batch])),
         max_sequences=max([1, *arguments.batch]),
         device=arguments.device,
         dtype=arguments.dtype,
     )
-    changes = {} if arguments.full else FEW_LAYERS if arguments.narrow else NARROW
-    comm = Comm(device=torch.device(arguments.device))
-    loader = Loader(half_billion(**changes, max_position_embeddings=32768), config, comm)
-    runner = Runner(loader.model, config, comm, CORRECT, loader)
     if not arguments.json:
         print(f"{len(runner.specs)} taps, one thread, load average {os.getloadavg()[0]:.1f}")
     rows = []
