@@ -171,8 +171,7 @@ class Decoder:
             batch_invariant=config.batch_invariant,
             many=config.for_many,
         )
-        self._by_row = self._store.by_row()
-        self.embed = VocabParallelEmbedding(model, comm, self._by_row)
+        self.embed = VocabParallelEmbedding(model, comm, self._store)
         inputs = model.layer_inputs
         self.layer_inputs = None if inputs is None else AllLayerInputs(model, inputs, comm, self._store)
         self.layers = [self._layer(i, rules) for i in range(model.num_layers)]
@@ -285,7 +284,7 @@ class Decoder:
                 [name.format(expert) for name in names],
                 shards.expert_features(m, *where, expert),
                 m.hidden_size,
-                self._by_row,
+                store.unpacked,
                 Biases(config.biased, held.start <= expert < held.stop, shards.is_first_of_group(*where)),
             )
             for expert in range(config.count)

@@ -68,6 +68,13 @@ def explain_unexpected(error: BaseException) -> tuple[Exit, str]:
     return Exit.DEFECT, f"{stated} (a defect of lockstep; {where})"
 
 
+def survive(error: Exception) -> str:
+    """The line for a defect of a part without which the rest goes on; with `$LOCKSTEP_DEBUG` it is raised again."""
+    if debugging():
+        raise error
+    return explain_unexpected(error)[1]
+
+
 def log_file() -> Path:
     """Where they are kept."""
     # Imported here: it needs a library, and a damaged installation is to be reported as well.

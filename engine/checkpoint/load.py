@@ -53,7 +53,7 @@ def shards_of(
     """This rank's part of each parameter that `keep` accepts: (Hugging Face name, tensor), in forward order.
 
     Reads only the slices that `plan` names. Each tensor is converted to `dtype` and moved to `device`;
-    without `converted` it stays as it is stored: what is filled with it converts it.
+    without `converted` it stays as it was read: what is filled with it converts and moves it.
     Verifies the checkpoint at once, before the first tensor is asked for.
     """
     verify(source, model)
@@ -61,8 +61,11 @@ def shards_of(
     def each() -> Iterator[Named]:
         for name in filter(keep, shards.parameters(model)):
             shard = plan(name, model, tp, rank)
-            held = shards.held_in(name, model, dtype) if converted else None
-            yield name, _read(source, tensor_of(name, model), shard, held, device)
+            stored = tensor_of(name, model)
+            if converted:
+                yield name, _read(source, stored, shard, shards.held_in(name, model, dtype), device)
+            else:
+                yield name, _as_stored(source, stored, shard)
 
     return each()
 
@@ -113,12 +116,12 @@ def rank0_shards(
     return each()
 
 
-def _read(
-    source: Source, name: str, shard: Shard, dtype: DType | None, device: torch.device | str
-) -> torch.Tensor:
-    span = None if shard.dim is None else shard.span
-    read = source.read(name, shard.dim, span)
-    return read.to(device) if dtype is None else read.to(device=device, dtype=TORCH_DTYPES[dtype])
+def _as_stored(source: Source, name: str, shard: Shard) -> torch.Tensor:
+    return source.read(name, shard.dim, None if shard.dim is None else shard.span)
+
+
+def _read(source: Source, name: str, shard: Shard, dtype: DType, device: torch.device | str) -> torch.Tensor:
+    return _as_stored(source, name, shard).to(device=device, dtype=TORCH_DTYPES[dtype])
 
 
 def _read_and_send(

@@ -27,7 +27,7 @@ class VocabParallelEmbedding:
         self.model, self.hidden = model, model.hidden_size
         self.span = span = shards.vocab(model.vocab_size, comm.size, comm.rank)
         self.comm = comm
-        self.weight = store.matrix([f"{module}.weight"], [span.size], self.hidden)
+        self.weight = store.unpacked.matrix([f"{module}.weight"], [span.size], self.hidden)
 
     def bind(self, wiring: Wiring) -> None:
         self.tap, self.place = wiring.tap(self.name), wiring.place(self.name)

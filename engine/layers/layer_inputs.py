@@ -32,7 +32,7 @@ class AllLayerInputs:
         modules = {one.tap: one.module for one in outside_of(parts_of(model))}
         as_embedding = replace(model, hidden_size=own.total, embedding_multiplier=own.width**0.5)
         tap = "layer_inputs.embed"
-        self.embed = VocabParallelEmbedding(as_embedding, comm, store.by_row(), modules[tap], tap)
+        self.embed = VocabParallelEmbedding(as_embedding, comm, store, modules[tap], tap)
         self.proj = _whole(modules["layer_inputs.proj"], own.total, model.hidden_size, store)
         self.norm = Norm(NORM, own.width, model, store)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
+from functools import cached_property, partial
 from math import prod
 
 import torch
@@ -74,20 +74,19 @@ class DenseMatrix:
         self._store = store
         self._dense = torch.empty((sum(rows), columns), dtype=store.dtype, device=store.device)
         self._packs = store.packed and self._dense.numel() >= LARGE
-        self._packed = False
 
     def parts(self) -> dict[str, Tensor]:
         """Checkpoint name -> its rows, as views."""
-        if self._packed:
-            self._dense, self._packed = self._dense.to_dense(), False
+        if self._dense.is_mkldnn:
+            self._dense = self._dense.to_dense()
         return dict(zip(self.names, self._dense.split(self.rows), strict=True))
 
     def product(self, x: Tensor, bias: Tensor | None = None) -> Tensor:
         """[T, columns] -> [T, rows]."""
         if not self._packs or not x.numel():
             return self._store.linear(x, self._dense, bias)
-        if not self._packed:
-            self._dense, self._packed = torch.ops.mkldnn._reorder_linear_weight(self._dense, None), True
+        if not self._dense.is_mkldnn:
+            self._dense = torch.ops.mkldnn._reorder_linear_weight(self._dense, None)
         product: Tensor = torch.ops.mkldnn._linear_pointwise(x, self._dense, bias, "none", [], "")
         return product
 
@@ -214,8 +213,9 @@ class Store:
         """The same in float32."""
         return self._other(torch.float32, self._many)
 
-    def by_row(self) -> Store:
-        """The same for matrices of which rows are looked up, or that few tokens at a time go through."""
+    @cached_property
+    def unpacked(self) -> Store:
+        """The same for matrices that lie as the checkpoint has them: rows are looked up, or few tokens go through."""
         return self._other(self.dtype, False)
 
     def _other(self, dtype: torch.dtype, many: bool) -> Store:

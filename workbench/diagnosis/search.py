@@ -90,9 +90,7 @@ class Search:
             except (SearchEnded, LimitExceeded):
                 raise
             except Exception as error:  # a defect of one bank: what the others find stands
-                if error_log.debugging():
-                    raise
-                self.ended[site.tap] = f"{bank.__name__}: {error_log.explain_unexpected(error)[1]}"
+                self.ended[site.tap] = f"{bank.__name__}: {error_log.survive(error)}"
 
     def _fits_of(self, bank: Bank, site: Site, tried: dict[str, None]) -> Iterator[Fit]:
         for variant in _variants(site, bank):

@@ -222,7 +222,7 @@ def test_a_matrix_is_held_once_and_packed_for_many_sequences_alone(monkeypatch):
     assert held() is None
     for store in (
         Store(torch.float32, torch.device("cpu"), CORRECT, kept=False),
-        Store(torch.float32, torch.device("cpu"), CORRECT, kept=False, many=True).by_row(),
+        Store(torch.float32, torch.device("cpu"), CORRECT, kept=False, many=True).unpacked,
         Store(torch.float32, torch.device("cpu"), CORRECT, kept=False, many=True, batch_invariant=True),
         Store(torch.bfloat16, torch.device("cpu"), CORRECT, kept=False, many=True),
     ):

@@ -23,10 +23,6 @@ def shared_parts(site: Site) -> Iterator[Variant]:
         only = np.where(np.arange(own.shape[1])[:, None] == head, shared, none)
         text = f"the rotated part of keys, which all heads share, is given to head {head} of each rank alone"
         yield Variant("key_part_of_one_head", "heads", text, {"head": head}, np.concatenate([own, only], -1))
-    for words, order in orders(own.shape[1]):
-        text = f"the part of keys that is each head's own is that {words}; the part that all share is right"
-        other = np.concatenate([own[:, order], every], -1)
-        yield Variant("keys_of_other_heads", "heads", text, {"heads": order.tolist()}, other)
     empty = np.broadcast_to(none, every.shape)
     yield Variant(
         "key_part_missing", "heads", "keys have zeros in place of their rotated part", {},
@@ -40,30 +36,31 @@ def other_parts(site: Site) -> Iterator[Variant]:
     expanded, rope = site.inputs["expanded"], site.inputs.get("rope")
     tokens, heads, every = expanded.shape
     width = site.expected.shape[-1] - (0 if rope is None else rope.shape[-1])
-    own = 0 if rope is not None else every - width
-    what = "values" if rope is None else "the keys' own parts"
+    if rope is None:
+        what, other, own, order_of = "values", "keys", every - width, "values are those {}"
+    else:
+        what, other, own = "the keys' own parts", "values", 0
+        order_of = "the part of keys that is each head's own is that {}; the part that all share is right"
     flat = expanded.reshape(tokens, heads * every)
-    together = flat[:, : heads * width] if rope is not None else flat[:, -heads * width :]
+    cut = flat[:, heads * own :][:, : heads * width].reshape(tokens, heads, width)
     text = (
         f"{what} are cut from what the latent gives as if all heads' keys came first, then all heads' values"
     )
-    yield _taken(site, "latent_split_of_all_heads", text, {}, together.reshape(tokens, heads, width))
+    yield _taken(site, "latent_split_of_all_heads", text, {}, cut)
     for start in range(every - width + 1) if width else ():
-        if start != own:
-            other = "values" if rope is not None else "keys"
-            whose = f", the {other}'" if start == (every - width if rope is not None else 0) else ""
-            text = (
-                f"{what} are elements {start} to {start + width - 1} of the {every} that a head has of the latent"
-                f"{whose}, not {own} to {own + width - 1}"
-            )
-            yield _taken(
-                site, "latent_part_of_another", text, {"first": start}, expanded[..., start : start + width]
-            )
-    for words, order in orders(heads) if rope is None else ():
-        part = expanded[:, order, own : own + width]
-        yield _taken(
-            site, "values_of_other_heads", f"values are those {words}", {"heads": order.tolist()}, part
+        if start == own:
+            continue
+        whose = f", the {other}'" if start == every - width - own else ""
+        text = (
+            f"{what} are elements {start} to {start + width - 1} of the {every} that a head has of the latent"
+            f"{whose}, not {own} to {own + width - 1}"
         )
+        part = expanded[..., start : start + width]
+        yield _taken(site, "latent_part_of_another", text, {"first": start}, part)
+    for words, order in orders(heads):
+        part = expanded[:, order, own : own + width]
+        name = f"{'values' if rope is None else 'keys'}_of_other_heads"
+        yield _taken(site, name, order_of.format(words), {"heads": order.tolist()}, part)
 
 
 def _taken(site: Site, name: str, text: str, fitted: dict[str, object], part: Array) -> Variant:

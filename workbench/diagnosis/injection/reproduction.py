@@ -91,9 +91,7 @@ def reproduce(
     except (NotInjected, LimitExceeded) as error:
         return _not_tried(str(error))
     except Exception as error:  # a defect: the causes stand without their proof
-        if error_log.debugging():
-            raise
-        return _not_tried(error_log.explain_unexpected(error)[1])
+        return _not_tried(error_log.survive(error))
 
 
 def proved(causes: Sequence[Cause], found: Reproduction | None) -> Sequence[Cause]:
