@@ -36,6 +36,7 @@ from lockstep.engine.ranks.joining import (
 )
 from lockstep.engine.ranks.messages import COMMANDS, Command
 from lockstep.engine.ranks.progress import ProgressBoard
+from lockstep.engine.ranks.standby import MARK, description
 from lockstep.engine.ranks.wire import Connection, Disconnected
 from lockstep.engine.scratch import remove_once_left
 
@@ -77,12 +78,25 @@ class RankEnvironment:
 
 
 def rank_environment(argument: str) -> RankEnvironment:
-    """From a rank program's only argument: a `RankSpec`, or HOST:PORT under torchrun."""
-    return _inherited(argument) if argument.startswith("{") else _joined(argument)
+    """From a rank program's only argument: a `RankSpec`, what it comes by later, or HOST:PORT under torchrun."""
+    if argument.startswith(MARK):
+        return _inherited(_awaited(argument))
+    if argument.startswith("{"):
+        return _inherited(msgspec.json.decode(argument, type=RankSpec))
+    return _joined(argument)
 
 
-def _inherited(argument: str) -> RankEnvironment:
-    spec = msgspec.json.decode(argument, type=RankSpec)
+def _awaited(argument: str) -> RankSpec:
+    """What a rank that stands by is told, with its own numbers of the descriptors."""
+    try:
+        described, (host, board, lifeline) = description(argument)
+    except EOFError:
+        sys.exit(RankExit.LOST)
+    spec = msgspec.json.decode(described, type=RankSpec)
+    return msgspec.structs.replace(spec, socket_fd=host, board_fd=board, lifeline_fd=lifeline)
+
+
+def _inherited(spec: RankSpec) -> RankEnvironment:
     # What the host would have removed goes with the ranks.
     end_with_starter(spec.lifeline_fd, lambda: remove_once_left(Path(spec.store).parent))
     return RankEnvironment(

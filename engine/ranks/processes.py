@@ -22,6 +22,7 @@ from lockstep.engine.config import EngineConfig
 from lockstep.engine.extras import need
 from lockstep.engine.lifeline import Lifeline
 from lockstep.engine.machine import MemoryBefore, default_threads
+from lockstep.engine.ranks import standby
 from lockstep.engine.ranks.environment import RankSpec
 from lockstep.engine.ranks.messages import Leave
 from lockstep.engine.ranks.progress import ProgressBoard
@@ -114,20 +115,29 @@ def _start(
     ours, theirs = socket.socketpair()
     ours.settimeout(config.timeout_seconds)  # a rank that stops within a message must not stop its host
     lifeline = Lifeline()
-    output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank
     threads = config.threads or default_threads(config.tp)
     spec = RankSpec(
         rank=rank, size=config.tp, device=config.device, store=str(store),
         threads=threads, socket_fd=theirs.fileno(), board_fd=board.fd, lifeline_fd=lifeline.fd,
     )  # fmt: skip
     try:
-        process = start_python(
-            "-m", program, msgspec.json.encode(spec).decode(),
-            settings={"OMP_NUM_THREADS": str(threads), "GLOO_SOCKET_IFNAME": "lo"},
-            stdout=output, stderr=output, pass_fds=(theirs.fileno(), board.fd, lifeline.fd),
-            process_group=0,  # ctrl+c is the host's to handle; of the host's session, as schedulers count by session
-        )  # fmt: skip
+        process, output = _process(spec, program)
     finally:
         theirs.close()
         lifeline.handed_over()
     return RankProcess(rank, process, Connection(ours, ANSWERS), lifeline, output, before)
+
+
+def _process(spec: RankSpec, program: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
+    """The process of a rank, and what it prints: the one that stands by for an engine of one, else a new one."""
+    described, given = msgspec.json.encode(spec), (spec.socket_fd, spec.board_fd, spec.lifeline_fd)
+    waiting = standby.take(program, spec.threads) if spec.size == 1 else None
+    if waiting is not None and waiting.become(described, given):
+        return waiting.process, waiting.output
+    output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank
+    process = start_python(
+        "-m", program, described.decode(), settings=standby.rank_settings(spec.threads),
+        stdout=output, stderr=output, pass_fds=given,
+        process_group=0,  # ctrl+c is the host's to handle; of the host's session, as schedulers count by session
+    )  # fmt: skip
+    return process, output

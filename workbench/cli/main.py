@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import sys
 import threading
 import traceback
 import warnings
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from io import TextIOWrapper
 
 from lockstep.engine.text import printable
@@ -25,6 +27,8 @@ from lockstep.workbench.exit_codes import Exit
 
 #: The environment variable by which a shell asks for completions.
 COMPLETION = "_LOCKSTEP_COMPLETE"
+#: Commands that start an engine at once, unless they are asked for help, or their ranks are started by torchrun.
+_OF_AN_ENGINE, _NO_RANK = ("generate", "run", "check"), ("--help", "--listen")
 #: How errors of a command line begin that ask for what a command takes.
 _TAKES = ("Missing ", "Got unexpected ", "No such option")
 
@@ -38,6 +42,23 @@ def run(arguments: list[str]) -> int:
 
 
 def _command(words: list[str]) -> int:
+    with _rank_standing_by(words):
+        return _invoked(words)
+
+
+def _rank_standing_by(words: list[str]) -> AbstractContextManager[None]:
+    """The rank of a command that starts an engine of one at once, while the command itself is imported and read."""
+    starts = words[:1] and words[0] in _OF_AN_ENGINE and not any(word.startswith(_NO_RANK) for word in words)
+    if not starts or set(re.findall(r"--[te]p[ =](\S+)", " ".join(words))) - {"1"}:
+        return contextlib.nullcontext()
+    from lockstep.engine.machine import default_threads
+    from lockstep.engine.ranks.standby import standing_by
+    from lockstep.workbench.inferior.rank_program import RANK_PROGRAM
+
+    return standing_by(RANK_PROGRAM, default_threads())
+
+
+def _invoked(words: list[str]) -> int:
     # Imported here: screens come before Typer would be there.
     import typer
 

@@ -35,15 +35,11 @@ from lockstep.engine.taps.breaks import PauseSpec
 from lockstep.engine.taps.names import TapSpec, model_taps
 from lockstep.sessions.records import StepRecord
 from lockstep.workbench.inferior.patches import Patch
+from lockstep.workbench.inferior.rank_program import RANK_COMMAND, RANK_PROGRAM
 from lockstep.workbench.inferior.recorder import StepRecorder
 from lockstep.workbench.inferior.state import Paused, SequenceState
 from lockstep.workbench.inferior.step_record import misaligned, step_in_flight, step_record
 from lockstep.workbench.models.capture import STATS, Capture
-
-#: The rank program: it knows the whole fault catalogue.
-RANK_PROGRAM = "lockstep.engine.faults.rank"
-#: The same under torchrun. A program of its own: `-m` would import from the working directory.
-RANK_COMMAND = "--no-python lockstep rank"
 
 
 class Inferior:

@@ -37,7 +37,7 @@ from lockstep.workbench.checking.invariants.runs import (
     run,
     tolerance,
 )
-from lockstep.workbench.inferior.inferior import RANK_PROGRAM
+from lockstep.workbench.inferior.rank_program import RANK_PROGRAM
 
 #: Tokens of the long prompt, where the model's context has room for it.
 LONG = 256
