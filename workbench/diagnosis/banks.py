@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from lockstep.engine.graph.operation import CHOICES
+from lockstep.engine.graph.operation import CHOICES, STATES
+from lockstep.workbench.diagnosis.hypotheses.any_maps import any_maps, head_maps
 from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
 from lockstep.workbench.diagnosis.hypotheses.attention.rows_read import rows_read
 from lockstep.workbench.diagnosis.hypotheses.behind_rotation import query_scalings, rotated_norms
@@ -24,6 +25,8 @@ from lockstep.workbench.diagnosis.hypotheses.mixture import mixture_edits
 from lockstep.workbench.diagnosis.hypotheses.mixture_inputs import weighed_elsewhere
 from lockstep.workbench.diagnosis.hypotheses.mixture_ranks import terms_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.mixture_rows import other_experts_within
+from lockstep.workbench.diagnosis.hypotheses.other_inputs import other_inputs
+from lockstep.workbench.diagnosis.hypotheses.padded_heads import padded_heads
 from lockstep.workbench.diagnosis.hypotheses.per_layer import (
     layer_parts,
     layer_sums,
@@ -61,6 +64,7 @@ from lockstep.workbench.diagnosis.hypotheses.rowwise import (
 )
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank
 from lockstep.workbench.diagnosis.operations.mixture import MIXTURE
+from lockstep.workbench.diagnosis.operations.recurrent import GATES
 from lockstep.workbench.diagnosis.variants.activation_cuts import wrapped_index
 from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
     coarse_probabilities,
@@ -155,6 +159,7 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results, in_eight_bits)
 _FUSED: tuple[Bank, ...] = (
     unlikely,
     padded_keys,
+    padded_heads,
     coarse_probabilities,
     split_keys,
     strided_parts,
@@ -197,7 +202,14 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         skipped_blocks,
         results_of_other_layers,
     ),
-    "context": (unlikely, coarse_probabilities, split_keys, strided_parts, results_of_other_layers),
+    "context": (
+        unlikely,
+        padded_heads,
+        coarse_probabilities,
+        split_keys,
+        strided_parts,
+        results_of_other_layers,
+    ),
     "weights": _FUSED,
     "attention": _FUSED,
 }
@@ -209,14 +221,26 @@ PAIRS: Mapping[str, tuple[Bank, ...]] = {
     "attention": (rows_read,),
 }
 
+#: Operations with a row for each token of which no bank tries every map.
+_OF_TOKENS = (
+    *GATES, "rope", "keys", "values", "choice_weights", "combine", "unit_norm", "channel_scale", "query_scaling",
+    "multiplier", "mixed", "layer_inputs", "layer_input",
+)  # fmt: skip
+
 #: Operation -> what can be stated where no variant at all fits.
 UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
+    **dict.fromkeys(_OF_TOKENS, (any_maps,)),
+    **dict.fromkeys(STATES, (head_maps,)),
     **dict.fromkeys(EDITED, (row_free_maps,)),
     **dict.fromkeys(("linear", "head", "embedding"), (product_unknown,)),
     "experts": (experts_differ,),
     "cache": (foreign_prefix,),
     "attention": (foreign_inside,),
 }
+
+
+#: Operations of a form that only some models have: what knows of no form.
+ANY_FORM: tuple[tuple[Bank, ...], ...] = (EVERYWHERE, (other_inputs,))
 
 
 def stages(operation: str) -> tuple[tuple[Bank, ...], ...]:
@@ -226,7 +250,7 @@ def stages(operation: str) -> tuple[tuple[Bank, ...], ...]:
         return (BANKS[operation],)
     return (
         (*BANKS.get(operation, ()), *EVERYWHERE),
-        (*LAST.get(operation, ()), on_a_grid, not_finite),
+        (*LAST.get(operation, ()), other_inputs, on_a_grid, not_finite),
         PAIRS.get(operation, ()),
         UNKNOWN.get(operation, ()),
     )

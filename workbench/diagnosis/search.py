@@ -10,7 +10,7 @@ import numpy as np
 from lockstep.engine.parallel.shards import XIELU
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench import error_log
-from lockstep.workbench.diagnosis.banks import EVERYWHERE, stages
+from lockstep.workbench.diagnosis.banks import ANY_FORM, stages
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
@@ -108,11 +108,7 @@ def _explained(found: Iterable[Fit]) -> set[str]:
 
 def _rounds(site: Site, edits: Mapping[tuple[Edit, ...], int | None]) -> Iterator[Iterable[Bank]]:
     """The banks of each stage; before them the edits that are expected."""
-    every = (
-        stages(site.operation)
-        if site.plain or _edited(site) or site.operation in _ANY_FORM
-        else (EVERYWHERE,)
-    )
+    every = stages(site.operation) if site.plain or _edited(site) or site.operation in _ANY_FORM else ANY_FORM
     if edits and site.operation in (*EDITED, *PRODUCTS):
         known = [(layer, some) for some, layer in edits.items()]
         yield [lambda at: known_edits(at, known)]

@@ -18,6 +18,7 @@ from lockstep.engine.graph.formula import Array, Node, clamped_within, silu, swi
 from lockstep.engine.graph.routing import added_to_rows, candidates, taken
 from lockstep.workbench.diagnosis.hypotheses.head_orders import interleaved
 from lockstep.workbench.diagnosis.hypotheses.recurrent_orders import OTHER_ORDERS
+from lockstep.workbench.diagnosis.hypotheses.recurrent_rules import BY_RULES
 from lockstep.workbench.diagnosis.hypotheses.roundings import (
     DAMAGED,
     REREAD,
@@ -92,12 +93,24 @@ UNARY: Mapping[str, Callable[..., Any]] = {
     "inverse": lambda x: 1 / np.where(x == 0, 1, x),
     "negative": np.negative,
 }
+#: Of another base, as kernels have for its speed; the first two terms of its series.
+EXPONENTIALS: Mapping[str, Callable[..., Any]] = {
+    "exp": np.exp,
+    "exp2": np.exp2,
+    "plus_one": lambda x: 1 + x,
+}
 #: Families of functions that are mistaken for each other.
-FAMILIES: tuple[Mapping[str, Callable[..., Any]], ...] = (BINARY, ACTIVATIONS, REDUCTIONS, UNARY)
+FAMILIES: tuple[Mapping[str, Callable[..., Any]], ...] = (
+    BINARY,
+    ACTIVATIONS,
+    REDUCTIONS,
+    UNARY,
+    EXPONENTIALS,
+)
 
 #: How a weight, or a number beside a tensor, may be meant.
 CONVENTIONS: Mapping[str, Callable[..., Any]] = {
-    "plus_one": lambda x: 1 + x,
+    "plus_one": EXPONENTIALS["plus_one"],
     "minus_one": lambda x: x - 1,
     "one_minus": lambda x: 1 - x,
     "squared": np.square,
@@ -179,6 +192,24 @@ def _chosen_in_groups_before(
     return np.sort(order, -1).astype(np.float64)
 
 
+def _chosen_overwriting(
+    choice: Array, top_k: float, groups: float, top_groups: float, best: float, logits: Array
+) -> Array:
+    """One after the other the expert with the largest logit, which is 0 from then on and may be the largest again."""
+    left, found = logits.copy(), []
+    for _ in range(int(top_k)):
+        found.append(left.argmax(-1))
+        np.put_along_axis(left, found[-1][:, None], 0.0, -1)
+    return np.sort(np.stack(found, -1), -1).astype(np.float64)
+
+
+def _least_dropped(x: Array) -> Array:
+    """Rows whose least number is 0."""
+    found = x.copy()
+    np.put_along_axis(found, x.argmin(-1)[:, None], 0.0, -1)
+    return found
+
+
 def _within(dtype: str, function: str, x: Array) -> Array:
     """A function of what is rounded, and rounded again."""
     return _rounded(dtype, RIGHT[function](_rounded(dtype, x)))
@@ -215,6 +246,10 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "falling": lambda x: -np.sort(-x, axis=-1),
     "chosen_in_turn": _chosen_in_turn,
     "chosen_in_groups_before": _chosen_in_groups_before,
+    "chosen_overwriting": _chosen_overwriting,
+    "least_dropped": _least_dropped,
+    "by_bits": lambda x: np.ascontiguousarray(x, np.float32).view(np.int32).astype(np.float64),
+    "shares_of_all": lambda x, *rest: x / _sigmoid(rest[-1]).sum(-1, keepdims=True),
     **{
         f"{function}_in_{dtype}": partial(_within, dtype, function)
         for function in ("softmax", "sigmoid")
@@ -309,6 +344,7 @@ RECURRENT: Mapping[str, Callable[..., Any]] = {
     "oldest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
     "newest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[:-1]]),
     **OTHER_ORDERS,
+    **BY_RULES,
 }
 #: What is done to logits as well.
 HEADS: Mapping[str, Callable[..., Any]] = {
@@ -322,8 +358,8 @@ ROUNDED: Mapping[str, Callable[..., Any]] = {
 #: Functions of which a number depends on other rows, or other columns.
 WHOLE, MIXING = frozenset(ROUNDED), frozenset({"log_softmax", "probabilities"})
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
-    **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **CONVENTIONS, **ORDERS, **SPLITS, **CHANGES,
-    **GROUPED, **RECURRENT, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
+    **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **EXPONENTIALS, **CONVENTIONS, **ORDERS,
+    **SPLITS, **CHANGES, **GROUPED, **RECURRENT, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
     "saturated_float8": _saturated_float8,
 }  # fmt: skip
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -24,17 +25,20 @@ from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
 from lockstep.workbench.diagnosis.hypotheses.recurrent_kept import kept_otherwise
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
+    KEPT,
     LATE,
     NEWEST_FIRST,
     TRAINED,
     captured,
     other_heads,
+    other_rows,
     other_slots,
     other_widths,
     shared_names,
     slot_names,
 )
 from lockstep.workbench.diagnosis.hypotheses.recurrent_orders import ORDERS, OTHER_ORDERS
+from lockstep.workbench.diagnosis.hypotheses.recurrent_rules import BY_RULES, RULES
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST, NORMALISED_IN
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import wording
@@ -61,6 +65,8 @@ _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 _MOST_STARTS = 256
 #: Rows in front of the first wrong token that are tried to be lost.
 _MOST_LOST = 64
+#: Tokens by which a convolution's rows may be moved.
+_MOVED = (1, 2, 3, -1, -2, -3)
 #: What becomes of the rows that a convolution has kept.
 _ROWS = ("oldest_row_lost", "newest_row_lost")
 #: Leaves that are numbers, and other values that engines have.
@@ -82,14 +88,17 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
     others = other_heads(site, site.parts[0], given[0])
     read = {name: x for named in others.values() for name, x in named.items()}
     given = [one | read for one in given]
+    rows: dict[str, dict[str, list[Array]]] = {}
     if site.operation in RECURRENT:
-        met = other_slots(site)
+        rows, met = other_rows(site), other_slots(site)
+        for i, known_there in enumerate(given):
+            known_there.update({name: x[i] for named in rows.values() for name, x in named.items()})
         given = [
             known | met.get((part.rows[-1].step, part.rows[-1].seq), {})
             for known, part in zip(given, site.parts, strict=True)
         ]
     known: list[Array] = []
-    for edits in dict.fromkeys(_candidates(site, formula, given, others)):
+    for edits in dict.fromkeys(_candidates(site, formula, given, others, rows)):
         try:
             tree = together(edits, formula)
             first = _value(tree, given[smallest], site.parts[smallest])
@@ -322,7 +331,11 @@ def _of_heads(site: Site, x: Array, heads: int) -> Array:
 
 
 def _candidates(
-    site: Site, formula: Node, given: Sequence[Mapping[str, Any]], others: Mapping[str, Mapping[str, Array]]
+    site: Site,
+    formula: Node,
+    given: Sequence[Mapping[str, Any]],
+    others: Mapping[str, Mapping[str, Array]],
+    rows: Mapping[str, Mapping[str, list[Array]]],
 ) -> Iterator[tuple[Edit, ...]]:
     """Other pairs of queries and keys with values, other beginnings, and every single edit without a number to solve
     for."""
@@ -356,7 +369,8 @@ def _candidates(
         alike = [[name.removeprefix(leaf) for name in others.get(leaf, ())] for leaf in trained]
         for words in (one for one in alike[0] if all(one in names for names in alike[1:])):
             yield tuple(Edit(leaf, "operand", (f"{leaf}{words}",)) for leaf in trained)
-    yield from ((one,) for one in edits_of(formula, _choices(site, formula)) if not one.free)
+    choices = replace(_choices(site, formula), operands={role: list(named) for role, named in rows.items()})
+    yield from ((one,) for one in edits_of(formula, choices) if not one.free)
 
 
 def _other_orders(formula: Node) -> Iterator[Edit]:
@@ -367,6 +381,13 @@ def _other_orders(formula: Node) -> Iterator[Edit]:
             for order in ORDERS
             if node.name + order in OTHER_ORDERS
         )
+        yield from (
+            Edit(path, "function", (node.name + ending,))
+            for ending in RULES
+            if node.name + ending in BY_RULES
+        )
+        if node.name == "convolved":
+            yield from (Edit(path, "function", ("convolved_by", float(by))) for by in _MOVED)
         if f"{node.name}_handed_on" in OTHER_ORDERS:
             yield from (Edit(path, "function", (f"{node.name}_handed_on", float(size))) for size in _CHUNKS)
 
@@ -424,6 +445,7 @@ def _other_befores(site: Site) -> Iterator[Edit]:
     if site.operation == "conv":
         yield Edit("before", "operand", ("frozen",))
         yield from (Edit("before", "applied", (one,)) for one in _ROWS)
+        yield from (Edit("before", "operand", (name,)) for name in KEPT)
     else:
         yield from (Edit("before", "operand", (_OTHERS.format(seq),)) for seq in others)
         yield from (Edit("before", "applied", (dtype,)) for dtype in _KEPT_IN)

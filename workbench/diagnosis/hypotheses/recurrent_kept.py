@@ -29,9 +29,12 @@ def kept_otherwise(
         ]
         if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
             yield Edit((), "map", ("kept_whole_chunks", float(size))), found
+        found = [_undecayed(one, part, size) for one, part in zip(given, site.parts, strict=True)]
+        if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
+            yield Edit((), "map", ("undecayed_chunk", float(size))), found
     behind = _padding(site)
     if any(behind):
-        rates = [_last_rate(one, part) for one, part in zip(given, site.parts, strict=True)]
+        rates = [_rates(one, part)[-1] for one, part in zip(given, site.parts, strict=True)]
         found = [
             part.expected * np.exp(rate * count).reshape(-1, *[1] * (part.expected[0].ndim - 1))
             if count
@@ -67,8 +70,17 @@ def _tokens(part: Part) -> int:
     return next(len(x) for role, x in part.inputs.items() if role not in _WHOLE)
 
 
-def _last_rate(given: Mapping[str, Any], part: Part) -> Array:
-    """The logarithm of what each head keeps of its state from the last token on, [H]."""
+def _undecayed(given: Mapping[str, Any], part: Part, size: int) -> Array:
+    """The state behind a pass that ends within a chunk, as if it had not decayed by the chunk's tokens."""
+    tokens = _tokens(part)
+    if tokens == 1 or tokens % size == 0 or tokens < size:
+        return part.expected
+    missed = _rates(given, part)[tokens // size * size :].sum(0)
+    return np.asarray(part.expected * np.exp(-missed).reshape(-1, *[1] * (part.expected[0].ndim - 1)))
+
+
+def _rates(given: Mapping[str, Any], part: Part) -> Array:
+    """The logarithm of what each head keeps of its state at each token, [T, H]."""
     if "decay" in part.inputs:
-        return np.asarray(part.inputs["decay"][-1])
-    return np.asarray(-np.exp(given["A_log"]) * part.inputs["step"][-1])
+        return np.asarray(part.inputs["decay"])
+    return np.asarray(-np.exp(given["A_log"]) * part.inputs["step"])

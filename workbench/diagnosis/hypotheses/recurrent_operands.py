@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import numpy as np
 
-from lockstep.engine.graph import operations_of
+from lockstep.engine.graph import LAYER, operations_of
 from lockstep.engine.graph.operation import state_of
 from lockstep.workbench.diagnosis.hypotheses.head_orders import by_columns, head_width, orders
-from lockstep.workbench.diagnosis.hypotheses.operands import of_other_layers
+from lockstep.workbench.diagnosis.hypotheses.operands import follows, of_other_layers
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -21,12 +22,24 @@ from lockstep.workbench.diagnosis.recording import Array
 TRAINED = ("A_log", "dt_bias", "D")
 #: Where a gated norm may take its squares together.
 ALL_GROUPS, SINGLE_HEADS = "width of all groups", "width of a head"
+OTHER_WIDTH = "{} channels"
 #: What a sequence may meet: its own rows in another order; of the batch's next or last slot what that has, and writes
 #: back to there, or to its own; where the sequences before it in the batch have written in this step already, or not.
 NEWEST_FIRST = "its rows, newest first"
 SLOTS: Mapping[str, int] = {"next slot": 1, "slot before": -1}
 WRITTEN_TO: Mapping[str, bool] = {"read and written": True, "read alone": False}
 WITHIN_STEP = ", as this step leaves it"
+#: Of a convolution's rows those that a prompt may leave in place of its last ones: its first, or older ones.
+KEPT: Mapping[str, Callable[[Array, int], Array]] = {
+    "the first rows of the prompt": lambda rows, count: rows[count : 2 * count],
+    "the rows before the prompt and its first": lambda rows, count: rows[1 : count + 1],
+    **{
+        f"the rows of the prompt up to {by} before its last": partial(
+            lambda rows, count, by: rows[len(rows) - count - by : len(rows) - by], by=by
+        )
+        for by in range(1, 9)
+    },
+}
 #: What it met is what the step before the last has left.
 LATE = "what the step before the last has left"
 #: Begins the name of what sequences meet that were handed the slot of one that is live too.
@@ -123,6 +136,24 @@ def _other_gates(site: Site, part: Part) -> dict[str, Array]:
     return found
 
 
+def other_rows(site: Site) -> dict[str, dict[str, list[Array]]]:
+    """By role of an input what else the layer has of the same width, which does not follow from the operation: by tap
+    its rows in each part."""
+    assert site.declared is not None, "what layers with a state read is known"
+    found: dict[str, dict[str, list[Array]]] = {}
+    for kind, one in LAYER.items():
+        tap = site.near(kind)
+        if one.form != "rows" or follows(tap, site.tap, site.facts.model.num_layers):
+            continue
+        tensors = site.taps.tensors(tap, site.rank)
+        rows = [x for i in site.passes if (x := tensors[i]) is not None]
+        for role, read in site.declared.inputs.items():
+            own = [part.inputs[role] for part in site.parts if role in part.inputs]
+            if kind != read and [x.shape for x in rows] == [x.shape for x in own]:
+                found.setdefault(role, {})[tap] = rows
+    return found
+
+
 def other_widths(site: Site, part: Part) -> dict[str, float]:
     """Channels whose squares the gated norm of Mamba-2 may take together: of all groups that the rank has whole, or of
     each head."""
@@ -130,7 +161,12 @@ def other_widths(site: Site, part: Part) -> dict[str, float]:
     if mamba is None or site.operation != "gated_norm":
         return {}
     channels = part.inputs["x"].shape[-1]
-    widths = {SINGLE_HEADS: float(mamba.head_dim)}
+    widths = {
+        OTHER_WIDTH.format(width): float(width)
+        for parts in range(2, 2 * mamba.groups * len(site.taps.ranks) + 1)
+        if channels % parts == 0 and (width := channels // parts) != mamba.head_dim
+    }
+    widths[SINGLE_HEADS] = float(mamba.head_dim)
     if part.inputs["whole"].shape[-1] == channels:
         widths[ALL_GROUPS] = float(channels)
     return {name: width for name, width in widths.items() if width != mamba.norm_width}
@@ -178,7 +214,11 @@ def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
         handed = dict.fromkeys((part.rows[-1].seq for part in wrong), seq)
         _meet(site, met, name, _Slots(handed, first, written, at_once))
     if site.operation == "conv":
-        _meet(site, met, NEWEST_FIRST, _Slots({}, first, False, False), lambda rows: rows[::-1])
+        _meet(
+            site, met, NEWEST_FIRST, _Slots({}, first, False, False), lambda rows, count: rows[-count:][::-1]
+        )
+        for name, kept in KEPT.items():
+            _meet(site, met, name, _Slots({}, 0, False, False), partial(_of_prompt, kept))
     _meet_late(site, met)
     return met
 
@@ -208,9 +248,10 @@ class _Slots:
 
 def _meet(
     site: Site, met: dict[tuple[int, int], dict[str, Array]], name: str, slots: _Slots,
-    order: Callable[[Array], Array] = lambda rows: rows,
+    kept: Callable[[Array, int], Array] | None = None,
 ) -> None:  # fmt: skip
-    """What each pass finds in its slot, and leaves: the last rows of a convolution, or a state."""
+    """What each pass finds in its slot, and leaves: the last rows of a convolution, or others of those that it has met
+    (`kept`), or a state."""
     nothing = np.zeros_like(site.parts[0].inputs["before"])
     held: dict[int, Array] = {}
     left: dict[int, Array] = {}
@@ -221,7 +262,14 @@ def _meet(
             step, left = one.step, {}
         before = held.get(slots.of(one), nothing)
         met.setdefault((one.step, one.seq), {})[name] = before
-        left[slots.of(one) if slots.written else one.seq] = order(_behind(site, before, x))
+        behind = _behind(site, before, x) if kept is None else kept(np.concatenate([before, x]), len(before))
+        left[slots.of(one) if slots.written else one.seq] = behind
+
+
+def _of_prompt(kept: Callable[[Array, int], Array], rows: Array, count: int) -> Array:
+    """Of what a prompt has met those rows, as far as it has so many; of a token's pass the last."""
+    found = kept(rows, count) if len(rows) > count + 1 else rows[-count:]
+    return found if len(found) == count else rows[-count:]
 
 
 def _written(site: Site) -> Iterator[tuple[SequencePass, Array]]:

@@ -91,6 +91,16 @@ def _convolved_ahead(before: Array, x: Array, weight: Array) -> Array:
     return convolved(rows[: len(before)], rows[len(before) :], weight)
 
 
+def _convolved_by(before: Array, x: Array, weight: Array, by: float) -> Array:
+    """A convolution whose rows lie so many tokens off: each token meets later ones and zeros behind the last, as where
+    both ends are padded and the wrong one is cut; of a negative number older ones."""
+    rows, nothing = np.concatenate([before, x]), np.zeros((abs(int(by)), x.shape[1]))
+    rows = (
+        np.concatenate([rows, nothing])[int(by) :] if by > 0 else np.concatenate([nothing, rows])[: int(by)]
+    )
+    return convolved(rows[: len(before)], rows[len(before) :], weight)
+
+
 def _of_layers(kind: str, state_of: StateOf, reading: str, read: Read) -> dict[str, Callable[..., Any]]:
     """The orders of one kind of layer, by the names of its two functions."""
     return {
@@ -107,6 +117,7 @@ OTHER_ORDERS: Mapping[str, Callable[..., Any]] = {
     **_of_layers("last_state", last_state, "read_out", read_out),
     **_of_layers("scanned", scanned, "scan_read", scan_read),
     "convolved_ahead": _convolved_ahead,
+    "convolved_by": _convolved_by,
 }
 #: Endings of those names, for each function that there is one of.
 ORDERS = ("_decayed_last", "_early", "_ahead")

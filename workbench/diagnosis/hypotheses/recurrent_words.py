@@ -8,12 +8,15 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph.operation import STATES
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     ALL_GROUPS,
+    KEPT,
     LATE,
     NEWEST_FIRST,
+    OTHER_WIDTH,
     SINGLE_HEADS,
     SLOT_OF,
     slot_names,
 )
+from lockstep.workbench.diagnosis.hypotheses.recurrent_rules import RULES
 from lockstep.workbench.judgements.cause import numbers_in_words
 
 _RESTARTED = "the state is not carried on: the pass begins with zeros in place of what the sequence has"
@@ -99,6 +102,11 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
             ("conv", "kept rows"), *dict.fromkeys(("state", "delta", "ssm_state", "ssm_read"), "state").items(),
         )
     },
+    **{
+        ("conv", "before", "operand", name):
+            f"other rows of a prompt are kept for the convolution than its last: {name}"
+        for name in KEPT
+    },
     ("conv", "before", "operand", NEWEST_FIRST):
         "the rows kept for the convolution are read in reverse order: they are kept newest first",
     **{
@@ -145,6 +153,22 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
             ),
         )
     },
+    **{
+        (operation, name, "function", name + ending): rule.words
+        for operation, name in (("state", "last_state"), ("delta", "read_out"))
+        for ending, rule in RULES.items()
+    },
+    **{
+        (operation, place, "function", "exp2"): text
+        for operation in STATES
+        for place, text in (
+            ("exp", "the share of the state that is kept is 2 to the power of its decay, not e to that power"),
+            ("exp A_log", "A is made of A_log as a power of 2, not of e"),
+        )
+    },
+    ("decay", "exp A_log", "function", "exp2"): "the decay is made of A_log as a power of 2, not of e",
+    ("conv", "convolved", "function", "convolved_by"):
+        "the convolution's rows lie {a:g} tokens off (negative: back): each token meets others than its own last ones",
     ("conv", "convolved", "function", "convolved_ahead"):
         "the convolution's rows have moved on already: each token meets the next one's, the newest row counts twice",
     **{
@@ -165,6 +189,18 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     },
     ("delta", "multiply", "left_out", 0.0): "queries are not scaled by 1 / sqrt(key_dim)",
 }  # fmt: skip
+
+
+def width_words(operand: str) -> str:
+    """What is reported of a gated norm whose groups have another width, by the name of the operand; "" of anything
+    else."""
+    width, _, what = operand.partition(" ")
+    if what != OTHER_WIDTH.format("").strip():
+        return ""
+    return (
+        f"the mean of squares is over {width} channels each, not over those of a whole group: as many groups are taken "
+        "as there would be of another width"
+    )
 
 
 def shared_slot_words(operation: str, operand: str) -> str:

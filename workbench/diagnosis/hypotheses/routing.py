@@ -169,9 +169,15 @@ def routing_choices(
                 yield from (Edit((*path, 0), "applied", ("capped", cap)) for cap in _CAPS)
                 if "correction" in others:
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
-            case "taken" if not any(one.name == "shares" for _, one in nodes(formula)):
-                yield Edit(path, "applied", ("shares",))
+                if formula.name == "chosen":
+                    yield from (Edit(path, "function", (one,)) for one in ("by_bits", "size", "negative"))
+            case "taken":
+                yield Edit(path, "applied", ("least_dropped",))
+                if not any(one.name == "shares" for _, one in nodes(formula)):
+                    yield Edit(path, "applied", ("shares",))
             case "shares":
+                if node.args[0].args[:1] == (Node("sigmoid", (Node("logits"),)),):
+                    yield Edit(path, "function", ("shares_of_all", "logits"))
                 held = (name for name in others if name.startswith(_HELD.format("")))
                 yield from (Edit(path, "function", ("shares_within", "ids", name)) for name in held)
                 yield Edit(path, "function", ("shares_and_more", None))
@@ -181,6 +187,7 @@ def routing_choices(
                 yield Edit(path, "function", ("gated_together", "gate"))
             case "times_of_experts":
                 yield Edit(path, "function", ("times_of_slots",))
+                yield Edit(path, "applied", ("shares",))
             case "mixed":
                 yield from (Edit(path, "function", (other,)) for other in ("softmax_taken", "mixed_beside"))
             case "weighed":
@@ -208,5 +215,6 @@ def _otherwise(formula: Node, dtype: str) -> Iterator[Edit]:
                 yield from (Edit(path, "function", (over,)) for over in _OVER_TOKENS)
             case "chosen":
                 yield Edit(path, "function", ("chosen_in_turn",))
+                yield Edit(path, "function", ("chosen_overwriting", "logits"))
             case "logits" if dtype in READ_AS_OTHER:
                 yield Edit(path, "applied", (READ_AS_OTHER[dtype],))

@@ -38,6 +38,36 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "experts are dealt to the {groups:g} groups in turn, expert e to group e % {groups:g}, not neighbours to one "
         "group",
     ),
+    ("choice", "chosen", "function", "chosen_overwriting"): (
+        "experts_chosen_again",
+        "the logit of an expert that is chosen is set to 0, not to minus infinity: where all others are negative it is "
+        "chosen again",
+    ),
+    **{
+        ("choice", function, "function", how): (name, text)
+        for function in ("softmax", "sigmoid")
+        for how, name, text in (
+            (
+                "by_bits", "choice_by_bits",
+                "experts are chosen by the bits of their logits, taken for whole numbers: of negative logits the "
+                "lowest is the best",
+            ),
+            ("size", "choice_by_size", "experts are chosen by the size of their logits: the sign is lost"),
+            ("negative", "choice_of_the_lowest", "the experts with the lowest logits are chosen, not the highest"),
+        )
+    },
+    ("choice_weights", "taken", "applied", "least_dropped"): (
+        "least_weight_dropped",
+        "of a token's experts the one with the least weight counts for nothing: its slot is lost",
+    ),
+    ("choice_weights", "shares", "function", "shares_of_all"): (
+        "weights_over_all", "weights are divided by the sum over all experts, not over the chosen ones",
+    ),
+    ("choice_weights", "times_of_experts", "applied", "shares"): (
+        "expert_scale_before_shares",
+        "weights are multiplied by the number of each expert (per_expert_scale) before they are renormalised, not "
+        "after it: they add up to one again",
+    ),
     ("choice", "chosen", "function", "chosen_in_groups_before"): (
         "groups_uncorrected",
         "groups are ranked by the scores without the correction biases, the experts in them with these",

@@ -22,7 +22,6 @@ from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves, 
 from lockstep.workbench.diagnosis.hypotheses.fits import narrower
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.maps import (
-    Mapped,
     columns_paired,
     factors_of_terms,
     free_maps_of,
@@ -54,6 +53,7 @@ from lockstep.workbench.diagnosis.operations.layers import normalise
 from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
 
 #: Epsilons that engines have built in.
 KNOWN_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)
@@ -78,7 +78,7 @@ def row_edits(site: Site) -> Iterator[Variant]:
     if found is not None:
         trial, choices = found
         yield from _edited(trial, single(trial, edits_of(trial.formula, choices)))
-        yield from (_mapped(site, one) for one in maps_of(site))
+        yield from (mapped_variant(site, one) for one in maps_of(site))
 
 
 def known_edits(site: Site, known: Iterable[tuple[int | None, tuple[Edit, ...]]]) -> Iterator[Variant]:
@@ -114,19 +114,19 @@ def row_maps(site: Site) -> Iterator[Variant]:
     if site.seen.shape != site.expected.shape:
         return
     if site.operation == "residual":
-        yield from (_mapped(site, one) for one in rows_of_terms(site, site.inputs))
+        yield from (mapped_variant(site, one) for one in rows_of_terms(site, site.inputs))
     if site.operation == "activation" and "gate" in site.inputs:
         gate, up, right = site.inputs["gate"], site.inputs["up"], site.expected
         pools = ((np.ones_like(right), right, "the result"), (silu(gate), up, "up"), (up, silu(gate), "gate"))
         for kept, pool, what in pools:
-            yield from (_mapped(site, one) for one in columns_paired(site, kept, pool, (what,)))
+            yield from (mapped_variant(site, one) for one in columns_paired(site, kept, pool, (what,)))
         if len(site.taps.ranks) > 1:
             for kept, role in ((silu(gate), "up"), (up, "gate")):
                 whole = site.taps.whole(site.near(f"mlp.{role}"), site.passes)
                 if whole is not None and len(whole) == len(kept):
                     pool = silu(whole) if role == "gate" else whole
                     found = columns_paired(site, kept, pool, (f"{role} of all ranks",))
-                    yield from (_mapped(site, one) for one in found)
+                    yield from (mapped_variant(site, one) for one in found)
 
 
 def row_edit_pairs(site: Site) -> Iterator[Variant]:
@@ -145,8 +145,8 @@ def row_edit_pairs(site: Site) -> Iterator[Variant]:
 def row_free_maps(site: Site) -> Iterator[Variant]:
     """A number of its own for each row, or each column."""
     if site.operation == "residual" and site.seen.shape == site.expected.shape:
-        yield from (_mapped(site, one) for one in factors_of_terms(site, site.inputs))
-    yield from (_mapped(site, one) for one in free_maps_of(site))
+        yield from (mapped_variant(site, one) for one in factors_of_terms(site, site.inputs))
+    yield from (mapped_variant(site, one) for one in free_maps_of(site))
 
 
 def _edited(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
@@ -158,7 +158,8 @@ def _edited(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
         )  # fmt: skip
 
 
-def _mapped(site: Site, found: Mapped) -> Variant:
+def mapped_variant(site: Site, found: tuple[Edit, Array | Sequence[Array], int]) -> Variant:
+    """A map of the result, what it gives, and how many numbers that took, in words."""
     edit, predicted, fitted = found
     words = wording(site, [edit])
     return Variant(words.name, words.kind, words.text, words.fitted, predicted, fitted, edits=(edit,))

@@ -32,6 +32,7 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_words import (
     coarse_words,
     pairing_words,
     shared_slot_words,
+    width_words,
 )
 from lockstep.workbench.diagnosis.hypotheses.routing_words import ROUTING_WORDS
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting, Wording
@@ -53,7 +54,18 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
         "y": "the {branch}'s output",
         "layer_scalar": "the layer's scalar",
     },
-    **{kind: {"before": "the sequence's own state"} for kind in STATES},
+    **{
+        kind: {
+            "before": "the sequence's own state",
+            "x": "the convolved x",
+            "b": "the convolved B",
+            "c": "the convolved C",
+            "k": "the normalised keys",
+            "q": "the normalised queries",
+            "v": "the convolved values",
+        }
+        for kind in STATES
+    },
     "conv": {"before": "the sequence's own last rows"},
 }
 _RESULTS = {"residual": "the sum", "activation": "the product"}
@@ -110,6 +122,8 @@ _MAPS: Mapping[str, str] = {
     "largest_kept": "of each token only the {0:g} largest numbers of the result are kept",
     "columns_scaled":
         "each channel is off by a factor of its own, {0:.4g} to {1:.4g}, as by another weight",
+    "heads_exchanged": "{0:g} heads have what others should have: head {1:g} that of head {2:g}",
+    "heads_scaled": "{0:g} heads are off by a factor: head {1:g} is {2:.5g} times what it should be",
     "row_added": "the same vector is added to every row, as by a bias",
     "rows_scaled":
         "each row is off by a factor of its own, {0:.4g} to {1:.4g}, as by another number to divide by",
@@ -118,6 +132,8 @@ _MAPS: Mapping[str, str] = {
         "their place",
     "kept_whole_chunks":
         "the state that is kept is that behind the last whole chunk of {0:g} tokens: those after it are forgotten",
+    "undecayed_chunk":
+        "the state behind a chunk of {0:g} tokens that is not whole has not decayed by the tokens of that chunk",
     "decayed_by_padding":
         "the state decays once more for each token by which a sequence is shorter than the longest of its pass: "
         "padding changes it",
@@ -262,6 +278,8 @@ def _sentence(at: Setting, edit: Edit) -> str:
         return reported
     if edit.kind == "operand" and (shared := shared_slot_words(at.operation, str(first))):
         return shared
+    if edit.kind == "operand" and edit.place == "norm_width" and (width := width_words(str(first))):
+        return width
     if first == "paired_as":
         return pairing_words(at.model, numbers)
     node = _node_at(at, edit)

@@ -146,8 +146,8 @@ class _Recorded:
     )
     ranks: range = range(1)
 
-    def tensors(self, tap: str, rank: int) -> list[Array]:
-        return self.tensors_of[tap]
+    def tensors(self, tap: str, rank: int) -> list[Array | None]:
+        return [*self.tensors_of.get(tap, [None] * len(self.passes))]
 
 
 def test_what_slots_of_a_batch_hold_when_they_are_read_by_others() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 import torch
@@ -142,3 +144,33 @@ def test_experts_that_are_dealt_to_groups_in_turn_are_named() -> None:
     found = made_site("choice", "layers.0.mlp.topk_ids", {"logits": logits}, seen, model=model)
     assert names(found) == {"groups_in_turn"}
     assert "expert e to group e % 4" in best(found)[0].variant.text
+
+
+def test_the_least_weight_of_a_token_that_is_dropped_is_named() -> None:
+    taken = torch.tensor(LOGITS).softmax(-1).gather(1, SORTED)
+    kept = taken.scatter(1, taken.argmin(-1, keepdim=True), 0.0)
+    assert names(_weights_site(kept / kept.sum(-1, keepdim=True), SORTED)) == {"least_weight_dropped"}
+
+
+def _again(logits: Tensor) -> Tensor:
+    left, found = logits.clone(), []
+    for _ in range(3):
+        found.append(left.argmax(-1, keepdim=True))
+        left.scatter_(1, found[-1], 0.0)
+    return torch.cat(found, -1)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "name"),
+    [
+        (lambda logits: logits.float().view(torch.int32).topk(3).indices, "choice_by_bits"),
+        (lambda logits: logits.abs().topk(3).indices, "choice_by_size"),
+        (lambda logits: (-logits).topk(3).indices, "choice_of_the_lowest"),
+        (_again, "experts_chosen_again"),
+    ],
+)
+def test_experts_that_are_chosen_otherwise_are_named(chosen: Callable[[Tensor], Tensor], name: str) -> None:
+    logits = LOGITS - 1.5 + np.arange(8) / 512  # most are negative, no two are equal
+    seen = chosen(torch.tensor(logits)).sort(-1).values.numpy()
+    found = made_site("choice", "layers.0.mlp.topk_ids", {"logits": logits}, seen, model=MODEL)
+    assert names(found) == {name}

@@ -5,6 +5,7 @@ A sink is each head's own number, whose exponential is one term more in the sum 
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 
@@ -47,6 +48,10 @@ SINK_WORDS: Mapping[str, tuple[str, str]] = {
     ),
     "scaled": ("sinks_scaled", "the sinks are multiplied by {0:.5g}, the scale of the scores"),
     "divided": ("sinks_scaled", "the sinks are divided by {0:.5g}, the scale of the scores"),
+    "binary": (
+        "sinks_scaled",
+        "the sinks count {0:.4g} times (ln 2 or its inverse): of powers of 2 and of e one is taken for the other",
+    ),
     "head": ("sinks_of_other_heads", "the sink of each head is that of the head {0:g} after it"),
     "group": (
         "sinks_of_neighbours",
@@ -87,6 +92,8 @@ def _other_sinks(site: Site, sinks: Array) -> Iterator[tuple[Detail, Array]]:
         yield ("counted", float(count)), sinks + np.log(count)
     yield ("scaled", model.scale), sinks * model.scale
     yield ("divided", model.scale), sinks / model.scale
+    yield ("binary", math.log(2)), sinks * math.log(2)
+    yield ("binary", 1 / math.log(2)), sinks / math.log(2)
     for count in groups_in(len(sinks)):
         yield ("interleaved", float(count)), sinks[interleaved(len(sinks), count)]
     yield ("first",), np.full_like(sinks, sinks[0])

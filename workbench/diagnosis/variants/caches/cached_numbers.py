@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -9,7 +10,7 @@ import numpy as np
 
 from lockstep.workbench.diagnosis.hypotheses.blocks import history, scopes, shaped, unrotated
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
-from lockstep.workbench.diagnosis.hypotheses.roundings import REREAD, ROUNDINGS, Matrix
+from lockstep.workbench.diagnosis.hypotheses.roundings import REREAD, ROUNDINGS, Matrix, float8
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.expected import turned
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
@@ -17,6 +18,14 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 from lockstep.workbench.diagnosis.variants.caches.caches import OFFSETS, cache_variant, first_rows, what
 
+#: What eight-bit codes are called, the largest of them, and what they make of numbers.
+_CODES: tuple[tuple[str, float, Callable[[Array], Matrix]], ...] = (
+    ("float8 (e4m3)", 448.0, lambda x: float8(x, 3, -6, 448.0, scaled=False)),
+    ("float8 (e5m2)", 57344.0, lambda x: float8(x, 2, -14, 57344.0, scaled=False)),
+    ("int8", 127.0, lambda x: np.clip(np.rint(x), -128, 127)),
+)
+#: How far a scale may be from the factor that is fitted.
+_NEAR_SCALE = 0.1
 #: Rows whose scales later ones may take.
 _FIRST_ROWS = (1, 2, 4, 8, 16, 32, 64, 128)
 
@@ -26,6 +35,7 @@ def cached_numbers(site: Site) -> Iterator[Variant]:
     if all(part.fits for part in site.parts):
         yield from _factors(site)
         yield from stored_otherwise(site)
+        yield from _codes_alone(site)
         yield from turned_otherwise(site)
 
 
@@ -64,6 +74,34 @@ def _factors(site: Site) -> Iterator[Variant]:
         guesses = [part.expected * by[:, None] for part in site.parts]
         fitted = {"factors": {str(h): f for h, f in own.items()}}
         yield cache_variant(site, "cache_scaled_heads", text, guesses, fitted, len(own))
+
+
+def _codes_alone(site: Site) -> Iterator[Variant]:
+    """Eight-bit codes that are read as they are: nothing multiplies them by the scale that they were divided by. The
+    scale is a round number, or makes the largest number of what is written the largest code."""
+    scope = [each.swapaxes(0, 1) for each in scopes(site)]
+    good = [cells & np.isfinite(part.seen) for cells, part in zip(scope, site.parts, strict=True)]
+    right, seen = (
+        np.concatenate([x[cells] for x, cells in zip(every, good, strict=True)])
+        for every in ([part.expected for part in site.parts], [part.seen for part in site.parts])
+    )
+    if not right.any():
+        return
+    fitted = factor_of(right, seen)
+    if not math.isfinite(fitted) or abs(fitted) < 1.5:
+        return
+    largest = max(float(np.abs(part.expected).max()) for part in site.parts)
+    for to, most, coded in _CODES:
+        for by in dict.fromkeys(
+            (2.0 ** round(math.log2(abs(fitted))), float(f"{abs(fitted):.2g}"), most / largest)
+        ):
+            if abs(by / fitted - 1) < _NEAR_SCALE:
+                text = (
+                    f"cached {what(site)} are read as their {to} codes: they were multiplied by {by:.4g} when they "
+                    "were written, and are not divided by it"
+                )
+                guesses = [np.asarray(coded(part.expected * by), dtype=np.float64) for part in site.parts]
+                yield cache_variant(site, "cache_codes_alone", text, guesses, {"to": to, "scale": by}, 1)
 
 
 def stored_otherwise(site: Site) -> Iterator[Variant]:

@@ -1,0 +1,112 @@
+"""What can be stated of operations whose result no edit of their formula gives: a map of it, whatever the operation is.
+
+Rows of other tokens, other columns, a factor of each row or channel; of heads each another one's, or a factor of each.
+A map states what is off and not why: it is looked for last.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from lockstep.engine.graph.operation import READ_FROM
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, simple
+from lockstep.workbench.diagnosis.hypotheses.maps import columns_paired, free_maps_of, maps_of
+from lockstep.workbench.diagnosis.hypotheses.rowwise import mapped_variant
+from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
+from lockstep.workbench.diagnosis.operations.site import Site
+from lockstep.workbench.diagnosis.recording import Array
+
+#: How far a factor of a head may be from 1 where the head is right.
+_OFF = 1e-3
+
+
+def any_maps(site: Site) -> Iterator[Variant]:
+    """Those of a result with one row a token."""
+    if site.deviation is None or not site.deviation.scopes[0].any():
+        return
+    if len(site.parts) > 1 or site.seen.shape != site.expected.shape or site.seen.ndim < 2:
+        return
+    if not (np.isfinite(site.seen).all() and np.isfinite(site.expected).all()):
+        return
+    ones = np.ones_like(site.expected)
+    if site.expected.ndim == 2:
+        found = [
+            *maps_of(site),
+            *columns_paired(site, ones, site.expected, ("the result",)),
+            *free_maps_of(site),
+        ]
+    else:
+        found = [*maps_of(site), *free_maps_of(site)]
+    yield from (mapped_variant(site, one) for one in found)
+    if site.expected.ndim == 3:
+        yield from head_maps(site)
+
+
+def head_maps(site: Site) -> Iterator[Variant]:
+    """Those of a result with an axis of heads, in all of its passes together."""
+    if site.deviation is None or any(not part.fits for part in site.parts):
+        return
+    right = [x for part in site.parts if (x := _heads_first(site, part.expected)) is not None]
+    seen = [x for part in site.parts if (x := _heads_first(site, part.seen)) is not None]
+    if len(right) < len(site.parts) or not all(np.isfinite(x).all() for x in seen):
+        return
+    wrong = [i for i, scope in enumerate(site.deviation.scopes) if scope.any()]
+    a, b = (
+        np.concatenate([every[i].reshape(len(every[i]), -1) for i in wrong], 1) for every in (seen, right)
+    )
+    if len(a) < 2 or not b.any():
+        return
+    yield from _exchanged(site, a, b, right, wrong)
+    yield from _scaled(site, a, b, right, wrong)
+
+
+def _exchanged(
+    site: Site, seen: Array, right: Array, parts: list[Array], wrong: list[int]
+) -> Iterator[Variant]:
+    """Each head has what another one should have."""
+    apart = (seen**2).sum(1)[:, None] + (right**2).sum(1)[None, :] - 2 * seen @ right.T
+    order = apart.argmin(1)
+    moved = np.flatnonzero(order != np.arange(len(order)))
+    if len(moved) and np.linalg.norm(seen - right[order]) <= PARTLY * np.linalg.norm(seen - right):
+        first = int(moved[0])
+        detail = (float(len(moved)), float(first), float(order[first]))
+        found = [x[order] if i in wrong else x for i, x in enumerate(parts)]
+        yield _by_heads(site, Edit((), "map", ("heads_exchanged", *detail)), found, 1)
+
+
+def _scaled(site: Site, seen: Array, right: Array, parts: list[Array], wrong: list[int]) -> Iterator[Variant]:
+    """Each head is a number of its own times what it should be."""
+    by = np.array([simple(float(one)) for one in factor(seen, right, 1).ravel()])
+    odd = np.flatnonzero(np.abs(by - 1) > _OFF)
+    if len(odd) and len({round(float(one), 4) for one in by}) > 1:
+        detail = (float(len(odd)), float(odd[0]), float(by[odd[0]]))
+        found = [
+            (x.reshape(len(x), -1) * by[:, None]).reshape(x.shape) if i in wrong else x
+            for i, x in enumerate(parts)
+        ]
+        cost = len({round(float(one), 4) for one in by[odd]})
+        yield _by_heads(site, Edit((), "map", ("heads_scaled", *detail)), found, cost)
+
+
+def _heads_first(site: Site, x: Array) -> Array | None:
+    """[heads, …]; None of what has no heads."""
+    if site.operation in READ_FROM:
+        return np.asarray(x[0])
+    if site.operation in READ_FROM.values():
+        rates = next(site.parts[0].inputs[role] for role in ("beta", "step") if role in site.parts[0].inputs)
+        return x.reshape(len(x), rates.shape[1], -1).swapaxes(0, 1)
+    if x.ndim != 3 or site.head_axis is None:
+        return None
+    return x if site.head_axis == 0 else x.swapaxes(0, 1)
+
+
+def _by_heads(site: Site, edit: Edit, found: list[Array], parameters: int) -> Variant:
+    """What heads come to, in the shape of the result."""
+    guesses = []
+    for x, part in zip(found, site.parts, strict=True):
+        tokens = len(part.expected) == x.shape[1] and site.head_axis != 0 and x.ndim == 3
+        guesses.append((x.swapaxes(0, 1) if tokens else x).reshape(part.expected.shape))
+    return mapped_variant(site, (edit, guesses, parameters))
