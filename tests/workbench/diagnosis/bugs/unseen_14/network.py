@@ -9,7 +9,6 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.engine.config import ModelConfig
 from lockstep.engine.config.layer_shapes import LayerInputs
 from lockstep.engine.layers.embedding import VocabParallelEmbedding
 from lockstep.engine.model import Decoder
@@ -345,12 +344,7 @@ def scale_of_the_embedding_is_in_the_matrix_that_is_the_head_too(p: Spoilt) -> N
 )
 def cap_of_logits_is_that_of_the_scores(p: Spoilt) -> None:
     """attn_logit_softcapping where final_logit_softcapping is meant."""
-
-    def capped(logits: Tensor, model: ModelConfig) -> Tensor:
-        assert model.score_cap is not None
-        return defaults.capped(logits, model.score_cap)
-
-    p.rules(logits=capped)
+    p.rules(logits=lambda logits, model: defaults.capped(logits, model.score_cap))
 
 
 @bug(
