@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import torch.nn.functional as F
@@ -257,7 +258,8 @@ def long_factors_are_chosen_by_the_configured_context(p: Spoilt) -> None:
     """mlxcel#1358, mlx-lm#660: short_factor is never used where more positions are possible than the first ones."""
 
     def long(model: ModelConfig, theta: float, length: int) -> tuple[Tensor, float]:
-        return rope.frequencies(model, theta, model.max_position)
+        scaling = replace(model.rope_scaling, long_factors=(1.0, 2.0, 5.0, 9.0))  # those of the config
+        return rope.frequencies(replace(model, rope_scaling=scaling), theta, model.max_position)
 
     p.rules(rope_frequencies=long)
 

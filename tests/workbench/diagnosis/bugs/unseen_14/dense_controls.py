@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.engine.config.families import Gating
@@ -52,13 +51,13 @@ def every_query_head_is_given_a_copy_of_its_keys_and_values(p: Spoilt) -> None:
     p.rules(kv_expand=copies)
 
 
-@control("norm", model="starcoder2", dtype="bfloat16", tp=2, ep=1)
+@control("norm", model="starcoder2", tp=2, ep=1)
 def variance_is_made_of_the_means_of_rows_and_squares(p: Spoilt) -> None:
     def norm(bias: Tensor | None, x: Tensor, weight: Tensor, eps: float, form: str) -> Tensor:
-        wide = x.double()
+        wide = x.float()
         mean = wide.mean(-1, keepdim=True)
         variance = wide.square().mean(-1, keepdim=True) - mean.square()
-        out = (wide - mean) * (variance + eps).rsqrt() * effective(weight.double(), form)
+        out = (wide - mean) * (variance + eps).rsqrt() * effective(weight.float(), form)
         return (out if bias is None else out + bias).to(x.dtype)
 
     p.rules(layer_norm=norm)
@@ -97,20 +96,5 @@ def queries_keys_and_values_are_three_products(p: Spoilt) -> None:
                 return parts if bias is None else parts + bias
 
             weight.product = product
-
-    p.loaded(spoil)
-
-
-@control("head", model="olmo2-bias", tp=2, ep=1)
-def logits_are_made_in_double_precision_and_by_halves(p: Spoilt) -> None:
-    def spoil(decoder: Decoder) -> None:
-        (matrix,) = decoder.head.weight.parts().values()
-        cut = len(matrix) // 2
-
-        def product(x: Tensor, bias: Tensor | None = None) -> Tensor:
-            halves = [F.linear(x.double(), part.double()) for part in (matrix[:cut], matrix[cut:])]
-            return torch.cat(halves, -1).to(x.dtype)
-
-        decoder.head.weight.product = product
 
     p.loaded(spoil)

@@ -20,7 +20,6 @@ from tests.workbench.diagnosis.bugs.engine_ranks import RingComm, Spoilt
 from tests.workbench.diagnosis.bugs.patched import Patched
 
 EMBED = ("embed",)
-ACT = ("mlp.act",)
 LOGITS = ("logits",)
 REDUCED = ("attn.o_proj", "mlp.down")
 GATE_UP = ("mlp.gate", "mlp.up")
@@ -169,19 +168,6 @@ def mean_is_not_taken_off_by_the_norms_of_layers(p: Patched) -> None:
 
 
 @bug(
-    "activation",
-    accepted=("activation",),
-    words="relu|squar|activ|negative|clamp|sign",
-    taps=ACT,
-    model="arcee",
-    tp=4,
-    ep=1,
-)
-def relu_comes_behind_the_square(p: Spoilt) -> None:
-    p.rules(act_alone=lambda x, activation: F.relu(x.square()))
-
-
-@bug(
     "parallel",
     accepted=("input", "linear", "norm", "residual"),
     words="input|read|norm|stream|residual|attention|other|after|parallel|sequent",
@@ -213,8 +199,9 @@ def blocks_that_stand_side_by_side_run_in_turn(p: Spoilt) -> None:
 )
 def residual_multiplier_is_forgotten_behind_the_feed_forward(p: Spoilt) -> None:
     def spoil(decoder: Decoder) -> None:
+        factor = p.model.residual_multiplier
         for layer in decoder.layers:
-            layer.post_mlp_norm = lambda y, factor=p.model.residual_multiplier: y / factor
+            layer.post_mlp_norm = lambda y, norm=layer.post_mlp_norm: norm(y) / factor
 
     p.loaded(spoil)
 
@@ -276,25 +263,6 @@ def sum_of_ranks_ends_after_eight_rows(p: Spoilt) -> None:
     def reduce(partial: Tensor, comm: RingComm) -> Tensor:
         whole = comm.ring.sum(comm.rank, partial.clone())
         return torch.cat((whole[:8], partial[8:]))
-
-    p.rules(reduce=reduce)
-
-
-@bug(
-    "reduce",
-    accepted=("reduce", "sharding"),
-    words="reduc|sum|rank|partial|group|pair|missing|part|half|some",
-    taps=REDUCED,
-    model="mistral-full",
-    tp=4,
-    ep=1,
-)
-def ranks_are_summed_within_a_node_alone(p: Spoilt) -> None:
-    """The group is made of the local world size: two nodes of two."""
-
-    def reduce(partial: Tensor, comm: RingComm) -> Tensor:
-        parts, first = comm.ring.gather(comm.rank, partial.clone()), comm.rank // 2 * 2
-        return parts[first] + parts[first + 1]
 
     p.rules(reduce=reduce)
 
