@@ -40,7 +40,9 @@ def _attentions(decoder: Decoder) -> list[Attention]:
     ep=2,
 )
 def sinks_are_powers_of_two_as_the_scores_are(p: Spoilt) -> None:
-    """The kernel has exp2 and scores times log2(e); the sinks, handed over later, were not multiplied by it."""
+    """The kernel has exp2 and scores times log2(e); the sinks, handed over later, were not multiplied by
+    it.
+    """
 
     def softmax(scores: Tensor, sinks: Tensor, dtype):
         return defaults.softmax_beside(scores, sinks * math.log(2), dtype)
@@ -59,7 +61,9 @@ def sinks_are_powers_of_two_as_the_scores_are(p: Spoilt) -> None:
     ep=1,
 )
 def output_of_decode_is_not_copied_where_there_is_a_window(p: Spoilt) -> None:
-    """vllm-ascend#6558: this path's result has a tensor of its own, and the layer's, made of zeros, goes on."""
+    """vllm-ascend#6558: this path's result has a tensor of its own, and the layer's, made of zeros, goes
+    on.
+    """
 
     def spoil(decoder: Decoder) -> None:
         for one in _attentions(decoder):
@@ -255,7 +259,9 @@ def flags_of_unrotated_layers_are_read_the_other_way_round(p: Spoilt) -> None:
     ep=2,
 )
 def long_factors_are_chosen_by_the_configured_context(p: Spoilt) -> None:
-    """mlxcel#1358, mlx-lm#660: short_factor is never used where more positions are possible than the first ones."""
+    """mlxcel#1358, mlx-lm#660: short_factor is never used where more positions are possible than the
+    first ones.
+    """
 
     def long(model: ModelConfig, theta: float, length: int) -> tuple[Tensor, float]:
         scaling = replace(model.rope_scaling, long_factors=(1.0, 2.0, 5.0, 9.0))  # those of the config
@@ -318,7 +324,9 @@ def shorter_prompt_goes_on_at_the_position_behind_its_padding(p: Patched) -> Non
     model="granite",
 )
 def attention_multiplier_is_of_what_attention_gives(p: Patched) -> None:
-    """As CTranslate2#1882 was advised: scores have the root of the width, and o_proj's output the multiplier."""
+    """As CTranslate2#1882 was advised: scores have the root of the width, and o_proj's output the
+    multiplier.
+    """
     p.attention(scale=lambda scores, scaling: scores * 8**-0.5)
     for i, _ in p.layers():
         p.output(p.attn(i).o_proj, lambda y: y * 0.3)
@@ -335,7 +343,9 @@ def attention_multiplier_is_of_what_attention_gives(p: Patched) -> None:
     ep=1,
 )
 def last_head_of_a_new_token_is_not_written(p: Spoilt) -> None:
-    """The grid of the kernel that writes single tokens is rounded down; the slot stays as it was allocated."""
+    """The grid of the kernel that writes single tokens is rounded down; the slot stays as it was
+    allocated.
+    """
 
     def spoil(runner: Runner) -> None:
         right = runner.pool.write

@@ -24,7 +24,9 @@ NORMED = ("attn.q_norm", "attn.k_norm")
     ep=1,
 )
 def fused_rows_are_read_group_by_group(p: Spoilt) -> None:
-    """RL#2802, Megatron-Bridge#1818: queries, key and value of each group in turn, where they lie one by one."""
+    """RL#2802, Megatron-Bridge#1818: queries, key and value of each group in turn, where they lie one by
+    one.
+    """
 
     def spoil(decoder: Decoder) -> None:
         for layer in decoder.layers:
@@ -49,7 +51,9 @@ def fused_rows_are_read_group_by_group(p: Spoilt) -> None:
     ep=1,
 )
 def gate_and_up_are_read_row_by_row(p: Spoilt) -> None:
-    """The reader of gpt-oss, whose gate and up lie in turn, for a gate_up_proj in which they lie one by one."""
+    """The reader of gpt-oss, whose gate and up lie in turn, for a gate_up_proj in which they lie one by
+    one.
+    """
 
     def spoil(decoder: Decoder) -> None:
         for layer in decoder.layers:
@@ -133,8 +137,9 @@ def biases_of_shared_heads_are_dealt_out_in_turn(p: Spoilt) -> None:
     ep=1,
 )
 def tied_head_is_cut_from_a_shard(p: Spoilt) -> None:
-    """sglang#2009: the loader takes the rank's rows of an embedding that is the rank's alone already; what it does not
-    find is filled with zeros."""
+    """sglang#2009: the loader takes the rank's rows of an embedding that is the rank's alone already;
+    what it does not find is filled with zeros.
+    """
 
     def spoil(decoder: Decoder) -> None:
         (rows,) = decoder.embed.weight.parts().values()
@@ -156,7 +161,9 @@ def tied_head_is_cut_from_a_shard(p: Spoilt) -> None:
     ep=1,
 )
 def biases_of_the_feed_forward_have_no_flag(p: Spoilt) -> None:
-    """mlc-llm#3494: mlp_bias is not read, the modules have none, and the loader skips what no module asks for."""
+    """mlc-llm#3494: mlp_bias is not read, the modules have none, and the loader skips what no module asks
+    for.
+    """
     p.rules(load_bias=lambda name: not (".mlp." in name and name.endswith(".bias")))
 
 

@@ -25,7 +25,7 @@ REDUCED = ("attn.o_proj", "mlp.down")
 GATE_UP = ("mlp.gate", "mlp.up")
 
 
-# -- embedding ------------------------------------------------------------------------------------------------------
+# -- embedding -----------------------------------------------------------------------------------------------
 
 
 @bug(
@@ -89,7 +89,7 @@ def inputs_of_layers_are_seen_as_channels_by_layers(p: Spoilt) -> None:
     p.rules(layer_input=part)
 
 
-# -- norms ----------------------------------------------------------------------------------------------------------
+# -- norms ---------------------------------------------------------------------------------------------------
 
 
 @bug(
@@ -164,7 +164,7 @@ def mean_is_not_taken_off_by_the_norms_of_layers(p: Patched) -> None:
             p.wrap(module, around(module))
 
 
-# -- feed-forward and stream ----------------------------------------------------------------------------------------
+# -- feed-forward and stream ---------------------------------------------------------------------------------
 
 
 @bug(
@@ -177,7 +177,9 @@ def mean_is_not_taken_off_by_the_norms_of_layers(p: Patched) -> None:
     ep=1,
 )
 def blocks_that_stand_side_by_side_run_in_turn(p: Spoilt) -> None:
-    """use_parallel_residual is not read: the MLP reads the sum with attention, through the one norm there is."""
+    """use_parallel_residual is not read: the MLP reads the sum with attention, through the one norm there
+    is.
+    """
 
     def spoil(decoder: Decoder) -> None:
         for layer in decoder.layers:
@@ -245,7 +247,7 @@ def multipliers_of_gate_and_down_change_places(p: Spoilt) -> None:
     p.rules(multiplied=lambda x, factor, tap: x * other.get(tap, factor))
 
 
-# -- sums over ranks ------------------------------------------------------------------------------------------------
+# -- sums over ranks -----------------------------------------------------------------------------------------
 
 
 @bug(
@@ -282,7 +284,7 @@ def feed_forward_takes_the_mean_of_the_ranks(p: Patched) -> None:
         down.reduce = lambda partial, right=down.reduce: right(partial) / p.tp
 
 
-# -- head -----------------------------------------------------------------------------------------------------------
+# -- head ----------------------------------------------------------------------------------------------------
 
 
 @bug(
@@ -325,5 +327,7 @@ def cap_of_logits_is_that_of_the_scores(p: Spoilt) -> None:
     ep=1,
 )
 def head_reads_the_row_before_the_last_of_a_prompt(p: Spoilt) -> None:
-    """The end of a sequence in the packed batch is taken for the index of its last token, and 1 taken off twice."""
+    """The end of a sequence in the packed batch is taken for the index of its last token, and 1 taken off
+    twice.
+    """
     p.rules(head_input=lambda stream, normed: normed if p.decode else normed.roll(1, 0))
