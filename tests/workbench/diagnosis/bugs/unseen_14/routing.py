@@ -52,7 +52,6 @@ def correction_of_the_choice_is_taken_to_mean_sigmoids(p: Spoilt) -> None:
     accepted=("choice",),
     words="group|choos|chose|choice|expert|rout",
     taps=IDS,
-    layers=(1,),
     model="solar-open",
     tp=2,
     ep=2,

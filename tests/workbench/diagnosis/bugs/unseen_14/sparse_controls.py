@@ -18,27 +18,17 @@ def scores_of_experts_are_powers_below_their_logarithmic_sum(p: Spoilt) -> None:
     p.rules(router_scores=scores)
 
 
-@control("choice", model="dots1", tp=2, ep=2)
-def experts_are_chosen_one_after_the_other(p: Spoilt) -> None:
-    """Groups as well; what was taken is marked by minus infinity."""
+@control("combine", model="dots1", tp=2, ep=2)
+def outputs_of_a_token_are_added_from_the_last_expert_to_the_first(p: Spoilt) -> None:
+    """Each is multiplied by its weight and added to what there is, as a kernel does that scatters rows."""
 
-    def best(scores, count):
-        left, taken = scores.clone(), []
-        for _ in range(count):
-            taken.append(left.argmax(-1, keepdim=True))
-            left.scatter_(-1, taken[-1], -torch.inf)
-        return torch.cat(taken, -1)
+    def combine(outputs, weights):
+        total = torch.zeros_like(outputs[:, 0])
+        for slot in reversed(range(outputs.shape[1])):
+            total = total + outputs[:, slot] * weights[:, slot, None]
+        return total
 
-    def choice(scores, correction, experts):
-        corrected = scores + correction
-        groups = corrected.unflatten(-1, (experts.groups, -1))
-        sums = groups.gather(-1, best(groups.flatten(0, 1), experts.group_best).view(*groups.shape[:2], -1))
-        allowed = torch.zeros(groups.shape[:2], dtype=torch.bool)
-        allowed.scatter_(-1, best(sums.sum(-1), experts.top_groups), True)
-        seen = groups.masked_fill(~allowed.unsqueeze(-1), -torch.inf).flatten(-2)
-        return best(seen, experts.top_k).sort(-1).values
-
-    p.rules(choice=choice)
+    p.rules(combine=combine)
 
 
 @control("weights", model="mixtral", tp=2, ep=1)
@@ -123,13 +113,11 @@ def scan_goes_in_chunks_of_three_tokens(p: Spoilt) -> None:
     p.rules(ssm_scan=scan)
 
 
-@control("convolution", model="lfm2", dtype="bfloat16", tp=2, ep=1)
-def short_convolution_is_a_sum_of_shifted_rows(p: Spoilt) -> None:
-    """In float32 within, and rounded once."""
-
+@control("convolution", model="lfm2-moe", tp=2, ep=2)
+def short_convolution_is_a_sum_of_shifted_rows_from_the_newest(p: Spoilt) -> None:
     def convolved(rows, weight):
         width = weight.shape[1]
         new = len(rows) - width + 1
-        return sum(rows[i : i + new].float() * weight[:, i].float() for i in range(width)).to(rows.dtype)
+        return sum(rows[i : i + new] * weight[:, i] for i in reversed(range(width)))
 
     p.rules(plain_conv=convolved)
