@@ -27,7 +27,9 @@ SUM = ("mlp.combine.partial", "mlp.combine")
     ep=2,
 )
 def experts_moved_by_the_balancer_are_asked_by_their_old_numbers(p: Spoilt) -> None:
-    """Two experts have changed places between the ranks; the map from logical to physical numbers is the old one."""
+    """Two experts have changed places between the ranks; the map from logical to physical numbers is the
+    old one.
+    """
     moved = {"1": "6", "6": "1"}
 
     def tensor_of(name, model):
@@ -46,7 +48,9 @@ def experts_moved_by_the_balancer_are_asked_by_their_old_numbers(p: Spoilt) -> N
     ep=1,
 )
 def stack_of_gate_and_up_is_cut_through_the_middle(p: Spoilt) -> None:
-    """sglang#15432: of a fused [w1; w3] each rank takes a run of rows: the first all of w1, the second all of w3."""
+    """sglang#15432: of a fused [w1; w3] each rank takes a run of rows: the first all of w1, the second
+    all of w3.
+    """
 
     def tensor_of(name, model):
         both = re.search(r"\.experts\.\d+\.w[13]\.", name)
@@ -144,7 +148,9 @@ def gate_of_the_shared_expert_is_multiplied_by_the_whole_sum(p: Spoilt) -> None:
     ep=2,
 )
 def each_rank_gives_its_part_of_the_shared_expert_for_its_chunk_of_tokens(p: Spoilt) -> None:
-    """vllm#37856: under sequence parallelism the shared expert, which is cut over ranks, meets other tokens on each."""
+    """vllm#37856: under sequence parallelism the shared expert, which is cut over ranks, meets other
+    tokens on each.
+    """
 
     def added(routed, shared, gate, comm):
         size = -(-len(shared) // comm.size)
@@ -210,7 +216,9 @@ def weight_sync_leaves_out_down_of_the_last_expert(p: Spoilt) -> None:
     ep=2,
 )
 def part_of_an_expert_is_taken_by_the_number_of_the_group(p: Spoilt) -> None:
-    """Of four ranks in two groups the coordinates within and between groups are mixed up: halves come twice."""
+    """Of four ranks in two groups the coordinates within and between groups are mixed up: halves come
+    twice.
+    """
 
     def plan(name, model, tp, rank, ep=1):
         of_experts = ".experts." in name

@@ -84,7 +84,9 @@ def norm_of_latents_counts_the_channels_that_are_rotated(p: Spoilt) -> None:
     ep=1,
 )
 def absorbed_scores_are_scaled_by_the_width_of_what_is_cached(p: Spoilt) -> None:
-    """ferrox#225: in decode queries and cached rows have kv_rank + rope channels, of which the root was taken."""
+    """ferrox#225: in decode queries and cached rows have kv_rank + rope channels, of which the root was
+    taken.
+    """
 
     def spoil(decoder):
         for layer in decoder.layers:
@@ -110,7 +112,9 @@ def absorbed_scores_are_scaled_by_the_width_of_what_is_cached(p: Spoilt) -> None
     ep=2,
 )
 def magnitude_of_yarn_is_multiplied_by_scores_once(p: Spoilt) -> None:
-    """transformers#47435, imp#880: mscale_all_dim is of queries and of keys, its square belongs to the scores."""
+    """transformers#47435, imp#880: mscale_all_dim is of queries and of keys, its square belongs to the
+    scores.
+    """
     p.rules(scale=lambda model: (model.scale * model.head_dim**-0.5) ** 0.5)
 
 
@@ -125,7 +129,9 @@ def magnitude_of_yarn_is_multiplied_by_scores_once(p: Spoilt) -> None:
     ep=2,
 )
 def heads_that_expand_latents_are_replicated_as_one_cached_head_is(p: Spoilt) -> None:
-    """There is one row of the cache for all heads, so that kv_b_proj was cut as for one KV head: alike on all ranks."""
+    """There is one row of the cache for all heads, so that kv_b_proj was cut as for one KV head: alike on
+    all ranks.
+    """
 
     def plan(name, model, tp, rank, ep=1):
         return shards.plan(name, model, tp, 0 if name.endswith(".kv_b_proj.weight") else rank, ep)
@@ -143,7 +149,9 @@ def heads_that_expand_latents_are_replicated_as_one_cached_head_is(p: Spoilt) ->
     ep=1,
 )
 def padding_of_values_is_cut_off_behind_all_heads(p: Spoilt) -> None:
-    """Values are padded to the width of keys for the kernel; each head's zeros stay, the last heads are lost."""
+    """Values are padded to the width of keys for the kernel; each head's zeros stay, the last heads are
+    lost.
+    """
 
     def merge(heads):
         plain, rope = p.model.latent.plain_dim, p.model.latent.rope_dim

@@ -24,7 +24,9 @@ WEIGHTS = ("mlp.topk_weights",)
     ep=2,
 )
 def shares_are_of_the_sum_over_tokens_in_place_of_slots(p: Spoilt) -> None:
-    """megablocks#87: the shape was not what the normalisation took it for, which went along the wrong axis."""
+    """megablocks#87: the shape was not what the normalisation took it for, which went along the wrong
+    axis.
+    """
 
     def shares(scores, ids, correction, experts):
         taken = scores.gather(-1, ids)
@@ -43,7 +45,9 @@ def shares_are_of_the_sum_over_tokens_in_place_of_slots(p: Spoilt) -> None:
     ep=1,
 )
 def correction_of_the_choice_is_taken_to_mean_sigmoids(p: Spoilt) -> None:
-    """A checkpoint with e_score_correction_bias was taken for one like DeepSeek-V3, whose scores are no softmax."""
+    """A checkpoint with e_score_correction_bias was taken for one like DeepSeek-V3, whose scores are no
+    softmax.
+    """
     p.rules(router_scores=lambda logits, experts: logits.float().sigmoid())
 
 
@@ -79,7 +83,9 @@ def experts_are_dealt_out_to_groups_in_turn(p: Spoilt) -> None:
     ep=1,
 )
 def shares_are_made_once_more_behind_the_factor(p: Spoilt) -> None:
-    """vllm-ascend#9692, PaddleFleet#1299: the fused operation has done it, and what calls it does it again."""
+    """vllm-ascend#9692, PaddleFleet#1299: the fused operation has done it, and what calls it does it
+    again.
+    """
 
     def twice(scores, ids, correction, experts):
         found = routing.weights(scores, ids, correction, experts)
@@ -97,7 +103,9 @@ def shares_are_made_once_more_behind_the_factor(p: Spoilt) -> None:
     ep=1,
 )
 def weight_of_the_second_expert_is_a_share_beside_the_first_one(p: Spoilt) -> None:
-    """Sparsemixer masks the best expert before it takes the second one, and its weight is of the unmasked logits."""
+    """Sparsemixer masks the best expert before it takes the second one, and its weight is of the unmasked
+    logits.
+    """
 
     def weights(scores, ids, correction, experts):
         found = []

@@ -51,7 +51,9 @@ def silu_of_experts_is_made_by_a_tanh(p: Spoilt) -> None:
 
 @control("latent", model="deepseek-v2-lite", tp=2, ep=1)
 def values_are_made_of_weighed_latents(p: Spoilt) -> None:
-    """As kernels with absorbed matrices do: the probabilities weigh latents, of which each head makes its context."""
+    """As kernels with absorbed matrices do: the probabilities weigh latents, of which each head makes its
+    context.
+    """
 
     def spoil(decoder):
         for layer in decoder.layers:

@@ -25,7 +25,9 @@ SCANNED = ("attn.ssm_state", "attn.ssm_read")
     ep=1,
 )
 def rates_and_decays_are_cut_as_if_all_rates_came_first(p: Spoilt) -> None:
-    """vllm#36242: in_proj_ba has them in turn for each key head; a split at its midpoint mixes the ranks' rows up."""
+    """vllm#36242: in_proj_ba has them in turn for each key head; a split at its midpoint mixes the ranks'
+    rows up.
+    """
     asked, given = ("in_proj_a", "in_proj_b") if p.rank == 0 else ("in_proj_b", "in_proj_a")
 
     def plan(name, model, tp, rank, ep=1):
@@ -61,7 +63,9 @@ def rates_that_a_converter_has_made_are_taken_for_their_logarithms(p: Spoilt) ->
     ep=1,
 )
 def decode_rolls_a_copy_of_the_window(p: Spoilt) -> None:
-    """torch.roll gives a new tensor, which is not put back: each step meets the window that the prompt has left."""
+    """torch.roll gives a new tensor, which is not put back: each step meets the window that the prompt
+    has left.
+    """
     p.rules(conv_kept=p.later(recurrence.newest_rows, lambda rows, count: rows[:count].clone()))
 
 
@@ -77,7 +81,9 @@ def decode_rolls_a_copy_of_the_window(p: Spoilt) -> None:
     ep=2,
 )
 def windows_are_looked_up_by_the_number_of_the_request(p: Spoilt) -> None:
-    """sglang#23975: slot 0 of the states is for padding, so that a request's number is one less than its slot."""
+    """sglang#23975: slot 0 of the states is for padding, so that a request's number is one less than its
+    slot.
+    """
 
     def spoil(runner):
         states = runner.pool.states
@@ -103,7 +109,9 @@ def windows_are_looked_up_by_the_number_of_the_request(p: Spoilt) -> None:
     ep=1,
 )
 def width_of_a_group_is_the_channels_of_a_rank_by_all_groups(p: Spoilt) -> None:
-    """state-spaces/mamba#908: group_size = d_ssm // ngroups, of which the first is of the rank and the other is not."""
+    """state-spaces/mamba#908: group_size = d_ssm // ngroups, of which the first is of the rank and the
+    other is not.
+    """
 
     def spoil(decoder):
         for layer in decoder.layers:
@@ -129,7 +137,9 @@ def width_of_a_group_is_the_channels_of_a_rank_by_all_groups(p: Spoilt) -> None:
     ep=1,
 )
 def decode_kernel_has_the_axes_of_a_state_in_the_other_order(p: Spoilt) -> None:
-    """The chunked scan leaves [head_dim, state], the step goes on from [state, head_dim]; both are 12 wide."""
+    """The chunked scan leaves [head_dim, state], the step goes on from [state, head_dim]; both are 12
+    wide.
+    """
 
     def turned(state, *rest):
         return mamba.scan(state.mT if p.comm.step == 1 else state, *rest)
