@@ -14,6 +14,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM, Qwen2Config
 
 from lockstep.engine.config import EngineConfig
+from lockstep.engine.machine import keep_freed_pages
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import CORRECT
 from lockstep.engine.run.loading import Loader
@@ -55,7 +56,8 @@ def half_billion(directory: Path | None = None, *, biased: bool = False, **chang
 
 
 def local_runner(path: Path, **config: Any) -> Runner:
-    """A single rank in this process, with the model."""
+    """A single rank in this process, with the model; as a rank's own process does, it keeps freed pages."""
+    keep_freed_pages()
     engine = EngineConfig(**config)
     comm = Comm(device=torch.device(engine.device))
     loader = Loader(path, engine, comm)

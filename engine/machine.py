@@ -3,6 +3,7 @@ Torch-free."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -26,6 +27,21 @@ _CPU_VERSIONS = (("", ("cpu.max",)), ("cpu", ("cpu.cfs_quota_us", "cpu.cfs_perio
 
 #: What makes a run take less.
 LESS_MEMORY = "--chunk N, fewer taps (--capture), a smaller --dtype, or a shorter prompt"
+
+
+#: Parameters of the C library's allocator (mallopt(3)): their numbers and values. By itself it gives the pages of what
+#: was freed back at once, and has the kernel clear them anew for the next ones.
+_MALLOPT = {"M_MMAP_THRESHOLD": (-3, 32 << 20), "M_TRIM_THRESHOLD": (-1, 256 << 20)}
+
+
+def keep_freed_pages() -> bool:
+    """Have this process keep up to 256 MiB that it has freed, for what it computes next; whether the C library takes it
+    (glibc does). Faults of such pages are a third of a decode step with statistics."""
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (AttributeError, OSError, TypeError):  # another C library, or none that can be asked
+        return False
+    return all(mallopt(number, value) == 1 for number, value in _MALLOPT.values())
 
 
 def full_gpu(message: str) -> str:

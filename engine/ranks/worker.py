@@ -15,6 +15,7 @@ from typing import NoReturn
 import torch
 
 from lockstep.engine.errors import EngineError, panics_as_errors
+from lockstep.engine.machine import keep_freed_pages
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.parallel.devices import rank_device
 from lockstep.engine.parallel.operations import OpKind
@@ -49,6 +50,7 @@ def _refused(reason: str) -> NoReturn:
 def run(here: RankEnvironment, resolve: Resolve) -> NoReturn:
     """Meet the other ranks, serve the host's commands, and end the process."""
     torch.set_num_threads(here.threads)
+    keep_freed_pages()
     try:
         with panics_as_errors():
             _serve(here, resolve)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import os
+import platform
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
@@ -104,3 +107,25 @@ def test_a_full_gpu_is_reported_with_what_takes_less() -> None:
         "is free. Use --chunk N, fewer taps (--capture), a smaller --dtype, or a shorter prompt; or --device cpu"
     )
     assert not failure.expected
+
+
+#: Faults of pages of twenty temporaries of 16 MiB, once one has been there.
+FAULTS = """
+import resource
+import torch
+from lockstep.engine.machine import keep_freed_pages
+assert keep_freed_pages()
+for _ in range(2):
+    torch.ones(1 << 22)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+for _ in range(20):
+    torch.ones(1 << 22)
+print(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before)
+"""
+
+
+@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another allocator")
+def test_pages_that_were_freed_are_kept_for_what_comes_next() -> None:
+    done = subprocess.run([sys.executable, "-c", FAULTS], capture_output=True, text=True, check=True)
+    pages = 20 * (16 << 20) // os.sysconf("SC_PAGE_SIZE")
+    assert int(done.stdout) < pages / 20

@@ -172,6 +172,7 @@ SETS = {
     "unseen_11": (71, 15, 30, 40, 14, 20, 7, 0, 25),
     "unseen_12": (66, 14, 30, 50, 17, 20, 5, 0, 28),
     "unseen_13": (71, 15, 31, 60, 10, 11, 3, 0, 36),
+    "unseen_14": (78, 16, 40, 60, 12, 5, 3, 0, 16),
 }
 #: How the bugs of a set are spread over its files, where that was laid down before it was written.
 SPREAD = {

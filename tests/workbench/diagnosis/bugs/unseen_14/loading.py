@@ -198,7 +198,7 @@ def weights_of_the_norms_of_queries_and_keys_change_places(p: Patched) -> None:
 
 @bug(
     "vocabulary",
-    accepted=("embedding", "sharding", "weight", "tokens", "input"),
+    accepted=("embedding", "sharding", "weight", "input"),
     words="embed|row|shard|vocab|rank|id|token|other|shift|zero|split|next",
     taps=("embed",),
     model="llama-bias",

@@ -319,7 +319,7 @@ def cap_of_logits_is_that_of_the_scores(p: Spoilt) -> None:
 
 @bug(
     "rows",
-    accepted=("head", "input", "positions", "tokens"),
+    accepted=("head", "input", "positions"),
     words="row|token|position|last|before|other|shift|previous|head|input",
     taps=LOGITS,
     model="internlm3",
