@@ -109,13 +109,13 @@ def test_a_full_gpu_is_reported_with_what_takes_less() -> None:
     assert not failure.expected
 
 
-#: Faults of pages of twenty temporaries of 16 MiB, once one has been there.
+#: Faults of pages of twenty temporaries of 16 MiB, once as many have been there.
 FAULTS = """
 import resource
 import torch
 from lockstep.engine.machine import keep_freed_pages
 assert keep_freed_pages()
-for _ in range(2):
+for _ in range(20):
     torch.ones(1 << 22)
 before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 for _ in range(20):

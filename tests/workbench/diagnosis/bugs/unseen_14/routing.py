@@ -15,7 +15,7 @@ WEIGHTS = ("mlp.topk_weights",)
 
 @bug(
     "renormalisation",
-    accepted=("choice_weights", "scale", "renorm"),
+    accepted=("choice_weights", "scale"),
     words="renorm|normal|sum|share|divid|token|axis|scal|small|weight",
     taps=WEIGHTS,
     layers=(0, 2),
@@ -73,7 +73,7 @@ def experts_are_dealt_out_to_groups_in_turn(p: Spoilt) -> None:
 
 @bug(
     "renormalisation",
-    accepted=("choice_weights", "scale", "renorm"),
+    accepted=("choice_weights", "scale"),
     words="renorm|normal|factor|scal|times|1\\.5|missing|without|small|sum|share",
     taps=WEIGHTS,
     layers=(1,),
@@ -96,7 +96,7 @@ def shares_are_made_once_more_behind_the_factor(p: Spoilt) -> None:
 
 @bug(
     "mixer",
-    accepted=("choice_weights", "softmax", "scale", "renorm"),
+    accepted=("choice_weights", "softmax", "scale"),
     words="mixer|softmax|second|first|chosen|higher|mask|share|weight|expert|small",
     taps=WEIGHTS,
     model="phimoe",
@@ -157,7 +157,7 @@ def router_is_looked_up_by_the_count_of_layers_with_experts(p: Spoilt) -> None:
 
 @bug(
     "renormalisation",
-    accepted=("choice_weights", "softmax", "scale", "renorm"),
+    accepted=("choice_weights", "softmax", "scale"),
     words="renorm|normal|softmax|sum|share|divid|all|scal|small|chosen",
     taps=WEIGHTS,
     step=1,
