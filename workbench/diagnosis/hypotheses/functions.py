@@ -248,6 +248,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "chosen_in_groups_before": _chosen_in_groups_before,
     "chosen_overwriting": _chosen_overwriting,
     "least_dropped": _least_dropped,
+    "first_of_row": lambda x: np.broadcast_to(x[..., :1], x.shape),
     "by_bits": lambda x: np.ascontiguousarray(x, np.float32).view(np.int32).astype(np.float64),
     "shares_of_all": lambda x, *rest: x / _sigmoid(rest[-1]).sum(-1, keepdims=True),
     **{
@@ -333,6 +334,12 @@ def _with_rows(x: Array, rows: slice, value: float) -> Array:
     return found
 
 
+def _with_axes_exchanged(state: Array) -> Array:
+    """What a state [H, A, B] is where its memory is taken for [H, B, A]."""
+    heads, rows, columns = state.shape
+    return state.reshape(heads, columns, rows).swapaxes(1, 2)
+
+
 #: Other pairs of key heads with value heads; a state that first tokens of chunks keep whole; what a convolution may
 #: have kept of its rows [W - 1, C]; decay, update and reading in another order.
 RECURRENT: Mapping[str, Callable[..., Any]] = {
@@ -341,6 +348,7 @@ RECURRENT: Mapping[str, Callable[..., Any]] = {
         :, np.array(heads, int)
     ],
     "kept_at_chunks": lambda share, size: _with_rows(share, slice(int(size), None, int(size)), 1.0),
+    "axes_exchanged": _with_axes_exchanged,
     "oldest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[1:]]),
     "newest_row_lost": lambda rows: np.concatenate([0 * rows[:1], rows[:-1]]),
     **OTHER_ORDERS,

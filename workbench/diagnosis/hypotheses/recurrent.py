@@ -448,7 +448,7 @@ def _other_befores(site: Site) -> Iterator[Edit]:
         yield from (Edit("before", "operand", (name,)) for name in KEPT)
     else:
         yield from (Edit("before", "operand", (_OTHERS.format(seq),)) for seq in others)
-        yield from (Edit("before", "applied", (dtype,)) for dtype in _KEPT_IN)
+        yield from (Edit("before", "applied", (one,)) for one in (*_KEPT_IN, "axes_exchanged"))
     slots = (name for names in (slot_names(), shared_names(site)) for name, *_ in names)
     yield from (Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, LATE, *slots))
     yield Edit("before", "operand", (_LEFT_BEFORE,))

@@ -32,6 +32,11 @@ def kept_otherwise(
         found = [_undecayed(one, part, size) for one, part in zip(given, site.parts, strict=True)]
         if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
             yield Edit((), "map", ("undecayed_chunk", float(size))), found
+        found = [
+            _through_chunks(formula, one, part, size) for one, part in zip(given, site.parts, strict=True)
+        ]
+        if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
+            yield Edit((), "map", ("kept_through_chunks", float(size))), found
     behind = _padding(site)
     if any(behind):
         rates = [_rates(one, part)[-1] for one, part in zip(given, site.parts, strict=True)]
@@ -68,6 +73,21 @@ def _padding(site: Site) -> list[int]:
 def _tokens(part: Part) -> int:
     """Of a pass, which has one state."""
     return next(len(x) for role, x in part.inputs.items() if role not in _WHOLE)
+
+
+def _through_chunks(formula: Node, given: Mapping[str, Any], part: Part, size: int) -> Array:
+    """The state behind a pass whose chunks each hand on what they began with as it was, and not decayed."""
+    tokens, state = _tokens(part), np.asarray(part.inputs["before"])
+    if tokens == 1:
+        return part.expected
+    rates = _rates(given, part)
+    for start in range(0, tokens, size):
+        chunk = slice(start, start + size)
+        leaves = {role: x[chunk] for role, x in part.inputs.items() if role not in _WHOLE}
+        after = np.asarray(edited_value(formula, {**given, **leaves, "before": state})).reshape(state.shape)
+        missed = -np.expm1(rates[chunk].sum(0)).reshape(-1, *[1] * (state.ndim - 1))
+        state = after + missed * state
+    return state.reshape(part.expected.shape)
 
 
 def _undecayed(given: Mapping[str, Any], part: Part, size: int) -> Array:

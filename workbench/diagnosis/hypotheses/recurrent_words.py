@@ -20,6 +20,9 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_rules import RULES
 from lockstep.workbench.judgements.cause import numbers_in_words
 
 _RESTARTED = "the state is not carried on: the pass begins with zeros in place of what the sequence has"
+_EXCHANGED = (
+    "the state that a pass goes on from is read with both of its axes exchanged: it is kept in another layout"
+)
 _PAIRED = (
     "a value head is given another key head than its own: key heads are tiled, not repeated for neighbours"
 )
@@ -73,6 +76,7 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
         for operation in ("state", "delta")
         for edit, text in {
             ("before", "operand", "nothing"): _RESTARTED,
+            ("before", "applied", "axes_exchanged"): _EXCHANGED,
             ("paired", "function", "paired_in_turn"): _PAIRED,
             ("exp", "left_out", 0.0): "the state is multiplied by the logarithm of its decay, not by its exponential",
             ("decay", "operand", "nothing"): _UNFORGOTTEN,
@@ -126,6 +130,7 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
         for operation in ("ssm_state", "ssm_read")
         for edit, text in {
             ("before", "operand", "nothing"): _RESTARTED,
+            ("before", "applied", "axes_exchanged"): _EXCHANGED,
             ("paired", "function", "paired_in_turn"): _GROUPED,
             ("exp A_log", "left_out", 0.0): "A is made of A_log itself, not of its exponential",
             ("negative", "left_out", 0.0): "the exponent of the decay has the wrong sign: the state grows",

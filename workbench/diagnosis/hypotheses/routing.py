@@ -44,6 +44,8 @@ _NUMBERS: Mapping[str, tuple[float, ...]] = {
 _MIXING = ("rows_before", "rows_after", "rows_before_of_sequence", "rows_before_in_turn")
 #: Softmaxes over the tokens of a pass, of one sequence or of all, in place of that over the experts.
 _OVER_TOKENS = ("rows_softmax_of_sequence", "rows_softmax_of_step")
+#: The same of what weights are divided by.
+_SHARES_OVER_TOKENS = ("rows_shares_of_sequence", "rows_shares_of_step")
 #: The experts that a rank has where they are divided among so many groups of ranks.
 _HELD = "experts of the rank, of {}"
 #: What logits of routers are capped at in models that do so.
@@ -181,6 +183,7 @@ def routing_choices(
                 held = (name for name in others if name.startswith(_HELD.format("")))
                 yield from (Edit(path, "function", ("shares_within", "ids", name)) for name in held)
                 yield Edit(path, "function", ("shares_and_more", None))
+                yield from (Edit(path, "function", (over,)) for over in _SHARES_OVER_TOKENS)
             case "chosen" if node.args[0].name == "add" and Node("correction") in node.args[0].args:
                 yield Edit(path, "function", ("chosen_in_groups_before", "correction"))
             case "add" if Node("sigmoid", (Node("gate"),)) in node.args[1].args:
@@ -194,6 +197,7 @@ def routing_choices(
                 yield Edit(path, "function", ("unweighed",))
             case "weighed_sum":
                 yield Edit(path, "function", ("unweighted_sum",))
+                yield Edit((*path, 1), "applied", ("first_of_row",))
                 yield from (Edit((*path, 1), "applied", (one,)) for one in ("shares", "squared", "backwards"))
                 if "routed_factor" in others:
                     yield Edit((*path, 1), "applied", ("multiply", "routed_factor"))

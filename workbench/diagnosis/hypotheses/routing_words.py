@@ -63,6 +63,16 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("choice_weights", "shares", "function", "shares_of_all"): (
         "weights_over_all", "weights are divided by the sum over all experts, not over the chosen ones",
     ),
+    **{
+        ("choice_weights", "shares", "function", f"rows_shares_of_{of}"): (
+            "weights_over_tokens",
+            f"weights are divided by the sum over the tokens of {what}, of each slot by itself, not of a token",
+        )
+        for of, what in (("sequence", "a sequence's pass"), ("step", "all sequences of a pass"))
+    },
+    ("combine", "weights", "applied", "first_of_row"): (
+        "weights_of_the_first_slot", "all of a token's experts are weighed by the weight of its first one",
+    ),
     ("choice_weights", "times_of_experts", "applied", "shares"): (
         "expert_scale_before_shares",
         "weights are multiplied by the number of each expert (per_expert_scale) before they are renormalised, not "

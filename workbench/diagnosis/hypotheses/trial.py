@@ -259,12 +259,19 @@ def _mixing(rows: Sequence[Row]) -> dict[str, Callable[..., Array]]:
         "rows_mean_of_sequence": lambda x: _over_groups(x, of_sequence),
         "rows_mean_of_step": lambda x: _over_groups(x, of_step),
         "rows_softmax_of_sequence": lambda x: _over_groups(x, of_sequence, _softmax_of_column),
+        "rows_shares_of_sequence": lambda x, *eps: _over_groups(x, of_sequence, _shares_of_column),
+        "rows_shares_of_step": lambda x, *eps: _over_groups(x, of_step, _shares_of_column),
         "rows_softmax_of_step": lambda x: _over_groups(x, of_step, _softmax_of_column),
     }
 
 
 def _mean_of_column(x: Array) -> Array:
     return np.asarray(x.mean(0))
+
+
+def _shares_of_column(x: Array) -> Array:
+    """Over the sum of all tokens, of each column by itself."""
+    return np.asarray(x / x.sum(0))
 
 
 def _softmax_of_column(x: Array) -> Array:

@@ -132,6 +132,8 @@ _MAPS: Mapping[str, str] = {
         "their place",
     "kept_whole_chunks":
         "the state that is kept is that behind the last whole chunk of {0:g} tokens: those after it are forgotten",
+    "kept_through_chunks":
+        "what each chunk of {0:g} tokens began with is handed on as it was: it has not decayed by the chunk's tokens",
     "undecayed_chunk":
         "the state behind a chunk of {0:g} tokens that is not whole has not decayed by the tokens of that chunk",
     "decayed_by_padding":
