@@ -21,8 +21,9 @@ from lockstep.engine.taps.one_pass import SIGNED_ODD, Collected, Measurand
 from lockstep.engine.taps.parts import PARTS, merge
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
-#: Elements of a piece: half a MiB of float32, which with its float64 copy stays in a core's own cache.
-PIECE = 1 << 17
+#: Elements of a piece: a MiB of float32, which stays in a processor's cache; of fewer the calls would take longer than
+#: the work.
+PIECE = 1 << 18
 #: The same on a GPU: 32 MiB of float32.
 GPU_PIECE = 1 << 23
 _COLUMNS = 256  # of the blocks that a checksum is summed in
