@@ -17,12 +17,18 @@ import numpy as np
 
 from lockstep.engine.graph.formula import Node, numbers_of, silu
 from lockstep.engine.graph.operation import READ_FROM, STATES, state_of
-from lockstep.engine.graph.recurrence import by_heads, mean_of_groups, side_by_side
+from lockstep.engine.graph.recurrence import mean_of_groups
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, given_before, narrower, resolution
 from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.recurrent_coarse import (
+    KEPT_IN,
+    coarse_edits,
+    in_16_bits,
+    shares_of,
+)
 from lockstep.workbench.diagnosis.hypotheses.recurrent_kept import kept_otherwise
 from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     KEPT,
@@ -39,11 +45,10 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
 )
 from lockstep.workbench.diagnosis.hypotheses.recurrent_orders import ORDERS, OTHER_ORDERS
 from lockstep.workbench.diagnosis.hypotheses.recurrent_rules import BY_RULES, RULES
-from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST, NORMALISED_IN
+from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
-from lockstep.workbench.diagnosis.operations.facts import rounded
 from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -53,12 +58,6 @@ STATEFUL = (*GATES, *RECURRENT)
 #: What a sequence may begin with instead of what it has, by name.
 _NOTHING, _OTHERS, _LEFT = "nothing", "state of sequence {}", "what sequence {} has left"
 _LEFT_BEFORE = "what the sequence before it has left"
-#: What a state, which should be float32 whatever the engine's dtype, may be kept in between passes.
-_KEPT_IN = ("bfloat16", "float16")
-#: Numbers of 16 bits in a vector of a CPU: 0 of what has no end to them, 1 << 30 of what has no vectors.
-_LANES = (0, 16, 32, 1 << 30)
-#: How queries and keys may have been normalised: rounded afterwards, or each step in fewer bits.
-_UNIT = ("rounded to {}", *(f"{NORMALISED_IN}{{}}, {lanes} lanes" for lanes in _LANES))
 #: Tokens of a chunk, as kernels cut a prompt.
 _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 #: The last tokens of a pass from which on a state is tried to have begun.
@@ -348,13 +347,13 @@ def _candidates(
         yield from ((one,) for one in _other_befores(site))
         yield from ((one,) for one in _other_orders(formula))
     if site.operation in STATES:
-        yield from _coarse(site, formula)
+        yield from coarse_edits(formula)
         raw = (path for path, node in nodes(formula) if node.name == "exp" and node.args == (Node("A_log"),))
         yield from ((Edit(path, "left_out", (0.0,)),) for path in raw)
-        for path in _shares(formula):
+        for path in shares_of(formula):
             yield from ((Edit(path, "applied", ("kept_at_chunks", float(size))),) for size in _CHUNKS)
     trained = [leaf for leaf in TRAINED if leaf in leaves(formula)]
-    for dtype in _KEPT_IN if trained else ():  # cast with all others of the model
+    for dtype in KEPT_IN if trained else ():  # cast with all others of the model
         yield tuple(Edit(leaf, "applied", (dtype,)) for leaf in trained)
         yield from ((Edit(leaf, "applied", (dtype,)),) for leaf in trained)
     if site.operation == "gated_norm" and "whole_gate" in given[0]:
@@ -392,52 +391,6 @@ def _other_orders(formula: Node) -> Iterator[Edit]:
             yield from (Edit(path, "function", (f"{node.name}_handed_on", float(size))) for size in _CHUNKS)
 
 
-def _shares(formula: Node) -> list[tuple[int, ...]]:
-    """Where the share of a state that is kept is made."""
-    return [path for path, node in nodes(formula) if node.name == "exp" and node.args != (Node("A_log"),)]
-
-
-def _coarse(site: Site, formula: Node) -> Iterator[tuple[Edit, ...]]:
-    """What is float32 in engines of any dtype, in 16 bits: the share that is kept, normalised queries and keys."""
-    shares = _shares(formula)
-    rate = "step" if any(node == Node("step") for _, node in nodes(formula)) else "decay"
-    paired = [one for one in ("k", "q") if any(node == Node(one) for _, node in nodes(formula))]
-    for dtype in _KEPT_IN:
-        yield from ((Edit(path, "applied", (dtype,)),) for path in shares)
-        yield (Edit(rate, "applied", (dtype,)),)
-        for how in _UNIT:
-            if paired:
-                yield tuple(Edit(leaf, "operand", (f"{leaf} {how.format(dtype)}",)) for leaf in paired)
-
-
-def _in_16_bits(site: Site, part: Part, eps: float, dim: int) -> Iterator[tuple[str, str, Array]]:
-    """(leaf, name, its rows): queries and keys that were normalised in 16 bits."""
-    for leaf in ("k", "q"):
-        convolved = (
-            site.taps.tensors(site.near(f"attn.conv_{leaf}"), site.rank) if leaf in part.inputs else ()
-        )
-        at = (part.rows[-1].step, part.rows[-1].seq)
-        passes = zip(site.taps.passes, convolved, strict=False)
-        own = [x for one, x in passes if (one.step, one.seq) == at and x is not None]
-        for x in own[:1]:
-            heads = by_heads(x, dim)
-            for dtype in _KEPT_IN:
-                to = partial(rounded, dtype=dtype)
-                right = heads / np.sqrt(np.square(heads).sum(-1, keepdims=True) + eps)
-                ways = [to(right), *(_normalised_in(to, heads, eps, lanes) for lanes in _LANES)]
-                for how, value in zip(_UNIT, ways, strict=True):
-                    yield leaf, how.format(dtype), side_by_side(np.asarray(value, dtype=np.float64))
-
-
-def _normalised_in(to: Callable[[Array], Array], heads: Array, eps: float, lanes: int) -> Array:
-    """Heads over their lengths, each step rounded. Where an inverse root is made of single numbers, as CPUs do
-    behind the last whole vector of so many `lanes`, the root itself is rounded too; 0: all is in vectors."""
-    total = to(to(to(np.square(heads)).sum(-1, keepdims=True)) + eps)
-    inverse, single = to(1 / np.sqrt(total)), to(1 / to(np.sqrt(total)))
-    whole = inverse.size // lanes * lanes if lanes else inverse.size
-    return to(heads * np.where(np.arange(inverse.size).reshape(inverse.shape) < whole, inverse, single))
-
-
 def _other_befores(site: Site) -> Iterator[Edit]:
     """What a sequence may begin with instead of what it has."""
     yield Edit("before", "operand", (_NOTHING,))
@@ -448,7 +401,7 @@ def _other_befores(site: Site) -> Iterator[Edit]:
         yield from (Edit("before", "operand", (name,)) for name in KEPT)
     else:
         yield from (Edit("before", "operand", (_OTHERS.format(seq),)) for seq in others)
-        yield from (Edit("before", "applied", (one,)) for one in (*_KEPT_IN, "axes_exchanged"))
+        yield from (Edit("before", "applied", (one,)) for one in (*KEPT_IN, "axes_exchanged"))
     slots = (name for names in (slot_names(), shared_names(site)) for name, *_ in names)
     yield from (Edit("before", "operand", (name,)) for name in (NEWEST_FIRST, LATE, *slots))
     yield Edit("before", "operand", (_LEFT_BEFORE,))
@@ -467,7 +420,7 @@ def _given(site: Site, part: Part, left: Mapping[int, Array]) -> dict[str, Any]:
     if site.operation in STATES:
         given |= _of_others(site, part)
     if site.operation in ("state", "delta"):
-        coarse = _in_16_bits(site, part, given["l2_eps"], int(given["key_dim"]))
+        coarse = in_16_bits(site, part, given["l2_eps"], int(given["key_dim"]))
         given |= {f"{leaf} {name}": x for leaf, name, x in coarse}
     if "whole_gate" in part.inputs and "weight" in given:
         given[NORM_FIRST] = _norm_first(given)
