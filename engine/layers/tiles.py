@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from functools import lru_cache
 
 #: Scores of a tile: 1 MiB of float32, which stays in a processor's cache while it is measured.
 CELLS = 1 << 18
@@ -58,11 +59,13 @@ class Tiling:
     @property
     def only(self) -> Tile | None:
         """The tile, where there is one alone and it holds all cells."""
-        first = next(iter(self))
-        cells = (first.heads.stop, first.rows.stop, first.keys.stop - first.keys.start)
-        return first if cells == (self.kv_heads, self.queries, self.keys) else None
+        return _only(self)
 
     def __iter__(self) -> Iterator[Tile]:
+        return self.cut() if (only := _only(self)) is None else iter((only,))
+
+    def cut(self) -> Iterator[Tile]:
+        """The tiles one after the other."""
         most = self.queries if self.on_gpu else min(self.queries, _MOST_ROWS)
         rows = min(most, max(_LEAST_ROWS, self.cells // (self.group * self.keys)))
         heads = max(1, self.cells // (self.group * rows * self.keys))
@@ -86,3 +89,11 @@ class Tiling:
         first = before + start  # the first query's own key
         first = first // self.window * self.window if self.chunked else max(0, first - self.window + 1)
         return slice(first, before + stop)
+
+
+@lru_cache(1024)
+def _only(tiling: Tiling) -> Tile | None:
+    """Of a decode step all layers ask the same for each sequence."""
+    first = next(tiling.cut())
+    cells = (first.heads.stop, first.rows.stop, first.keys.stop - first.keys.start)
+    return first if cells == (tiling.kv_heads, tiling.queries, tiling.keys) else None

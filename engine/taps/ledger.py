@@ -20,7 +20,7 @@ from lockstep.engine.taps.parts import Groups, merge, statistics, unmask
 
 #: Tensors of up to this many elements are copied next to others of their size, and measured when these fill a piece.
 #: Larger ones are measured at once: one kernel each is cheap.
-DEFERRED = 1 << 15
+DEFERRED = 1 << 17
 #: The same on a GPU, where what is measured at once costs two dozen launches.
 GPU_DEFERRED = 1 << 20
 #: Elements of the room for tensors of one size, on the CPU a piece: on a GPU 2 MiB of float32, 16 for larger ones, of
