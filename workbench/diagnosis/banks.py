@@ -117,9 +117,9 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
     "values": (other_parts,),
     "scores": (unsparse_scores, likely, score_biases, score_factors, masks),
     "softmax": (likely, softmax_fits),
-    "context": (likely,),
+    "context": (likely, padded_heads),
     "weights": (likely, caches_inside),
-    "attention": (likely, caches_inside),
+    "attention": (likely, padded_heads, caches_inside),
     "reduce": (product_maps, product_edits),
     "residual": (row_edits,),
     "activation": (row_edits,),
@@ -159,7 +159,6 @@ EVERYWHERE: tuple[Bank, ...] = (overflows, coarse_results, in_eight_bits)
 _FUSED: tuple[Bank, ...] = (
     unlikely,
     padded_keys,
-    padded_heads,
     coarse_probabilities,
     split_keys,
     strided_parts,
@@ -204,7 +203,6 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     ),
     "context": (
         unlikely,
-        padded_heads,
         coarse_probabilities,
         split_keys,
         strided_parts,
