@@ -15,7 +15,6 @@ import threading
 import traceback
 import warnings
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from io import TextIOWrapper
 
 from lockstep.engine.text import printable
@@ -46,7 +45,7 @@ def _command(words: list[str]) -> int:
         return _invoked(words)
 
 
-def _rank_standing_by(words: list[str]) -> AbstractContextManager[None]:
+def _rank_standing_by(words: list[str]) -> contextlib.AbstractContextManager[None]:
     """The rank of a command that starts an engine of one at once, while the command itself is imported and read."""
     starts = words[:1] and words[0] in _OF_AN_ENGINE and not any(word.startswith(_NO_RANK) for word in words)
     if not starts or set(re.findall(r"--[te]p[ =](\S+)", " ".join(words))) - {"1"}:

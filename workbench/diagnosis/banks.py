@@ -201,13 +201,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
         skipped_blocks,
         results_of_other_layers,
     ),
-    "context": (
-        unlikely,
-        coarse_probabilities,
-        split_keys,
-        strided_parts,
-        results_of_other_layers,
-    ),
+    "context": (unlikely, coarse_probabilities, split_keys, strided_parts, results_of_other_layers),
     "weights": _FUSED,
     "attention": _FUSED,
 }

@@ -12,8 +12,9 @@ import numpy as np
 
 from lockstep.engine.graph.operation import READ_FROM
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
-from lockstep.workbench.diagnosis.hypotheses.fits import factor, simple
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, simple
 from lockstep.workbench.diagnosis.hypotheses.maps import columns_paired, free_maps_of, maps_of
+from lockstep.workbench.diagnosis.hypotheses.recurrent import rates_of
 from lockstep.workbench.diagnosis.hypotheses.rowwise import mapped_variant
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -31,17 +32,11 @@ def any_maps(site: Site) -> Iterator[Variant]:
         return
     if not (np.isfinite(site.seen).all() and np.isfinite(site.expected).all()):
         return
-    ones = np.ones_like(site.expected)
-    if site.expected.ndim == 2:
-        found = [
-            *maps_of(site),
-            *columns_paired(site, ones, site.expected, ("the result",)),
-            *free_maps_of(site),
-        ]
-    else:
-        found = [*maps_of(site), *free_maps_of(site)]
-    yield from (mapped_variant(site, one) for one in found)
-    if site.expected.ndim == 3:
+    right = site.expected
+    paired = columns_paired(site, np.ones_like(right), right, ("the result",)) if right.ndim == 2 else ()
+    for one in (*maps_of(site), *paired, *free_maps_of(site)):
+        yield mapped_variant(site, one)
+    if right.ndim == 3:
         yield from head_maps(site)
 
 
@@ -67,8 +62,7 @@ def _exchanged(
     site: Site, seen: Array, right: Array, parts: list[Array], wrong: list[int]
 ) -> Iterator[Variant]:
     """Each head has what another one should have."""
-    apart = (seen**2).sum(1)[:, None] + (right**2).sum(1)[None, :] - 2 * seen @ right.T
-    order = apart.argmin(1)
+    order = nearest_rows(seen, right)
     moved = np.flatnonzero(order != np.arange(len(order)))
     if len(moved) and np.linalg.norm(seen - right[order]) <= PARTLY * np.linalg.norm(seen - right):
         first = int(moved[0])
@@ -96,8 +90,7 @@ def _heads_first(site: Site, x: Array) -> Array | None:
     if site.operation in READ_FROM:
         return np.asarray(x[0])
     if site.operation in READ_FROM.values():
-        rates = next(site.parts[0].inputs[role] for role in ("beta", "step") if role in site.parts[0].inputs)
-        return x.reshape(len(x), rates.shape[1], -1).swapaxes(0, 1)
+        return x.reshape(len(x), rates_of(site.parts[0]).shape[1], -1).swapaxes(0, 1)
     if x.ndim != 3 or site.head_axis is None:
         return None
     return x if site.head_axis == 0 else x.swapaxes(0, 1)

@@ -243,7 +243,7 @@ def _starts(value: Callable[[Sequence[int]], Array], part: Part) -> tuple[Array,
 def _last_start(value: Callable[[Array, Sequence[int]], Array], part: Part) -> tuple[Array, list[int]] | None:
     """Of a state, the last token that nothing comes before: the last one whose state is what was seen, else that with
     the nearest."""
-    count, nearest = len(_rates(part)), np.inf
+    count, nearest = len(rates_of(part)), np.inf
     best: tuple[Array, list[int]] | None = None
     for start in range(count - 1, max(1, count - _MOST_STARTS) - 1, -1):
         found = value(part.inputs["before"], [start])
@@ -305,7 +305,7 @@ def _key_heads(
     """By value head the key head, or -1 for zeros, that leaves least of the smallest wrong part; None where that is
     each head's own."""
     index = min(_wrong(site), key=lambda i: len(site.parts[i].rows))
-    part, heads = site.parts[index], _rates(site.parts[index]).shape[1]
+    part, heads = site.parts[index], rates_of(site.parts[index]).shape[1]
     role, dim = ("k", "key_dim") if "k" in part.inputs else ("b", "state_dim")
     keys = part.inputs[role].shape[1] // int(given[index][dim])
     own = [float(head * keys // heads) for head in range(heads)]
@@ -454,7 +454,7 @@ def _left(site: Site) -> dict[int, Array]:
     return found
 
 
-def _rates(part: Part) -> Array:
+def rates_of(part: Part) -> Array:
     """What each head has of each token, [T, H]."""
     return part.inputs["beta" if "beta" in part.inputs else "step"]
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -24,19 +24,10 @@ def kept_otherwise(
 ) -> Iterator[tuple[Edit, list[Array]]]:
     """Each edit, and the states that it leaves."""
     for size in chunks:
-        found = [
-            _of_whole_chunks(formula, one, part, size) for one, part in zip(given, site.parts, strict=True)
-        ]
-        if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
-            yield Edit((), "map", ("kept_whole_chunks", float(size))), found
-        found = [_undecayed(one, part, size) for one, part in zip(given, site.parts, strict=True)]
-        if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
-            yield Edit((), "map", ("undecayed_chunk", float(size))), found
-        found = [
-            _through_chunks(formula, one, part, size) for one, part in zip(given, site.parts, strict=True)
-        ]
-        if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
-            yield Edit((), "map", ("kept_through_chunks", float(size))), found
+        for name, kept in _BY_CHUNKS.items():
+            found = [kept(formula, one, part, size) for one, part in zip(given, site.parts, strict=True)]
+            if any(x is not part.expected for x, part in zip(found, site.parts, strict=True)):
+                yield Edit((), "map", (name, float(size))), found
     behind = _padding(site)
     if any(behind):
         rates = [_rates(one, part)[-1] for one, part in zip(given, site.parts, strict=True)]
@@ -90,7 +81,7 @@ def _through_chunks(formula: Node, given: Mapping[str, Any], part: Part, size: i
     return state.reshape(part.expected.shape)
 
 
-def _undecayed(given: Mapping[str, Any], part: Part, size: int) -> Array:
+def _undecayed(formula: Node, given: Mapping[str, Any], part: Part, size: int) -> Array:
     """The state behind a pass that ends within a chunk, as if it had not decayed by the chunk's tokens."""
     tokens = _tokens(part)
     if tokens == 1 or tokens % size == 0 or tokens < size:
@@ -104,3 +95,11 @@ def _rates(given: Mapping[str, Any], part: Part) -> Array:
     if "decay" in part.inputs:
         return np.asarray(part.inputs["decay"])
     return np.asarray(-np.exp(given["A_log"]) * part.inputs["step"])
+
+
+#: What a pass over chunks of so many tokens may leave, by the name of the map.
+_BY_CHUNKS: Mapping[str, Callable[[Node, Mapping[str, Any], Part, int], Array]] = {
+    "kept_whole_chunks": _of_whole_chunks,
+    "undecayed_chunk": _undecayed,
+    "kept_through_chunks": _through_chunks,
+}

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.blocks import history, scopes, shaped, unrotated
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
@@ -41,15 +42,7 @@ def cached_numbers(site: Site) -> Iterator[Variant]:
 
 def _factors(site: Site) -> Iterator[Variant]:
     """Rows larger by one factor, or each KV head by its own."""
-    scope = [each.swapaxes(0, 1) for each in scopes(site)]  # [K, kv_heads, D]
-    x, y, heads = [], [], []
-    for part, cells in zip(site.parts, scope, strict=True):
-        good = cells & np.isfinite(part.seen)
-        x.append(part.expected[good])
-        y.append(part.seen[good])
-        heads.append(np.nonzero(good)[1])
-    right, seen = np.concatenate(x), np.concatenate(y)
-    head = np.concatenate(heads)
+    right, seen, head = _wrong_numbers(site)
     if not len(right):
         return
     model, ranks = site.facts.model, len(site.taps.ranks)
@@ -76,15 +69,21 @@ def _factors(site: Site) -> Iterator[Variant]:
         yield cache_variant(site, "cache_scaled_heads", text, guesses, fitted, len(own))
 
 
+def _wrong_numbers(site: Site) -> tuple[Array, Array, NDArray[np.intp]]:
+    """What was written and what is read of all that is wrong and finite, in one axis, with the KV head of each."""
+    x, y, heads = [], [], []
+    for part, scope in zip(site.parts, scopes(site), strict=True):
+        good = scope.swapaxes(0, 1) & np.isfinite(part.seen)  # [K, kv_heads, D]
+        x.append(part.expected[good])
+        y.append(part.seen[good])
+        heads.append(np.nonzero(good)[1])
+    return np.concatenate(x), np.concatenate(y), np.concatenate(heads)
+
+
 def _codes_alone(site: Site) -> Iterator[Variant]:
     """Eight-bit codes that are read as they are: nothing multiplies them by the scale that they were divided by. The
     scale is a round number, or makes the largest number of what is written the largest code."""
-    scope = [each.swapaxes(0, 1) for each in scopes(site)]
-    good = [cells & np.isfinite(part.seen) for cells, part in zip(scope, site.parts, strict=True)]
-    right, seen = (
-        np.concatenate([x[cells] for x, cells in zip(every, good, strict=True)])
-        for every in ([part.expected for part in site.parts], [part.seen for part in site.parts])
-    )
+    right, seen, _ = _wrong_numbers(site)
     if not right.any():
         return
     fitted = factor_of(right, seen)
