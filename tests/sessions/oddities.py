@@ -339,3 +339,11 @@ _sql("no_sequence_rows", "DELETE FROM sequences WHERE step = 1")
 _sql("tensor_rank", "UPDATE tensors SET rank = 9 WHERE rank = 1")
 _sql("tensor_seq", "UPDATE tensors SET seq = -9")
 _sql("tensor_tap", "UPDATE tensors SET tap = 999 WHERE tap = 3")
+
+
+def some_of_each(every: int) -> list[str]:
+    """Names of oddities: of each field's odd values the first and every so many-th after it."""
+    fields: dict[str, list[str]] = {}
+    for name in ODDITIES:
+        fields.setdefault(name.rstrip("0123456789"), []).append(name)
+    return [name for names in fields.values() for name in names[::every]]

@@ -71,9 +71,9 @@ def _check(path: Path) -> None:
 def _export(path: Path) -> None:
     def all_kinds() -> None:
         with Session.open(path) as session:
-            for request in REQUESTS:
+            for files in (SessionFiles(session, request) for request in REQUESTS):
                 for kind in ("html", "svg", "csv", "json", "junit"):
-                    refused_or(lambda: SessionFiles(session, request).text(kind), f"export {kind}")  # noqa: B023
+                    refused_or(lambda: files.text(kind), f"export {kind}")  # noqa: B023
 
     refused_or(all_kinds, "export")
 

@@ -132,16 +132,13 @@ PROMPT = "3,130,17,99,4,64,5,12,77,120,31,8"
         "gemma2",
         "gemma3",
         "olmo2",
-        "olmo3",
         "phi3-window",
         "granite",
-        "smollm3",
         "glm4",
         "starcoder2",
         "llama4",
         "apertus",
         "phi-normed",
-        "olmo",
     ],
 )
 def test_every_family_under_its_own_plan_is_right(name: str, tmp_path: Path) -> None:

@@ -224,7 +224,8 @@ def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) 
     return check(inferior, reference, folder / "run.session", rules=rules)
 
 
-#: (ranks, groups of ranks that divide the experts, dtype): every model is tried with one rank, and with one of these.
+#: (ranks, groups of ranks that divide the experts, dtype): every model is tried with one of these, and those that are
+#: not made of the parts of others with one rank as well.
 DIVIDED: tuple[tuple[int, int, DType], ...] = (
     (2, 1, "float32"),
     (4, 1, "float32"),
@@ -242,13 +243,7 @@ DIVIDED_EXPERTS: tuple[tuple[int, int, DType], ...] = (
 
 
 @pytest.mark.sampled(20)
-@pytest.mark.parametrize(
-    "name",
-    [
-        *(*FAMILIES, *WITH_EXPERTS),
-        *(pytest.param(name, marks=pytest.mark.slow) for name in (*ALIKE, *ALIKE_WITH_EXPERTS)),
-    ],
-)
+@pytest.mark.parametrize("name", [*FAMILIES, *WITH_EXPERTS])
 def test_a_faultless_engine_matches_and_every_operation_is_judged_right(name: str, tmp_path: Path) -> None:
     assert_right(tmp_path, name, 1, "float32")
 

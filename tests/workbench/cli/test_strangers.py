@@ -11,7 +11,7 @@ import pytest
 
 from lockstep.workbench.cli.main import run
 from lockstep.workbench.exit_codes import Exit
-from tests.sessions.oddities import ODDITIES
+from tests.sessions.oddities import ODDITIES, some_of_each
 from tests.sessions.strangers import usual, write
 
 #: What acts on a terminal or on the order of the text around it; lines end as usual.
@@ -97,10 +97,11 @@ def test_sessions_of_a_folder_are_listed_packed_copied_and_removed(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("oddity", ODDITIES)
+@pytest.mark.parametrize("oddity", some_of_each(4))
 def test_no_command_is_harmed_by_any_of_it(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, other: Path, oddity: str
 ) -> None:
+    """What reads, exports and replays for the commands meets all oddities in the tests of the debugger."""
     made = usual()
     ODDITIES[oddity](made)
     all_commands(capfd, write(tmp_path / "stranger.session", made), other)

@@ -12,7 +12,7 @@ from textual.pilot import Pilot
 
 from lockstep.sessions import SessionError
 from lockstep.workbench.tui.panes.base import Pane
-from tests.sessions.oddities import ODDITIES
+from tests.sessions.oddities import ODDITIES, some_of_each
 from tests.sessions.strangers import usual, write
 from tests.workbench.tui.conftest import Bench, press, settle
 
@@ -26,8 +26,8 @@ KEYS = (
 SIZES = ((80, 24), (160, 50))
 #: What acts on a terminal or on the order of the text around it.
 OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-#: Each field with some of its odd values, by turns; the commands and the command line meet all of them.
-WALKED = list(ODDITIES)[::3]
+#: The debugger's commands meet all of them.
+WALKED = some_of_each(8)
 #: Several at once: what has failed before.
 QUICK = (("foreign_names", "one_infinity"), ("nothing_in_sequences", "layouts_do_not_fit"))
 

@@ -14,9 +14,17 @@ from lockstep.workbench.models.opening import open_model
 from tests.checkpoints import tiny_checkpoint
 
 PROMPT = [3, 17, 99, 4, 64, 5, 12, 33, 20]
-#: A hybrid model, experts, latent attention, windows, full-width norms, softcaps, sinks.
-FAMILIES = ("qwen2", "qwen3_next", "qwen3_5_text", "qwen3_5_moe_text", "qwen3_moe", "deepseek_v3", "gemma3_text",
-            "olmo2", "gemma2", "gpt_oss")  # fmt: skip
+#: A hybrid model with experts, latent attention, windows, full-width norms, softcaps, sinks.
+FAMILIES = (
+    "qwen2",
+    "qwen3_next",
+    "qwen3_5_moe_text",
+    "deepseek_v3",
+    "gemma3_text",
+    "olmo2",
+    "gemma2",
+    "gpt_oss",
+)
 
 
 def along(
