@@ -28,7 +28,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 PARTS := $(TESTING) $(BIN)/python -m tests.parts
 
-.PHONY: demo test test-all vllm soak fuzz real-bugs planted-caches clean-axes gallery docs lint clean
+.PHONY: demo test test-all vllm soak fuzz real-bugs planted-caches clean-axes gallery docs lint lint-types lint-rest clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.installed
@@ -68,10 +68,16 @@ docs: $(VENV)/.installed-dev
 	@$(BIN)/python docs/commands.py --write
 	@$(BIN)/mkdocs build --quiet --strict
 
+# Types take about as long as all the rest, and both take one core.
 lint: $(VENV)/.installed-dev
+	@$(MAKE) --no-print-directory -j2 lint-types lint-rest
+
+lint-types: $(VENV)/.installed-dev
+	@$(BIN)/mypy --no-error-summary
+
+lint-rest: $(VENV)/.installed-dev
 	@$(BIN)/ruff check --quiet .
 	@$(BIN)/ruff format --quiet --check .
-	@$(BIN)/mypy --no-error-summary
 	@$(BIN)/lint-imports
 	@$(BIN)/python tools/structure.py
 

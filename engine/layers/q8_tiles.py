@@ -1,13 +1,15 @@
-"""A tensor of Q8_0 blocks as tiles of rows, in the order in which torch makes them float32 the fastest.
+"""A tensor of Q8_0 blocks as groups of rows, in the order in which torch multiplies them the fastest.
 
 A Q8_0 block is a float16 scale and 32 int8 (ggml-common.h, `block_q8_0`). Here codes and scales lie apart, and the rows
-of a tile lie next to each other, so that conversion and scaling run along them; not a bit is added, lost or rounded.
+of a group lie next to each other, so that products run along them; not a bit is added, lost or rounded.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from math import ceil
+from functools import lru_cache, partial
+from math import ceil, isfinite
 
 import torch
 from torch import Tensor
@@ -16,16 +18,27 @@ from lockstep.engine.checkpoint.dequantise.legacy import q8_0_codes
 from lockstep.engine.checkpoint.gguf.source import Blocks
 
 BLOCK = 32
-#: Elements of a tile, about: made float32 it stays in the cache, and a call costs less than its work.
+#: Rows of a group at most: with what stands behind them 128 bytes of codes, two lines of a processor's cache.
+GROUP = 120
+#: Elements, about, that are made float32 at a time: they stay in the cache, and a call costs less than its work.
 TILE = 1 << 20
-#: Up to so many tokens a sum of a block is scaled when it is made, above it the tile is, before it is multiplied.
-FEW = 4
+#: Elements, about, whose codes are summed at a time: a call for each tile would take a tenth of the time.
+SUMMED = 1 << 23
+#: Up to so many tokens codes are summed as they are; above it they are made float32 and scaled before the product.
+FEW = 6
+#: Codes are kept as unsigned bytes, this much above their values, as torch's sum of bytes reads them; behind each row
+#: of bytes that has a factor and an offset, float32.
+OFFSET = 128
+_FACTOR_AND_OFFSET = 8
+#: FBGEMM's kernel for bags of embeddings: of rows of bytes the sum, each times a float32 of its own.
+_SUM = torch.ops.quantized.embedding_bag_byte_rowwise_offsets
+_HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
 
 
 @dataclass(frozen=True, slots=True)
 class Q8Tiles:
-    """[rows, columns]: `codes` int8 [tiles, blocks of a row, 32, rows of a tile], `scales` float16 without the 32. Rows
-    that fill up the last tile are zero."""
+    """[rows, columns]: `codes` uint8 [groups, columns, rows of a group + 8], `scales` float16 [groups, blocks of a row,
+    rows of a group]. Rows that fill up the last group are zero."""
 
     codes: Tensor
     scales: Tensor
@@ -34,15 +47,17 @@ class Q8Tiles:
     @classmethod
     def of(cls, blocks: Blocks) -> Q8Tiles:
         """Take over whole blocks."""
-        rows, blocks_of_a_row = len(blocks.raw), blocks.columns.size // BLOCK
-        size = ceil(rows / ceil(rows * blocks.columns.size / TILE))
-        tiles = ceil(rows / size)
-        codes = torch.zeros(tiles, blocks_of_a_row, BLOCK, size, dtype=torch.int8)
-        scales = torch.zeros(tiles, blocks_of_a_row, size, dtype=torch.float16)
+        rows, columns = len(blocks.raw), blocks.columns.size
+        size = ceil(rows / ceil(rows / GROUP))
+        groups = ceil(rows / size)
+        codes = torch.full((groups, columns, size + _FACTOR_AND_OFFSET), OFFSET, dtype=torch.uint8)
+        codes[..., size:] = torch.tensor([1.0, -OFFSET]).view(torch.uint8)
+        scales = torch.zeros(groups, columns // BLOCK, size, dtype=torch.float16)
         for index, raw in enumerate(blocks.raw.split(size)):
-            stored, shape = raw.view(-1, BLOCK + 2), (len(raw), blocks_of_a_row)
-            codes[index, :, :, : len(raw)] = q8_0_codes(stored).view(*shape, BLOCK).permute(1, 2, 0)
-            scales[index, :, : len(raw)] = stored[:, :2].view(torch.float16).view(shape).T
+            stored = raw.view(-1, BLOCK + 2)
+            signed = q8_0_codes(stored).reshape(len(raw), columns).T
+            codes[index, :, : len(raw)] = signed.view(torch.uint8) ^ OFFSET  # the bits of a code + 128
+            scales[index, :, : len(raw)] = stored[:, :2].view(torch.float16).view(len(raw), -1).T
         return cls(codes, scales, rows)
 
     @property
@@ -52,33 +67,59 @@ class Q8Tiles:
     def values(self, rows: slice | Tensor = slice(None)) -> Tensor:
         """All rows or some, float32: the bits that `dequantise` gives."""
         ids = torch.arange(self.rows)[rows]
-        size = self.codes.shape[-1]
-        tile, place = ids // size, ids % size
-        codes = self.codes[tile, :, :, place]  # [n, blocks, 32]
-        return codes.float().mul_(self.scales[tile, :, place].float().unsqueeze(-1)).flatten(1)
+        size = self.scales.shape[-1]
+        group, place = ids // size, ids % size
+        codes = self.codes[group, :, place].float().sub_(OFFSET).unflatten(-1, (-1, BLOCK))  # [n, blocks, 32]
+        found: Tensor = codes.mul_(self.scales[group, :, place].float().unsqueeze(-1)).flatten(1)
+        return found
 
     @property
     def tile(self) -> tuple[int, int]:
-        """Columns and rows of a tile: what `product` makes dense at a time."""
-        return self.codes.shape[1] * BLOCK, self.codes.shape[-1]
+        """Columns and rows of what `product` makes dense at a time."""
+        return self.codes.shape[1], self._at_once(TILE) * self.scales.shape[-1]
+
+    def _at_once(self, elements: int) -> int:
+        """Groups of about so many elements."""
+        return max(1, min(len(self.codes), elements // (self.codes.shape[1] * self.scales.shape[-1])))
 
     def product(self, x: Tensor, out: Tensor, scratch: Tensor) -> None:
         """x [T, columns] times the matrix's transpose into `out` [T, rows]: a sum of float32 products of the exact
         values as any other, in an order of its own. `scratch` is of the shape of a tile."""
-        tiles, blocks, _, size = self.codes.shape
-        dense = scratch.view(blocks, BLOCK, size)
-        by_block = x.view(-1, blocks, BLOCK).transpose(0, 1)  # [blocks, T, 32]
-        for index, target in zip(range(tiles), out.split(size, -1), strict=True):
-            dense.copy_(self.codes[index])
-            scales = self.scales[index].float().unsqueeze(1)
-            multiply = _few if len(x) <= FEW else _many
-            target.copy_(multiply(by_block, dense, scales)[:, : target.shape[-1]])
+        if len(x) <= FEW and _HAS_FBGEMM:
+            self._fill(out, SUMMED, partial(self._summed, x))
+            if isfinite(out.sum().item()):
+                return  # else a sum of bytes may be too large where that of codes is not
+        self._fill(out, TILE, lambda groups: x @ self._dense(groups, scratch))
+
+    def _fill(self, out: Tensor, elements: int, product: Callable[[slice], Tensor]) -> None:
+        """Put the product [T, rows] with some groups at a time into `out`."""
+        size, step = self.scales.shape[-1], self._at_once(elements)
+        for first in range(0, len(self.codes), step):
+            target = out[:, first * size : (first + step) * size]
+            target.copy_(product(slice(first, first + step))[:, : target.shape[1]])
+
+    def _summed(self, x: Tensor, groups: slice) -> Tensor:
+        """[T, rows] by the sum of each block's codes."""
+        codes, scales = self.codes[groups], self.scales[groups].float().unsqueeze(1)
+        rows, bags = _bags(len(codes), *x.shape)
+        by = x.reshape(1, -1).expand(len(codes), -1).flatten()
+        sums: Tensor = _SUM(codes.flatten(0, 1), rows, bags, False, 0, False, by, None, True)
+        by_group = sums.view(len(codes), len(x), *scales.shape[2:]).mul_(scales).sum(2)
+        return by_group.transpose(0, 1).flatten(1)
+
+    def _dense(self, groups: slice, scratch: Tensor) -> Tensor:
+        """[columns, rows] in `scratch`."""
+        codes, scales = self.codes[groups, :, : self.scales.shape[-1]], self.scales[groups].float()
+        count, columns, size = codes.shape
+        dense = scratch.flatten()[: codes.numel()].view(columns, count, size)
+        dense.copy_(codes.transpose(0, 1)).sub_(OFFSET)
+        dense.view(-1, BLOCK, count, size).mul_(scales.transpose(0, 1).unsqueeze(1))
+        return dense.flatten(1)
 
 
-def _few(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    """x [blocks, T, 32], codes [blocks, 32, rows], scales [blocks, 1, rows] -> [T, rows]."""
-    return torch.bmm(x, codes).mul_(scales).sum(0)
-
-
-def _many(x: Tensor, codes: Tensor, scales: Tensor) -> Tensor:
-    return x.transpose(0, 1).flatten(1) @ codes.mul_(scales).flatten(0, 1)
+@lru_cache(256)
+def _bags(groups: int, tokens: int, columns: int) -> tuple[Tensor, Tensor]:
+    """The rows of the codes of some groups, those of each once a token, and where the blocks begin among them."""
+    rows = torch.arange(groups * columns, dtype=torch.int32).view(groups, 1, columns)
+    rows = rows.expand(groups, tokens, columns).flatten()
+    return rows, torch.arange(0, len(rows) + 1, BLOCK, dtype=torch.int32)

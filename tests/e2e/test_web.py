@@ -76,6 +76,7 @@ def _children(process: subprocess.Popen[str]) -> list[psutil.Process]:
     return psutil.Process(process.pid).children(recursive=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGKILL])
 async def test_the_screens_are_served_to_their_owner_and_end_with_the_server(
     how: signal.Signals, tmp_path: Path

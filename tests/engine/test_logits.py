@@ -47,7 +47,7 @@ def reference(name: str, ids: list[int], steps: int) -> tuple[torch.Tensor, list
         for quick in [(2,) if name in (*ALIKE, *ALIKE_WITH_EXPERTS) else (1, 2)]
     ],
 )
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_logits_match_transformers(
     name: str, tp: int, steps: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
 ) -> None:

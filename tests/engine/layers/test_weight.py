@@ -16,7 +16,7 @@ from lockstep.engine.checkpoint.block_types import TYPES
 from lockstep.engine.checkpoint.gguf.source import Blocks
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.layers import q8_tiles, weight
-from lockstep.engine.layers.q8_tiles import Q8Tiles
+from lockstep.engine.layers.q8_tiles import BLOCK, Q8Tiles
 from lockstep.engine.layers.weight import Store
 from lockstep.engine.parallel.shards import Span
 from lockstep.engine.rules import CORRECT, Rules
@@ -63,10 +63,11 @@ def within_rounding(found: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | Non
 
 
 @pytest.mark.parametrize("names", ["a", "ab", "aa"])
-@pytest.mark.parametrize("tokens", [1, 4, 5, 64, 200])
+@pytest.mark.parametrize("tokens", [1, 6, 7, 64, 200])
 def test_a_kept_product_is_that_of_the_values(stored, monkeypatch, tokens, names):
     """`a` is multiplied by tiles, `b`, cut inside its blocks, by rows."""
     monkeypatch.setattr(q8_tiles, "TILE", 1024 * COLUMNS)
+    monkeypatch.setattr(q8_tiles, "SUMMED", 1500 * COLUMNS)
     matrix = kept({f"{name}{i}": stored[name] for i, name in enumerate(names)})
     dense = torch.cat([part.values() for part in matrix.parts().values()])
     x, bias = torch.randn(tokens, COLUMNS), torch.randn(len(dense))
@@ -74,6 +75,25 @@ def test_a_kept_product_is_that_of_the_values(stored, monkeypatch, tokens, names
     assert within_rounding(matrix.product(x), x, dense)
     monkeypatch.setattr(weight, "PIECE", 1500 * COLUMNS)
     assert within_rounding(matrix.product(x, bias), x, dense, bias)
+
+
+def test_few_tokens_have_the_same_products_where_torch_cannot_sum_bytes(stored, monkeypatch):
+    matrix, x = kept({"a": stored["a"]}), torch.randn(2, COLUMNS)
+    dense, summed = matrix.parts()["a"].values(), matrix.product(x)
+    monkeypatch.setattr(q8_tiles, "_HAS_FBGEMM", False)
+    assert within_rounding(matrix.product(x), x, dense)
+    assert within_rounding(summed, x, dense)
+
+
+@pytest.mark.parametrize("value", [1e36, torch.inf, torch.nan])
+def test_a_sum_of_bytes_that_is_too_large_is_made_of_the_values(stored, value):
+    """1e36 times a byte, 32 times, is beyond float32; the values are below 6."""
+    matrix, x = kept({"a": stored["a"]}), torch.randn(1, COLUMNS)
+    x[0, :BLOCK] = value
+    dense = matrix.parts()["a"].values()
+    found, expected = matrix.product(x), x @ dense.T
+    assert torch.equal(found.isfinite(), expected.isfinite())
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e32, equal_nan=True)
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 64])
@@ -85,17 +105,19 @@ def test_a_product_in_pieces_has_the_bits_of_the_whole(stored, monkeypatch, toke
     assert torch.equal(matrix.product(x, bias), F.linear(x, dense, bias))
 
 
-@pytest.mark.parametrize(("rows", "of_a_tile"), [(1, 8), (5, 1.3), (31, 1024), (1025, 1024), (ROWS, 1024)])
-def test_tiles_are_the_blocks_in_another_order(stored, monkeypatch, rows, of_a_tile):
-    """Of five rows in tiles of at most two there are three, where four would be too many."""
-    monkeypatch.setattr(q8_tiles, "TILE", int(of_a_tile * COLUMNS))
+@pytest.mark.parametrize(("rows", "group"), [(1, 248), (5, 2), (31, 248), (1025, 248), (ROWS, 1024)])
+def test_tiles_are_the_blocks_in_another_order(stored, monkeypatch, rows, group):
+    """Of five rows in groups of at most two there are three, where four would be too many."""
+    monkeypatch.setattr(q8_tiles, "GROUP", group)
     blocks = Blocks(stored["a"].raw[:rows], stored["a"].type, stored["a"].columns)
     tiles = Q8Tiles.of(blocks)
     assert torch.equal(tiles.values(), blocks.values())
     some = torch.tensor([rows - 1, 0, rows // 2, 0])
     assert torch.equal(tiles.values(some), blocks.values()[some])
     assert torch.equal(tiles.values(slice(rows // 3, rows)), blocks.values()[rows // 3 :])
-    assert blocks.raw.nbytes <= tiles.nbytes < blocks.raw.nbytes + 5 * blocks.raw[0].nbytes
+    groups, of_a_row, size = tiles.scales.shape
+    assert 0 <= groups * size - rows < groups  # of the last group, filled with zeros
+    assert tiles.nbytes == groups * of_a_row * (size * 34 + 8 * 32)
 
 
 @pytest.mark.parametrize("name", ["a", "b"])

@@ -115,8 +115,8 @@ def test_a_stranger_puts_no_element_into_the_page(tmp_path: Path) -> None:
             Shown(lockstep.diff(run, run)._repr_html_())
 
 
-# Every eighth: all of them take longer than they distinguish.
-@pytest.mark.parametrize("name", [*ODDITIES][::8])
+# Every sixteenth: all of them take longer than they distinguish.
+@pytest.mark.parametrize("name", [*ODDITIES][::16])
 def test_an_odd_session_is_shown_or_refused(name: str, tmp_path: Path) -> None:
     made = usual()
     ODDITIES[name](made)

@@ -41,6 +41,7 @@ MODELS = CONVERTIBLE | {
 }
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_twin_is_loaded_as_its_original(name: str, tmp_path: Path) -> None:
     family, overrides = MODELS[name]

@@ -203,6 +203,7 @@ class _Sample:
     seen: Array
     scope: Mask
     error: float
+    product: Mapping[str, Array]
 
     @classmethod
     def of(cls, site: Site, role: str, rows: NDArray[np.intp]) -> Self:
@@ -211,7 +212,8 @@ class _Sample:
         if columns is not None:
             scope, seen, expected = scope[:, columns], seen[:, columns], expected[:, columns]
         error = max(float(np.linalg.norm((seen - expected)[scope])), 1e-300)
-        return cls(site, role, rows, columns, seen, scope, error)
+        product = {} if columns is None else _product(_operands(site, {}, rows), columns)
+        return cls(site, role, rows, columns, seen, scope, error, product)
 
     def left(self, x: Array, count: int) -> Array | None:
         """The share of the error that each of so many inputs leaves, whose rows [count * n, width] stand one below the
@@ -227,13 +229,19 @@ class _Sample:
         return np.asarray(np.linalg.norm(rest.reshape(count, -1), axis=1) / self.error)
 
     def _value(self, x: Array, count: int) -> Array:
-        if self.columns is not None:
-            operands = _operands(self.site, {}, self.rows)
-            weight = operands.weight()[self.columns].astype(np.float64)
-            bias = np.zeros(1) if (held := operands.bias()) is None else held[self.columns]
-            return np.asarray(evaluate(FORMULAS["linear"], {"x": x, "weight": weight, "bias": bias}))
+        if self.product:
+            return np.asarray(evaluate(FORMULAS["linear"], {"x": x, **self.product}))
         given = {self.role: x.reshape(len(x), *self.site.inputs[self.role].shape[1:])}
         return ROW_WISE[self.site.operation](_operands(self.site, given, np.tile(self.rows, count)))[0]
+
+
+def _product(operands: Operands, columns: Indices) -> dict[str, Array]:
+    """Weight [n, in] and bias of some of a product's columns, float64."""
+    bias = operands.bias()
+    return {
+        "weight": operands.weight()[columns].astype(np.float64),
+        "bias": np.zeros(1) if bias is None else bias[columns],
+    }
 
 
 def _in_words(site: Site, role: str, one: _Input) -> str:

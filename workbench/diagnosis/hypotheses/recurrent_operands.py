@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import numpy as np
 
@@ -24,7 +25,8 @@ TRAINED = ("A_log", "dt_bias", "D")
 ALL_GROUPS, SINGLE_HEADS = "width of all groups", "width of a head"
 OTHER_WIDTH = "{} channels"
 #: What a sequence may meet: its own rows in another order; of the batch's next or last slot what that has, and writes
-#: back to there, or to its own; where the sequences before it in the batch have written in this step already, or not.
+#: back to there, or to its own; where the sequences before it in the batch have written in this step already, or not. At
+#: the end of the batch that is the slot at its other end, or one that is nobody's.
 NEWEST_FIRST = "its rows, newest first"
 SLOTS: Mapping[str, int] = {"next slot": 1, "slot before": -1}
 WRITTEN_TO: Mapping[str, bool] = {"read and written": True, "read alone": False}
@@ -44,6 +46,8 @@ KEPT: Mapping[str, Callable[[Array, int], Array]] = {
 LATE = "what the step before the last has left"
 #: Begins the name of what sequences meet that were handed the slot of one that is live too.
 SLOT_OF = "slot of sequence"
+#: The sequence of a slot that is nobody's.
+_NOBODY = -1
 #: Sequences of a step at most of whose slots that is tried.
 _MOST_SHARED = 16
 
@@ -172,25 +176,36 @@ def other_widths(site: Site, part: Part) -> dict[str, float]:
     return {name: width for name, width in widths.items() if width != mamba.norm_width}
 
 
-def slot_names() -> Iterator[tuple[str, int, bool, bool]]:
-    """(name, the distance of the slot that is read, whether it is written to as well, whether what this step has
-    written there before is read)."""
+class OtherSlot(NamedTuple):
+    """Another's slot that is read: the `distance` of it in the batch, or which sequence's it is; whether it is written
+    to as well, whether what this step has written there before is read, and whether the batch's ends meet."""
+
+    name: str
+    which: int
+    written: bool
+    at_once: bool = False
+    wraps: bool = True
+
+
+def slot_names() -> Iterator[OtherSlot]:
+    """By their distance."""
     for slot, by in SLOTS.items():
         for how, written in WRITTEN_TO.items():
-            yield f"{slot}, {how}", by, written, False
-        yield f"{slot}, read alone{WITHIN_STEP}", by, False, True
+            yield OtherSlot(f"{slot}, {how}", by, written)
+            yield OtherSlot(f"{slot} or nobody's, {how}", by, written, wraps=False)
+        yield OtherSlot(f"{slot}, read alone{WITHIN_STEP}", by, False, at_once=True)
 
 
-def shared_names(site: Site) -> Iterator[tuple[str, int, bool, bool]]:
-    """(name, the sequence whose slot the wrong ones are handed, and as `slot_names`)."""
+def shared_names(site: Site) -> Iterator[OtherSlot]:
+    """Of one sequence, which the wrong ones are handed."""
     wrong = [part.rows[-1] for part in _wrong_parts(site)]
     steps, mine = {one.step for one in wrong}, {one.seq for one in wrong}
     others = sorted({one.seq for one in site.taps.passes if one.step in steps and mine - {one.seq}})
     for seq in others[:_MOST_SHARED]:
         for how, written in WRITTEN_TO.items():
-            yield f"{SLOT_OF} {seq}, {how}", seq, written, False
+            yield OtherSlot(f"{SLOT_OF} {seq}, {how}", seq, written)
         if seq < max(mine):  # before which it was written in the step
-            yield f"{SLOT_OF} {seq}, read alone{WITHIN_STEP}", seq, False, True
+            yield OtherSlot(f"{SLOT_OF} {seq}, read alone{WITHIN_STEP}", seq, False, at_once=True)
 
 
 def _wrong_parts(site: Site) -> list[Part]:
@@ -205,14 +220,18 @@ def other_slots(site: Site) -> Mapping[tuple[int, int], dict[str, Array]]:
     first = min(part.rows[0].step for part in wrong)
     met: dict[tuple[int, int], dict[str, Array]] = {}
     sequences = sorted({one.seq for one in site.taps.passes})
-    for name, by, written, at_once in slot_names():
-        if len(sequences) < 2 or (by < 0 and len(sequences) == 2):  # alone, or the same as the next
+    for one in slot_names():
+        same = one.which < 0 and one.wraps and len(sequences) == 2  # as the next
+        if len(sequences) < 2 or same:
             continue
-        slots = dict(zip(sequences, np.roll(sequences, -by).tolist(), strict=True))
-        _meet(site, met, name, _Slots(slots, first, written, at_once))
-    for name, seq, written, at_once in shared_names(site):
-        handed = dict.fromkeys((part.rows[-1].seq for part in wrong), seq)
-        _meet(site, met, name, _Slots(handed, first, written, at_once))
+        read = np.roll(sequences, -one.which).tolist()
+        if not one.wraps:
+            read[0 if one.which < 0 else -1] = _NOBODY
+        slots = dict(zip(sequences, read, strict=True))
+        _meet(site, met, one.name, _Slots(slots, first, one.written, one.at_once))
+    for one in shared_names(site):
+        handed = dict.fromkeys((part.rows[-1].seq for part in wrong), one.which)
+        _meet(site, met, one.name, _Slots(handed, first, one.written, one.at_once))
     if site.operation == "conv":
         _meet(
             site, met, NEWEST_FIRST, _Slots({}, first, False, False), lambda rows, count: rows[-count:][::-1]

@@ -36,9 +36,10 @@ _GROUPED = (
 #: What the gated norm of Mamba-2 gives where it is taken before the gate.
 NORM_FIRST = "norm before the gate"
 _OF_SLOTS = {
-    name: f"a sequence {'reads and writes' if written else 'reads'} another sequence's {{0}}: that of the batch's "
-    f"{'next slot' if by > 0 else 'slot before'}"
-    for name, by, written, _ in slot_names()
+    one.name: f"a sequence {'reads and writes' if one.written else 'reads'} another sequence's {{0}}: that of the "
+    f"batch's {'next slot' if one.which > 0 else 'slot before'}"
+    f"{'' if one.wraps else ', and the ' + ('last' if one.which > 0 else 'first') + ' one that of a slot of nobody'}"
+    for one in slot_names()
 }
 _LOST = "the decay of the first token of each chunk of {a:g} is lost: what the chunk before it left is kept whole there"
 _STEP = "the step size is rounded to {0} before the state is changed by it"

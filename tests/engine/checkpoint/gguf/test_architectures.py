@@ -50,6 +50,7 @@ def rotations(model: ModelConfig) -> list[list[float]]:
     return found
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", CONVERTIBLE)
 def test_a_twin_is_its_original(name: str, tmp_path: Path) -> None:
     original, twin = twins(tmp_path, name)

@@ -87,8 +87,25 @@ def _other_channels(r: Rotated) -> Iterator[Variant]:
         angles = r.positions[:, None, None] * frequencies(model, r.lengths)
         predicted = turned(model, whole, angles, magnitude(model))
         yield Variant(name, "rope", text, {}, predicted, noise=r.of_head(True))
+    if 0 < own.rotary_dim < own.head_dim == whole.shape[-1]:
+        yield _padded(r)
     if r.site.kind == "attn.rope_key":
         yield from _normed(r)
+
+
+def _padded(r: Rotated) -> Variant:
+    """The frequencies of a part, in pairs of whole heads: channels behind them are not rotated."""
+    model, own = r.site.facts.model, r.positions[:, None, None] * r.frequencies
+    half = r.whole.shape[-1] // 2
+    angles = np.concatenate([own, np.zeros((*own.shape[:-1], half - own.shape[-1]))], axis=-1)
+    by = np.where(np.arange(2 * half) % half < own.shape[-1], r.factor, 1.0)
+    plain = replace(model, rotary=None, rotary_last=False, neighbours=False)
+    text = (
+        f"pairs (i, i + {half}) of whole heads are rotated, by the frequencies of the part that should be: "
+        "the tables are padded, not the part cut out"
+    )
+    predicted = turned(plain, r.whole, angles, 1.0) * by
+    return Variant("rope_padded_tables", "rope", text, {}, predicted, noise=r.of_head(True))
 
 
 def _normed(r: Rotated) -> Iterator[Variant]:

@@ -199,6 +199,16 @@ def test_a_layer_that_should_not_rotate_at_all(dtype: str) -> None:
     assert found.variant.text == "heads are rotated, which this model does not do in this layer"
 
 
+def test_a_part_whose_pairs_are_those_of_whole_heads() -> None:
+    """Tables of 8 channels, padded to 16: a channel's partner is 8 away, not 4."""
+    in_part = of_model(rotary=8)
+    freq = 5e5 ** -(np.arange(0, 8, 2) / 8)
+    seen = turned(POSITIONS, freq=np.concatenate([freq, np.zeros(4)]))
+    (found,) = best(site(seen, in_part))
+    assert found.variant.name == "rope_padded_tables"
+    assert "pairs (i, i + 8) of whole heads" in found.variant.text
+
+
 def test_positions_that_follow_no_rule_are_reported() -> None:
     at = POSITIONS.copy()
     at[[3, 5, 9]] = [8, 1, 2]

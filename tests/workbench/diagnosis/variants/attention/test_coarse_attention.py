@@ -75,6 +75,7 @@ def test_the_same_inside_of_a_fused_kernel_is_named(change: Any) -> None:
     assert {one.variant.name for one in found} & {"probs_low_precision", "padded_keys"}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("sizes", "words"), [((13, 11), "it has 13 of sequence 0, 11 of sequence 1"), ((39, 39), "it has 39")]
 )
