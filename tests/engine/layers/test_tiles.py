@@ -149,15 +149,15 @@ def test_borders_change_nothing_but_rounding(
 def test_nothing_is_as_large_as_the_scores(
     statistics: bool, rules: dict[str, str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of a prompt of 600 tokens: no result has as many elements as one head has scores."""
+    """Of a prompt of 900 tokens: no result has as many elements as one head has scores."""
     monkeypatch.setattr(tiles, "CELLS", 1 << 14)
-    path = tiny_checkpoint(tmp_path, "qwen2", max_position_embeddings=640)
+    path = tiny_checkpoint(tmp_path, "qwen2", max_position_embeddings=960)
     runner = local_runner(path, rules, max_sequences=1)
     runner.watch(CapturePolicy(statistics=statistics))
-    runner.add(0, [i % 100 for i in range(600)], Sampling())
+    runner.add(0, [i % 100 for i in range(900)], Sampling())
     with Largest() as largest:
         runner.step()
-    assert 600 * 64 < largest.elements < 600 * 600 // 2
+    assert 900 * 64 < largest.elements < 900 * 900 // 2
 
 
 class Largest(TorchDispatchMode):

@@ -13,6 +13,7 @@ import pytest
 
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.errors import ConfigError
+from lockstep.engine.layers.q8_tiles import Q8Tiles
 from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.run.memory import check_loadable
 from lockstep.engine.run.runner import Runner
@@ -81,9 +82,14 @@ def test_every_tap_of_float32_is_that_of_the_dense_run_to_rounding(paths, family
 def test_memory_holds_the_bytes_of_the_file(paths, family):
     runner = alone(paths[family], {}, weights="quantised")
     kept = [p for p in runner.decoder.parameters().values() if isinstance(p, KeptTensor)]
-    bits = {"llama": 34, "qwen2": 20}[family] * 8 / 32
+    of_a_block = {"llama": 34, "qwen2": 20}[family]
     elements = sum(part.shape[0] * part.shape[1] for part in kept)
-    assert sum(part.nbytes for part in kept) == elements * bits / 8
+    tiles = [part.blocks for part in kept if isinstance(part.blocks, Q8Tiles)]
+    beside = sum(
+        8 * one.codes.shape[0] * one.codes.shape[1] for one in tiles
+    )  # a row of bytes has two numbers
+    filled = sum(part.nbytes for part in kept) - elements * of_a_block / 32 - beside
+    assert 0 <= filled <= sum(one.codes.shape[1] * of_a_block / 32 for one in tiles)  # a row of zeros each
     assert sum(part.nbytes for part in kept) > 0.9 * sum(
         p.nbytes for p in runner.decoder.parameters().values()
     )
@@ -115,7 +121,7 @@ def test_two_ranks_keep_the_covering_blocks_of_their_slices(paths, family, dtype
     np.testing.assert_allclose(logits["quantised"], logits["dequantised"], rtol=0, atol=2e-5)
     of_dense = {"llama": 34, "qwen2": 20}[family] / 32 / {"float32": 4, "bfloat16": 2}[dtype]
     for kept, dense in zip(sizes["quantised"], sizes["dequantised"], strict=True):
-        assert of_dense * dense < kept < 1.2 * of_dense * dense
+        assert of_dense * dense < kept < 1.3 * of_dense * dense
 
 
 def test_what_cannot_be_kept_is_refused(paths, tmp_path):

@@ -25,8 +25,8 @@ TRAINED = ("A_log", "dt_bias", "D")
 ALL_GROUPS, SINGLE_HEADS = "width of all groups", "width of a head"
 OTHER_WIDTH = "{} channels"
 #: What a sequence may meet: its own rows in another order; of the batch's next or last slot what that has, and writes
-#: back to there, or to its own; where the sequences before it in the batch have written in this step already, or not. At
-#: the end of the batch that is the slot at its other end, or one that is nobody's.
+#: back to there, or to its own; where the sequences before it in the batch have written in this step already, or not.
+#: At the end of the batch that is the slot at its other end, or one that is nobody's.
 NEWEST_FIRST = "its rows, newest first"
 SLOTS: Mapping[str, int] = {"next slot": 1, "slot before": -1}
 WRITTEN_TO: Mapping[str, bool] = {"read and written": True, "read alone": False}

@@ -14,6 +14,7 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
     OTHER_WIDTH,
     SINGLE_HEADS,
     SLOT_OF,
+    OtherSlot,
     slot_names,
 )
 from lockstep.workbench.diagnosis.hypotheses.recurrent_rules import RULES
@@ -35,12 +36,17 @@ _GROUPED = (
 )
 #: What the gated norm of Mamba-2 gives where it is taken before the gate.
 NORM_FIRST = "norm before the gate"
-_OF_SLOTS = {
-    one.name: f"a sequence {'reads and writes' if one.written else 'reads'} another sequence's {{0}}: that of the "
-    f"batch's {'next slot' if one.which > 0 else 'slot before'}"
-    f"{'' if one.wraps else ', and the ' + ('last' if one.which > 0 else 'first') + ' one that of a slot of nobody'}"
-    for one in slot_names()
-}
+
+
+def _of_slot(one: OtherSlot) -> str:
+    """What is reported of sequences that have it, with room for what is kept there."""
+    verb, after = "reads and writes" if one.written else "reads", one.which > 0
+    ends = "" if one.wraps else f"; the {'last' if after else 'first'} sequence has a slot that is nobody's"
+    slot = "next slot" if after else "slot before"
+    return f"a sequence {verb} another sequence's {{0}}: that of the batch's {slot}{ends}"
+
+
+_OF_SLOTS = {one.name: _of_slot(one) for one in slot_names()}
 _LOST = "the decay of the first token of each chunk of {a:g} is lost: what the chunk before it left is kept whole there"
 _STEP = "the step size is rounded to {0} before the state is changed by it"
 _UNFORGOTTEN = "decay is not applied: the state keeps all that it has"

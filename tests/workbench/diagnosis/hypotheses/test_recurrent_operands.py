@@ -172,7 +172,10 @@ def test_what_slots_of_a_batch_hold_when_they_are_read_by_others() -> None:
     assert met[2, 1]["next slot, read alone, as this step leaves it"] == [14.0, 5.0]
     assert met[1, 0]["slot before or nobody's, read alone"] == [0.0, 0.0]
     assert met[1, 1]["slot before or nobody's, read alone"] == [2.0, 3.0]
-    assert met[2, 1]["slot before or nobody's, read alone"] == [0.0, 4.0]  # which sequence 0 made of an empty slot
+    assert met[2, 1]["slot before or nobody's, read alone"] == [
+        0.0,
+        4.0,
+    ]  # which sequence 0 made of an empty slot
     assert met[1, 1]["its rows, newest first"] == [13.0, 12.0]
     assert met[2, 1]["its rows, newest first"] == [14.0, 12.0]
 
