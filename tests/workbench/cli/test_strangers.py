@@ -101,7 +101,8 @@ def test_sessions_of_a_folder_are_listed_packed_copied_and_removed(
 def test_no_command_is_harmed_by_any_of_it(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, other: Path, oddity: str
 ) -> None:
-    """What reads, exports and replays for the commands meets all oddities in the tests of the debugger."""
+    """What reads, exports and replays for the commands meets more of it in the tests of the debugger, and all in `make
+    soak`."""
     made = usual()
     ODDITIES[oddity](made)
     all_commands(capfd, write(tmp_path / "stranger.session", made), other)

@@ -26,7 +26,7 @@ KEYS = (
 SIZES = ((80, 24), (160, 50))
 #: What acts on a terminal or on the order of the text around it.
 OBEYED = re.compile("[\x00-\x1f\x7f-\x9f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069\ud800-\udfff]")
-#: The debugger's commands meet all of them.
+#: `make soak` has all of them read, exported and replayed.
 WALKED = some_of_each(8)
 #: Several at once: what has failed before.
 QUICK = (("foreign_names", "one_infinity"), ("nothing_in_sequences", "layouts_do_not_fit"))
