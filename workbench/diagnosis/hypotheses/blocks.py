@@ -132,6 +132,12 @@ def shaped(x: Array | None, like: Array) -> Array | None:
     return x.reshape(like.shape) if x is not None and x.size == like.size else None
 
 
+def in_heads(x: Array, cached: Array) -> Array | None:
+    """Written rows in the heads of cached ones; None where those are others, as of a cache that repeats them."""
+    heads = cached.shape[1:]
+    return x.reshape(-1, *heads) if x[:1].size == np.prod(heads) else None
+
+
 def in_place(site: Site, guesses: Sequence[Array | None]) -> list[Array]:
     """A prediction for every part: the guess where there is one of the right shape, else the expectation."""
     return [

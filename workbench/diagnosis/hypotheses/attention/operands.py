@@ -9,7 +9,15 @@ import numpy as np
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph.formula import FORMULAS, evaluate, numbers_of
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Changes, Given
-from lockstep.workbench.diagnosis.hypotheses.blocks import WRITTEN, cached, history, others, shaped, unrotated
+from lockstep.workbench.diagnosis.hypotheses.blocks import (
+    WRITTEN,
+    cached,
+    history,
+    in_heads,
+    others,
+    shaped,
+    unrotated,
+)
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import NAMED, RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.rotation.frequencies import KNOWN_BASES
@@ -48,8 +56,8 @@ def _of_sequence(site: Site, which: str, seq: int, i: int, *, so_far: bool = Fal
         return None
     tensors = site.taps.tensors(site.near(WRITTEN[which]), site.rank)
     pairs = list(zip(site.taps.passes, tensors, strict=True))[: site.passes[i] if so_far else None]
-    rows = [x.reshape(-1, *right.shape[1:]) for one, x in pairs if one.seq == seq and x is not None]
-    found = np.concatenate(rows)[: len(right)] if rows else right[:0]
+    rows = [in_heads(x, right) for one, x in pairs if one.seq == seq and x is not None]
+    found = np.concatenate([x for x in rows if x is not None] or [right[:0]])[: len(right)]
     return np.concatenate([found, right[len(found) :]]) if len(found) else None
 
 
@@ -60,11 +68,12 @@ def packed_before(site: Site, which: str) -> Tensors:
     found: list[Array | None] = []
     for i, part in zip(site.passes, site.parts, strict=True):
         mine, own = site.taps.passes[i], part.inputs[which]
-        others = [
-            x.reshape(-1, *own.shape[1:])
+        written = (
+            in_heads(x, own)
             for one, x in zip(site.taps.passes, tensors, strict=True)
             if one.seq < mine.seq and one.step <= mine.step and x is not None
-        ]
+        )
+        others = [x for x in written if x is not None]
         found.append(np.concatenate([*others, own]) if others else None)
     return found
 

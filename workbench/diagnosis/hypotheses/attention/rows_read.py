@@ -17,7 +17,7 @@ import numpy as np
 from lockstep.engine.graph.formula import expand
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Given, Made
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import judged
-from lockstep.workbench.diagnosis.hypotheses.blocks import WRITTEN, by_head
+from lockstep.workbench.diagnosis.hypotheses.blocks import WRITTEN, by_head, in_heads
 from lockstep.workbench.diagnosis.hypotheses.variant import UNEXPLAINED, Variant
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -102,9 +102,12 @@ def _candidates(site: Site, given: Given, others: bool) -> _Readable:
     if others:
         k, v = (site.taps.tensors(site.near(WRITTEN[which]), site.rank) for which in ("k", "v"))
         for one, more, also in zip(site.taps.passes, k, v, strict=True):
-            if one.seq != own.seq and one.step <= own.step and more is not None and also is not None:
-                keys.append(more.reshape(-1, *given.k.shape[1:]))
-                values.append(also.reshape(-1, *given.v.shape[1:]))
+            if one.seq == own.seq or one.step > own.step or more is None or also is None:
+                continue
+            theirs = in_heads(more, given.k), in_heads(also, given.v)
+            if theirs[0] is not None and theirs[1] is not None:
+                keys.append(theirs[0])
+                values.append(theirs[1])
                 names += [_Written(row.seq, row.position) for row in one.rows]
     return _Readable(np.concatenate(keys), np.concatenate(values), tuple(names))
 

@@ -427,3 +427,16 @@ def test_one_rank_that_reads_another_rank_s_heads() -> None:
     assert run.site("scores", rank=0).deviation is None
     (first, *_) = causes(run, "scores", rank=1)
     assert first.variant.text == "cached keys: rows are those of rank 0"
+
+
+def test_a_cache_that_repeats_its_heads_is_held_against_no_rows_of_fewer() -> None:
+    """What other sequences have written has four heads, the cache eight, of which the first four are read."""
+
+    def doubled(x: Tensor, at: At) -> Tensor:
+        return x.repeat_interleave(2, 1)
+
+    spoil = {"k_cache": doubled, "v_cache": doubled}
+    run = Run(
+        model(), {**spoil, "scores": lambda x, at: again(at.taps["q_rope"], at.taps["k_cache"][:, :4], at)}
+    )
+    assert [one.variant.name for one in causes(run, "scores")][:1] == ["kv_heads_listed"]
