@@ -10,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from math import ceil, isfinite
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -31,8 +32,8 @@ FEW = 6
 OFFSET = 128
 _FACTOR_AND_OFFSET = 8
 #: FBGEMM's kernel for bags of embeddings: of rows of bytes the sum, each times a float32 of its own.
-_SUM = torch.ops.quantized.embedding_bag_byte_rowwise_offsets
-_HAS_FBGEMM = "fbgemm" in torch.backends.quantized.supported_engines
+_SUM: Any = getattr(torch.ops.quantized, "embedding_bag_byte_rowwise_offsets", None)
+_HAS_FBGEMM = _SUM is not None and "fbgemm" in torch.backends.quantized.supported_engines
 
 
 @dataclass(frozen=True, slots=True)
