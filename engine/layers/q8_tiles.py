@@ -23,7 +23,7 @@ BLOCK = 32
 GROUP = 120
 #: Elements, about, that are made float32 at a time: they stay in the cache, and a call costs less than its work.
 TILE = 1 << 20
-#: Elements, about, whose codes are summed at a time: a call for each tile would take a tenth of the time.
+#: Elements, about, whose codes are summed at a time: nothing of their size is made, and calls take time.
 SUMMED = 1 << 23
 #: Up to so many tokens codes are summed as they are; above it they are made float32 and scaled before the product.
 FEW = 6

@@ -177,8 +177,8 @@ def other_widths(site: Site, part: Part) -> dict[str, float]:
 
 
 class OtherSlot(NamedTuple):
-    """Another's slot that is read: the `distance` of it in the batch, or which sequence's it is; whether it is written
-    to as well, whether what this step has written there before is read, and whether the batch's ends meet."""
+    """Another's slot that is read: `which` is its distance in the batch or the sequence that has it; whether it is
+    `written` to as well, whether what this step has written there is read `at_once`, and whether the batch `wraps`."""
 
     name: str
     which: int

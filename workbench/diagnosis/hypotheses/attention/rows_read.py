@@ -104,10 +104,10 @@ def _candidates(site: Site, given: Given, others: bool) -> _Readable:
         for one, more, also in zip(site.taps.passes, k, v, strict=True):
             if one.seq == own.seq or one.step > own.step or more is None or also is None:
                 continue
-            theirs = in_heads(more, given.k), in_heads(also, given.v)
-            if theirs[0] is not None and theirs[1] is not None:
-                keys.append(theirs[0])
-                values.append(theirs[1])
+            their_keys, their_values = in_heads(more, given.k), in_heads(also, given.v)
+            if their_keys is not None and their_values is not None:
+                keys.append(their_keys)
+                values.append(their_values)
                 names += [_Written(row.seq, row.position) for row in one.rows]
     return _Readable(np.concatenate(keys), np.concatenate(values), tuple(names))
 
