@@ -171,8 +171,6 @@ def routing_choices(
                 yield from (Edit((*path, 0), "applied", ("capped", cap)) for cap in _CAPS)
                 if "correction" in others:
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
-                if formula.name == "chosen":
-                    yield from (Edit(path, "function", (one,)) for one in ("by_bits", "size", "negative"))
             case "taken":
                 yield Edit(path, "applied", ("least_dropped",))
                 if not any(one.name == "shares" for _, one in nodes(formula)):
@@ -214,6 +212,8 @@ def routing_choices(
 def _otherwise(formula: Node, dtype: str) -> Iterator[Edit]:
     """What gives quite other numbers; last, since a few wrong choices may be those of any."""
     for path, node in nodes(formula):
+        if formula.name == "chosen" and node in (Node(one, (Node("logits"),)) for one in ("softmax", "sigmoid")):
+            yield from (Edit(path, "function", (one,)) for one in ("by_bits", "negative", "size"))
         match node.name:
             case "softmax":
                 yield from (Edit(path, "function", (over,)) for over in _OVER_TOKENS)

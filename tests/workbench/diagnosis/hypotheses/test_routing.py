@@ -170,7 +170,7 @@ def _again(logits: Tensor) -> Tensor:
     ],
 )
 def test_experts_that_are_chosen_otherwise_are_named(chosen: Callable[[Tensor], Tensor], name: str) -> None:
-    logits = LOGITS - 1.5 + np.arange(8) / 512  # most are negative, no two are equal
+    logits = LOGITS - 0.5 + np.arange(8) / 512  # some of each sign, no two equal
     seen = chosen(torch.tensor(logits)).sort(-1).values.numpy()
     found = made_site("choice", "layers.0.mlp.topk_ids", {"logits": logits}, seen, model=MODEL)
     assert names(found) == {name}
