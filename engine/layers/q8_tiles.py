@@ -8,38 +8,34 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache, partial
-from math import ceil, isfinite
-from typing import Any
+from functools import cache, cached_property
+from math import ceil
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.checkpoint.dequantise.legacy import q8_0_codes
 from lockstep.engine.checkpoint.gguf.source import Blocks
+from lockstep.engine.compiled import kernels, on_threads, runs
 
 BLOCK = 32
-#: Rows of a group at most: with what stands behind them 128 bytes of codes, two lines of a processor's cache.
-GROUP = 120
+#: Rows of a group at most: two lines of a processor's cache.
+GROUP = 128
 #: Elements, about, that are made float32 at a time: they stay in the cache, and a call costs less than its work.
 TILE = 1 << 20
-#: Elements, about, whose codes are summed at a time: nothing of their size is made, and calls take time.
-SUMMED = 1 << 23
-#: Up to so many tokens codes are summed as they are; above it they are made float32 and scaled before the product.
+#: Up to so many tokens a kernel multiplies codes; above it they are made float32 and scaled before the product.
 FEW = 6
-#: Codes are kept as unsigned bytes, this much above their values, as torch's sum of bytes reads them; behind each row
-#: of bytes that has a factor and an offset, float32.
-OFFSET = 128
-_FACTOR_AND_OFFSET = 8
-#: FBGEMM's kernel for bags of embeddings: of rows of bytes the sum, each times a float32 of its own.
-_SUM: Any = getattr(torch.ops.quantized, "embedding_bag_byte_rowwise_offsets", None)
-_HAS_FBGEMM = _SUM is not None and "fbgemm" in torch.backends.quantized.supported_engines
+#: Elements of a matrix that is worth loading the kernel, and those that a thread is worth.
+WORTH = 1 << 16
+_KERNEL = "lockstep.engine.layers.q8_kernels"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Q8Tiles:
-    """[rows, columns]: `codes` uint8 [groups, columns, rows of a group + 8], `scales` float16 [groups, blocks of a row,
-    rows of a group]. Rows that fill up the last group are zero."""
+    """[rows, columns]: `codes` int8 [groups, columns, rows of a group], `scales` float16 [groups, blocks of a row, rows
+    of a group]. Rows that fill up the last group are zero."""
 
     codes: Tensor
     scales: Tensor
@@ -51,13 +47,11 @@ class Q8Tiles:
         rows, columns = len(blocks.raw), blocks.columns.size
         size = ceil(rows / ceil(rows / GROUP))
         groups = ceil(rows / size)
-        codes = torch.full((groups, columns, size + _FACTOR_AND_OFFSET), OFFSET, dtype=torch.uint8)
-        codes[..., size:] = torch.tensor([1.0, -OFFSET]).view(torch.uint8)
+        codes = torch.zeros(groups, columns, size, dtype=torch.int8)
         scales = torch.zeros(groups, columns // BLOCK, size, dtype=torch.float16)
         for index, raw in enumerate(blocks.raw.split(size)):
             stored = raw.view(-1, BLOCK + 2)
-            signed = q8_0_codes(stored).reshape(len(raw), columns).T
-            codes[index, :, : len(raw)] = signed.view(torch.uint8) ^ OFFSET  # the bits of a code + 128
+            codes[index, :, : len(raw)] = q8_0_codes(stored).reshape(len(raw), columns).T
             scales[index, :, : len(raw)] = stored[:, :2].view(torch.float16).view(len(raw), -1).T
         return cls(codes, scales, rows)
 
@@ -70,7 +64,7 @@ class Q8Tiles:
         ids = torch.arange(self.rows)[rows]
         size = self.scales.shape[-1]
         group, place = ids // size, ids % size
-        codes = self.codes[group, :, place].float().sub_(OFFSET).unflatten(-1, (-1, BLOCK))  # [n, blocks, 32]
+        codes = self.codes[group, :, place].float().unflatten(-1, (-1, BLOCK))  # [n, blocks, 32]
         found: Tensor = codes.mul_(self.scales[group, :, place].float().unsqueeze(-1)).flatten(1)
         return found
 
@@ -83,44 +77,61 @@ class Q8Tiles:
         """Groups of about so many elements."""
         return max(1, min(len(self.codes), elements // (self.codes.shape[1] * self.scales.shape[-1])))
 
-    def product(self, x: Tensor, out: Tensor, scratch: Tensor) -> None:
-        """x [T, columns] times the matrix's transpose into `out` [T, rows]: a sum of float32 products of the exact
-        values as any other, in an order of its own. `scratch` is of the shape of a tile."""
-        if len(x) <= FEW and _HAS_FBGEMM:
-            self._fill(out, SUMMED, partial(self._summed, x))
-            if isfinite(out.sum().item()):
-                return  # else a sum of bytes may be too large where that of codes is not
-        self._fill(out, TILE, lambda groups: x @ self._dense(groups, scratch))
+    def product(
+        self, x: Tensor, out: Tensor, first: int, scratch: Callable[[tuple[int, int]], Tensor]
+    ) -> None:
+        """x [T, columns] times the matrix's transpose into columns `first` to `first + rows` of `out`: a sum of float32
+        products of the exact values as any other, in an order of its own. `scratch` gives memory of a shape."""
+        worth = x.shape[0] <= FEW and self.codes.numel() >= WORTH and refusal() is None
+        if worth and self._by_kernel(x, out, first):
+            return  # else a sum of codes may be too large where that of values is not
+        size, step = self.scales.shape[-1], self._at_once(TILE)
+        dense, target = scratch(self.tile), out[:, first : first + self.rows]
+        for group in range(0, len(self.codes), step):
+            some = target[:, group * size : (group + step) * size]
+            some.copy_((x @ self._dense(slice(group, group + step), dense))[:, : some.shape[1]])
 
-    def _fill(self, out: Tensor, elements: int, product: Callable[[slice], Tensor]) -> None:
-        """Put the product [T, rows] with some groups at a time into `out`."""
-        size, step = self.scales.shape[-1], self._at_once(elements)
-        for first in range(0, len(self.codes), step):
-            target = out[:, first * size : (first + step) * size]
-            target.copy_(product(slice(first, first + step))[:, : target.shape[1]])
+    def _by_kernel(self, x: Tensor, out: Tensor, first: int) -> bool:
+        """The same by the sum of each block's codes; whether all of it is finite."""
+        by, found, (codes, scales) = x.detach().numpy(), out.numpy(), self._arrays
+        some = runs(len(codes), WORTH // (codes.shape[1] * codes.shape[2]))
+        finite = [False] * len(some)
 
-    def _summed(self, x: Tensor, groups: slice) -> Tensor:
-        """[T, rows] by the sum of each block's codes."""
-        codes, scales = self.codes[groups], self.scales[groups].float().unsqueeze(1)
-        rows, bags = _bags(len(codes), *x.shape)
-        by = x.reshape(1, -1).expand(len(codes), -1).flatten()
-        sums: Tensor = _SUM(codes.flatten(0, 1), rows, bags, False, 0, False, by, None, True)
-        by_group = sums.view(len(codes), len(x), *scales.shape[2:]).mul_(scales).sum(2)
-        return by_group.transpose(0, 1).flatten(1)
+        def multiply(number: int) -> None:
+            start, stop = some[number].start, some[number].stop
+            finite[number] = kernels(_KERNEL).products(
+                codes, scales, start, stop, by, found, first, first + self.rows
+            )
+
+        on_threads(multiply, len(some))
+        return all(finite)
+
+    @cached_property
+    def _arrays(self) -> tuple[NDArray[np.int8], NDArray[np.int16]]:
+        """Codes, and the bits of scales."""
+        return self.codes.numpy(), self.scales.view(torch.int16).numpy()
 
     def _dense(self, groups: slice, scratch: Tensor) -> Tensor:
         """[columns, rows] in `scratch`."""
-        codes, scales = self.codes[groups, :, : self.scales.shape[-1]], self.scales[groups].float()
+        codes, scales = self.codes[groups], self.scales[groups].float()
         count, columns, size = codes.shape
         dense = scratch.flatten()[: codes.numel()].view(columns, count, size)
-        dense.copy_(codes.transpose(0, 1)).sub_(OFFSET)
+        dense.copy_(codes.transpose(0, 1))
         dense.view(-1, BLOCK, count, size).mul_(scales.transpose(0, 1).unsqueeze(1))
         return dense.flatten(1)
 
 
-@lru_cache(256)
-def _bags(groups: int, tokens: int, columns: int) -> tuple[Tensor, Tensor]:
-    """The rows of the codes of some groups, those of each once a token, and where the blocks begin among them."""
-    rows = torch.arange(groups * columns, dtype=torch.int32).view(groups, 1, columns)
-    rows = rows.expand(groups, tokens, columns).flatten()
-    return rows, torch.arange(0, len(rows) + 1, BLOCK, dtype=torch.int32)
+@cache
+def refusal() -> str | None:
+    """Why the kernel cannot be used; None where it has passed its test: the product of the values."""
+    codes = torch.arange(-128, 128).repeat(3).view(3, 2 * BLOCK, 4).to(torch.int8)
+    scales = torch.tensor([0.5, -2.0, 6e-8, 0.0, 65504.0, 1e-3]).repeat(4).view(3, 2, 4).half()
+    tiles, x = Q8Tiles(codes, scales, 12), torch.arange(4.0 * BLOCK).view(2, -1) - 50
+    found = torch.empty(2, 12)
+    try:
+        tiles._by_kernel(x, found, 0)
+    except Exception as error:  # whatever importing or compiling throws
+        return f"no products of Q8_0 blocks here: {type(error).__name__}: {error}".splitlines()[0]
+    by, values = x.double(), tiles.values().double().T
+    wrong = (found - by @ values).abs() > 1e-5 * (by.abs() @ values.abs())
+    return "no products of Q8_0 blocks here: the kernel is wrong on this CPU" if wrong.any() else None

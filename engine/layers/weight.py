@@ -153,9 +153,11 @@ class KeptMatrix:
 
     def _by_tiles(self, tiles: list[Q8Tiles], x: Tensor, bias: Tensor | None) -> Tensor:
         x = x.contiguous()
-        out = x.new_empty(len(x), self._shape[0])
-        for part, target in zip(tiles, out.split([part.rows for part in tiles], -1), strict=True):
-            part.product(x, target, self._store.scratch(part.tile))
+        out = x.new_empty(x.shape[0], self._shape[0])
+        first = 0
+        for part in tiles:
+            part.product(x, out, first, self._store.scratch)
+            first += part.rows
         return out if bias is None else out.add_(bias)
 
     def _by_rows(self, x: Tensor, bias: Tensor | None) -> Tensor:

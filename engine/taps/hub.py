@@ -18,6 +18,7 @@ from torch import Tensor
 from lockstep.engine.batch import Batch
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.flow import remembers
 from lockstep.engine.taps.ledger import Recorded, StatisticsLedger
 from lockstep.engine.taps.measure import TiledStatistics
@@ -191,6 +192,8 @@ class TapHub:
         """A forward pass starts."""
         self.batch = batch
         self._captured, self._handed_out = [], 0
+        if self.policy.statistics:
+            cpu_pass.use(len(batch.ids) * len(self.specs) * self.model.hidden_size)
         if self.pauser:
             self.pauser.begin(batch)
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.one_pass import SIGNED_ODD, Collected, Measurand
 from lockstep.engine.taps.parts import PARTS, merge
 
@@ -45,6 +46,9 @@ def measure(rows: Tensor) -> Tensor:
 
 def measured_rows(rows: Tensor) -> tuple[Tensor, Tensor]:
     """[n, m] -> the parts [n, len(PARTS)] and the checksum [n] of each row; every piece is read from memory once."""
+    if cpu_pass.takes(rows):
+        parts, sums = cpu_pass.rows(rows)
+        return parts, sums * SIGNED_ODD
     (count, length), most = rows.shape, piece_of(rows)
     if rows.numel() <= most:
         return _measured(rows), _places_times(bits_of(rows), 0) * SIGNED_ODD
@@ -233,6 +237,11 @@ class TiledStatistics:
         )  # places between heads, the first
         if self._waiting is not None:
             self._numbers.append(self._waiting.add(Measurand(block, base, rows, keys, stride, apart)))
+        elif cpu_pass.takes(block):
+            places = base + apart * np.arange(heads)[:, None] + stride * np.arange(rows)
+            parts, total = cpu_pass.together(block.view(-1, keys), places.ravel())
+            self._parts.append(parts)
+            self._sum += total[0]
         else:
             self._parts.append(_measured(block.reshape(1, -1)))
             bits = bits_of(block).to(torch.int64)

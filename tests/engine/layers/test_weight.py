@@ -67,7 +67,6 @@ def within_rounding(found: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | Non
 def test_a_kept_product_is_that_of_the_values(stored, monkeypatch, tokens, names):
     """`a` is multiplied by tiles, `b`, cut inside its blocks, by rows."""
     monkeypatch.setattr(q8_tiles, "TILE", 1024 * COLUMNS)
-    monkeypatch.setattr(q8_tiles, "SUMMED", 1500 * COLUMNS)
     matrix = kept({f"{name}{i}": stored[name] for i, name in enumerate(names)})
     dense = torch.cat([part.values() for part in matrix.parts().values()])
     x, bias = torch.randn(tokens, COLUMNS), torch.randn(len(dense))
@@ -77,17 +76,51 @@ def test_a_kept_product_is_that_of_the_values(stored, monkeypatch, tokens, names
     assert within_rounding(matrix.product(x, bias), x, dense, bias)
 
 
-def test_few_tokens_have_the_same_products_where_torch_cannot_sum_bytes(stored, monkeypatch):
+def test_few_tokens_have_the_same_products_without_the_kernel(stored, monkeypatch):
+    assert q8_tiles.refusal() is None
     matrix, x = kept({"a": stored["a"]}), torch.randn(2, COLUMNS)
-    dense, summed = matrix.parts()["a"].values(), matrix.product(x)
-    monkeypatch.setattr(q8_tiles, "_HAS_FBGEMM", False)
-    assert within_rounding(matrix.product(x), x, dense)
-    assert within_rounding(summed, x, dense)
+    dense, by_kernel = matrix.parts()["a"].values(), matrix.product(x)
+    monkeypatch.setattr(q8_tiles, "refusal", lambda: "not here")
+    by_tiles = matrix.product(x)
+    assert not torch.equal(by_tiles, by_kernel), "other sums: the kernel was used, and then was not"
+    assert within_rounding(by_tiles, x, dense)
+    assert within_rounding(by_kernel, x, dense)
+
+
+def by_kernel(tiles: Q8Tiles, x: Tensor) -> Tensor:
+    """The kernel's product, into some columns of more, of which it leaves the others alone."""
+    out = torch.full((len(x), tiles.rows + 9), 7.0)
+    tiles._by_kernel(x, out, 5)
+    assert (out[:, :5] == 7).all()
+    assert (out[:, -4:] == 7).all()
+    return out[:, 5:-4]
+
+
+def test_bits_of_a_kernels_product_depend_on_neither_threads_nor_other_tokens(stored, monkeypatch):
+    monkeypatch.setattr(q8_tiles, "WORTH", 1 << 13)
+    tiles, x = Q8Tiles.of(stored["a"]), torch.randn(5, COLUMNS)
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    alone = torch.cat([by_kernel(tiles, row[None]) for row in x])
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    assert torch.equal(by_kernel(tiles, x), alone)
+
+
+@pytest.mark.parametrize("scale", [torch.inf, -torch.inf, torch.nan, 65504.0, 2.0**-24, -3 * 2.0**-24])
+def test_the_kernel_reads_every_float16(stored, scale):
+    raw = stored["a"].raw.clone()
+    raw[7].view(-1, BLOCK + 2)[:, :2] = torch.tensor([scale], dtype=torch.float16).view(torch.uint8)
+    blocks = Blocks(raw, stored["a"].type, stored["a"].columns)
+    x = torch.zeros(1, COLUMNS)
+    x[0, 3] = (
+        0.5  # of a block one code is multiplied, and all others by 0: which is NaN where the scale is not finite
+    )
+    expected = x @ blocks.values().T
+    torch.testing.assert_close(by_kernel(Q8Tiles.of(blocks), x)[:, 7], expected[:, 7], equal_nan=True)
 
 
 @pytest.mark.parametrize("value", [1e36, torch.inf, torch.nan])
-def test_a_sum_of_bytes_that_is_too_large_is_made_of_the_values(stored, value):
-    """1e36 times a byte, 32 times, is beyond float32; the values are below 6."""
+def test_a_sum_of_codes_that_is_too_large_is_made_of_the_values(stored, value):
+    """1e36 times a code, 32 times, is beyond float32; the values are below 6."""
     matrix, x = kept({"a": stored["a"]}), torch.randn(1, COLUMNS)
     x[0, :BLOCK] = value
     dense = matrix.parts()["a"].values()
@@ -117,7 +150,7 @@ def test_tiles_are_the_blocks_in_another_order(stored, monkeypatch, rows, group)
     assert torch.equal(tiles.values(slice(rows // 3, rows)), blocks.values()[rows // 3 :])
     groups, of_a_row, size = tiles.scales.shape
     assert 0 <= groups * size - rows < groups  # of the last group, filled with zeros
-    assert tiles.nbytes == groups * of_a_row * (size * 34 + 8 * 32)
+    assert tiles.nbytes == groups * of_a_row * size * 34
 
 
 @pytest.mark.parametrize("name", ["a", "b"])

@@ -212,7 +212,9 @@ def routing_choices(
 def _otherwise(formula: Node, dtype: str) -> Iterator[Edit]:
     """What gives quite other numbers; last, since a few wrong choices may be those of any."""
     for path, node in nodes(formula):
-        if formula.name == "chosen" and node in (Node(one, (Node("logits"),)) for one in ("softmax", "sigmoid")):
+        if formula.name == "chosen" and node in (
+            Node(one, (Node("logits"),)) for one in ("softmax", "sigmoid")
+        ):
             yield from (Edit(path, "function", (one,)) for one in ("by_bits", "negative", "size"))
         match node.name:
             case "softmax":
