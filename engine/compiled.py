@@ -6,10 +6,12 @@ in the user's cache. numba itself takes half a second to import: whoever uses it
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from importlib import import_module
+from pathlib import Path
 from types import ModuleType
 
 import torch
@@ -22,15 +24,30 @@ OPTIONS: dict[str, bool | set[str]] = {
     "fastmath": {"reassoc", "nsz", "contract"},
 }
 
+_SETTINGS = ".numba_config.yaml"
+
 
 @cache
 def kernels(module: str) -> ModuleType:
     """A module of kernels. Any exception: no numba, none for this Python, no folder for what it compiles."""
-    import numba
-
-    if numba.config.DISABLE_JIT:  # type: ignore[attr-defined]
+    config = _configuration()
+    if config.DISABLE_JIT:
         raise RuntimeError("NUMBA_DISABLE_JIT is set")
     return import_module(module)
+
+
+def _configuration() -> ModuleType:
+    """numba's, without the file in the working directory that it reads when it is imported and whenever it compiles:
+    such a file names modules that it imports and folders that it unpickles from. A program that has imported numba
+    itself keeps what it reads."""
+    if sys.modules.get("numba") is not None:
+        return import_module("numba.core.config")
+    if Path(_SETTINGS).exists():
+        raise RuntimeError(f"numba would obey {_SETTINGS} in the working directory")
+    import_module("numba")
+    config = import_module("numba.core.config")
+    config._config_fname = ""  # type: ignore[attr-defined]
+    return config
 
 
 def runs(count: int, least: int) -> list[slice]:
