@@ -14,7 +14,7 @@ import pytest
 from lockstep.engine.config import DType, EngineConfig
 from lockstep.sessions import Session
 from lockstep.workbench.checking.forced_run import check, record_reference
-from lockstep.workbench.checking.pipeline import CheckResult
+from lockstep.workbench.checking.pipeline import CheckResult, Reference
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -22,7 +22,7 @@ from lockstep.workbench.diagnosis.operations.sites import sites
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.models.capture import FULL
-from lockstep.workbench.models.opening import OpenedModel, open_model
+from lockstep.workbench.models.opening import open_model
 from tests.by_turns import by_turns
 from tests.checkpoints import ALIKE, ALIKE_WITH_EXPERTS, tiny_variant
 
@@ -211,16 +211,15 @@ PLANTED_IN_GEMMA4 = {
 @contextmanager
 def running(
     folder: Path, name: str, tp: int, dtype: DType = "float32", ep: int = 1
-) -> Iterator[tuple[OpenedModel, Inferior]]:
-    """A tiny model of that variant on so many ranks, which leave everything behind."""
+) -> Iterator[tuple[Inferior, Reference]]:
+    """A tiny model of that variant on so many ranks, which leave everything behind, and what it is held against."""
     model = open_model(str(tiny_variant(folder, name)))
     config = EngineConfig(tp=tp, ep=ep, dtype=dtype, max_tokens=64, threads=1)
     with Inferior(model.path, model.config, config, capture=FULL) as inferior:
-        yield model, inferior
+        yield inferior, record_reference(model.path, PROMPTS, STEPS, dtype)
 
 
-def checked(folder: Path, model: OpenedModel, inferior: Inferior, **rules: str) -> CheckResult:
-    reference = record_reference(model.path, PROMPTS, STEPS, inferior.config.dtype)
+def checked(folder: Path, inferior: Inferior, reference: Reference, **rules: str) -> CheckResult:
     return check(inferior, reference, folder / "run.session", rules=rules)
 
 
@@ -263,13 +262,13 @@ def test_so_does_one_that_is_divided(name: str, layout: tuple[int, int, DType], 
 
 def assert_right(folder: Path, name: str, tp: int, dtype: DType, ep: int = 1) -> None:
     """A faultless engine matches, and every operation is judged."""
-    with running(folder, name, tp, dtype, ep) as (model, inferior):
-        result = checked(folder, model, inferior)
+    with running(folder, name, tp, dtype, ep) as (inferior, reference):
+        result = checked(folder, inferior, reference)
     assert result.judgement.verdict == "match"
     absent = {one.tap for one in result.judgement.taps if one.verdict == "absent"}
     assert all(tap.endswith(".partial") for tap in absent)
     with Session.open(folder / "run.session") as session:
-        found = list(sites(RecordedTaps(Recording(session)), Facts.of(model.path, dtype)))
+        found = list(sites(RecordedTaps(Recording(session)), Facts.of(inferior.path, dtype)))
         assert {one.tap for one in found} == {tap.name for tap in session.taps}
     assert [one for one in found if not isinstance(one, Site) or one.deviation is not None] == []
 
@@ -277,10 +276,10 @@ def assert_right(folder: Path, name: str, tp: int, dtype: DType, ep: int = 1) ->
 @pytest.mark.slow
 @pytest.mark.parametrize("name", dict.fromkeys(name for name, _ in PLANTED))
 def test_what_is_planted_is_found_where_it_begins(name: str, tmp_path: Path) -> None:
-    with running(tmp_path, name, 2) as (model, inferior):
+    with running(tmp_path, name, 2) as (inferior, reference):
         for fault, tap in ((rule, tap) for (of, rule), tap in PLANTED.items() if of == name):
             rule, _, value = fault.partition("=")
-            result = checked(tmp_path, model, inferior, **{rule: value})
+            result = checked(tmp_path, inferior, reference, **{rule: value})
             first = result.judgement.first_divergence
             assert first is not None
             assert first.tap == tap, fault
@@ -290,12 +289,12 @@ def test_what_is_planted_is_found_where_it_begins(name: str, tmp_path: Path) -> 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "ep"), by_turns(WITH_EXPERTS, (1, 2)))
 def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_path: Path) -> None:
-    with running(tmp_path, name, 2, ep=ep) as (model, inferior):
+    with running(tmp_path, name, 2, ep=ep) as (inferior, reference):
         for fault, (tap, words) in (
             (rule, reported) for (of, rule), reported in PLANTED_IN_EXPERTS.items() if of == name
         ):
             rule, _, value = fault.partition("=")
-            result = checked(tmp_path, model, inferior, **{rule: value})
+            result = checked(tmp_path, inferior, reference, **{rule: value})
             first = result.judgement.first_divergence
             if (
                 ep == 2 and fault == "expert_bias=on_every_rank"
@@ -316,10 +315,10 @@ def test_what_is_planted_in_experts_is_found_and_named(name: str, ep: int, tmp_p
 def test_what_is_planted_in_its_own_parts_is_found_and_named(
     name: str, planted: dict[str, tuple[str, str]], tmp_path: Path
 ) -> None:
-    with running(tmp_path, name, 2) as (model, inferior):
+    with running(tmp_path, name, 2) as (inferior, reference):
         for fault, (tap, words) in planted.items():
             rule, _, value = fault.partition("=")
-            result = checked(tmp_path, model, inferior, **{rule: value})
+            result = checked(tmp_path, inferior, reference, **{rule: value})
             first = result.judgement.first_divergence
             assert first is not None, fault
             assert first.tap == tap, fault
@@ -329,8 +328,8 @@ def test_what_is_planted_in_its_own_parts_is_found_and_named(
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "scale"), [("granite", "0.3"), ("gemma3", "0.20412 = 1/sqrt(24)")])
 def test_a_wrong_scale_is_reported_beside_the_model_s_own(name: str, scale: str, tmp_path: Path) -> None:
-    with running(tmp_path, name, 1) as (model, inferior):
-        result = checked(tmp_path, model, inferior, scale="one")
+    with running(tmp_path, name, 1) as (inferior, reference):
+        result = checked(tmp_path, inferior, reference, scale="one")
     first, cause = result.judgement.first_divergence, result.causes[0]
     assert first is not None
     assert first.tap == "layers.0.attn.scores"
