@@ -16,6 +16,11 @@ def printable(value: object, limit: int = 120) -> str:
     return safe if len(safe) <= limit else safe[: limit - 1] + "…"
 
 
+def first_line(what: str, error: Exception) -> str:
+    """`what` failed, and the first line of why."""
+    return f"{what}: {type(error).__name__}: {error}".splitlines()[0]
+
+
 def bytes_text(size: float) -> str:
     """A size in bytes: 812 B, 3.4 MiB."""
     unit, *larger = _UNITS

@@ -16,6 +16,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.engine.batch import DecodeInputs
+from lockstep.engine.text import first_line
 
 #: Largest error of the self-test beside float64, on outputs of about 1.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 4 * 2**-11, torch.bfloat16: 4 * 2**-8}
@@ -103,7 +104,7 @@ def refusal(
             seen = scores(q.to(device), keys.to(device), inputs, scale=head_dim**-0.5, window=window)
             found = context(probs(seen, inputs, heads), values.to(device), inputs, heads, window=window)
         except Exception as error:  # whatever a compiler or a driver throws
-            return f"no decoding by lengths on the GPU here: {type(error).__name__}: {error}".splitlines()[0]
+            return first_line("no decoding by lengths on the GPU here", error)
         for seq, length in enumerate(lens):
             at = torch.arange(max(0, length - (window or length)), length)
             slots = tables[seq, at // page].long() * page + at % page

@@ -19,6 +19,7 @@ from torch import Tensor
 from lockstep.engine.checkpoint.dequantise.legacy import q8_0_codes
 from lockstep.engine.checkpoint.gguf.source import Blocks
 from lockstep.engine.compiled import kernels, on_threads, runs
+from lockstep.engine.text import first_line
 
 BLOCK = 32
 #: Rows of a group at most: two lines of a processor's cache.
@@ -71,11 +72,12 @@ class Q8Tiles:
     @property
     def tile(self) -> tuple[int, int]:
         """Columns and rows of what `product` makes dense at a time."""
-        return self.codes.shape[1], self._at_once(TILE) * self.scales.shape[-1]
+        return self.codes.shape[1], self._at_once * self.scales.shape[-1]
 
-    def _at_once(self, elements: int) -> int:
-        """Groups of about so many elements."""
-        return max(1, min(len(self.codes), elements // (self.codes.shape[1] * self.scales.shape[-1])))
+    @property
+    def _at_once(self) -> int:
+        """Groups of about `TILE` elements."""
+        return max(1, min(len(self.codes), TILE // (self.codes.shape[1] * self.scales.shape[-1])))
 
     def product(
         self, x: Tensor, out: Tensor, first: int, scratch: Callable[[tuple[int, int]], Tensor]
@@ -85,7 +87,7 @@ class Q8Tiles:
         worth = x.shape[0] <= FEW and self.codes.numel() >= WORTH and refusal() is None
         if worth and self._by_kernel(x, out, first):
             return  # else a sum of codes may be too large where that of values is not
-        size, step = self.scales.shape[-1], self._at_once(TILE)
+        size, step = self.scales.shape[-1], self._at_once
         dense, target = scratch(self.tile), out[:, first : first + self.rows]
         for group in range(0, len(self.codes), step):
             some = target[:, group * size : (group + step) * size]
@@ -131,7 +133,7 @@ def refusal() -> str | None:
     try:
         tiles._by_kernel(x, found, 0)
     except Exception as error:  # whatever importing or compiling throws
-        return f"no products of Q8_0 blocks here: {type(error).__name__}: {error}".splitlines()[0]
+        return first_line("no products of Q8_0 blocks here", error)
     by, values = x.double(), tiles.values().double().T
     wrong = (found - by @ values).abs() > 1e-5 * (by.abs() @ values.abs())
     return "no products of Q8_0 blocks here: the kernel is wrong on this CPU" if wrong.any() else None

@@ -6,7 +6,6 @@ enough to measure (`use`). Where they cannot be had, `refusal` states why, and t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from functools import cache
 
 import numpy as np
@@ -15,8 +14,10 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.compiled import kernels, on_threads, runs
+from lockstep.engine.taps.one_pass import bits_of
 from lockstep.engine.taps.parts import ODD, PARTS, checksums, merge
 from lockstep.engine.taps.parts import measured as of_host
+from lockstep.engine.text import first_line
 
 #: Elements of a forward pass that are worth loading the kernels: torch takes some 5 ns for each.
 WORTH = 1 << 22
@@ -26,27 +27,17 @@ _KERNELS = "lockstep.engine.taps.cpu_kernels"
 _TRIED = [1.5, np.nan, -3.0, np.inf, 0.0, -0.0, 1e-7, -np.inf, 7.0]
 
 
-@dataclass(frozen=True, slots=True)
-class _Bits:
-    """How the kernels read a dtype (`cpu_kernels`)."""
-
-    word: torch.dtype
-    constants: tuple[np.int32, np.int32, np.int32, np.float32]  # mask, infinite, shift, scale
-
-    @classmethod
-    def of(cls, dtype: torch.dtype, exponent: int, fraction: int) -> _Bits:
-        """From a format's bits."""
-        infinite = ((1 << exponent) - 1) << fraction
-        scale = 2.0 ** (127 - ((1 << (exponent - 1)) - 1))  # between the biases
-        word = torch.int32 if dtype.itemsize == 4 else torch.int16
-        mask = (1 << (exponent + fraction)) - 1
-        return cls(word, (np.int32(mask), np.int32(infinite), np.int32(23 - fraction), np.float32(scale)))
+def _format(exponent: int, fraction: int) -> tuple[np.int32, np.int32, np.int32, np.float32]:
+    """How the kernels read numbers of so many bits (`cpu_kernels`): mask, infinite, shift and scale."""
+    infinite, mask = ((1 << exponent) - 1) << fraction, (1 << (exponent + fraction)) - 1
+    between_biases = 128 - (1 << (exponent - 1))
+    return np.int32(mask), np.int32(infinite), np.int32(23 - fraction), np.float32(2.0**between_biases)
 
 
 _FORMATS = {
-    torch.float32: _Bits.of(torch.float32, 8, 23),
-    torch.bfloat16: _Bits.of(torch.bfloat16, 8, 7),
-    torch.float16: _Bits.of(torch.float16, 5, 10),
+    torch.float32: _format(8, 23),
+    torch.bfloat16: _format(8, 7),
+    torch.float16: _format(5, 10),
 }
 _use = False
 
@@ -99,11 +90,10 @@ def _measure(
     out: list[tuple[NDArray[np.float64], NDArray[np.int64]]],
 ) -> None:
     """Runs of rows, each on a thread, into the arrays of each."""
-    form = _FORMATS[x.dtype]
-    bits = x.detach().contiguous().view(form.word).numpy()
+    bits, form = bits_of(x.detach()).numpy(), _FORMATS[x.dtype]
 
     def measure(number: int) -> None:
-        kernels(_KERNELS).measure(bits[some[number]], places[some[number]], *form.constants, *out[number])
+        kernels(_KERNELS).measure(bits[some[number]], places[some[number]], *form, *out[number])
 
     on_threads(measure, len(some))
 
@@ -118,8 +108,8 @@ def refusal(dtype: torch.dtype) -> str | None:
     try:
         parts, checks = (found.numpy() for found in rows(x))
     except Exception as error:  # whatever importing or compiling throws
-        return f"no statistics in one pass here: {type(error).__name__}: {error}".splitlines()[0]
-    sums = checksums(x.view(_FORMATS[dtype].word).numpy())
+        return first_line("no statistics in one pass here", error)
+    sums = checksums(bits_of(x).numpy())
     same = checks.view(np.uint64) * np.uint64(ODD) == sums
     if not same.all() or not np.allclose(parts, of_host(x.double().numpy()), rtol=1e-12):
         return "no statistics in one pass here: the kernel is wrong on this CPU"

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.taps import cpu_pass
-from lockstep.engine.taps.one_pass import SIGNED_ODD, Collected, Measurand
+from lockstep.engine.taps.one_pass import SIGNED_ODD, Collected, Measurand, bits_of
 from lockstep.engine.taps.parts import PARTS, merge
 
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 #: Elements of a piece: a MiB of float32, which stays in a processor's cache; of fewer the calls would take longer than
 #: the work.
 PIECE = 1 << 18
@@ -117,11 +116,6 @@ def checksum(rows: Tensor) -> Tensor:
     for start in range(0, rows.shape[1], most):
         total += _places_times(bits_of(rows[:, start : start + most]), start)
     return total * SIGNED_ODD
-
-
-def bits_of(x: Tensor) -> Tensor:
-    """The bits of each element as a whole number, [..., m] -> [..., m]."""
-    return x.contiguous().view(_BITS[x.element_size()])
 
 
 def _places_times(bits: Tensor, start: int) -> Tensor:

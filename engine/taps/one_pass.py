@@ -21,6 +21,7 @@ from torch import Tensor
 
 from lockstep.engine.taps.parts import ODD, PARTS, checksums
 from lockstep.engine.taps.parts import measured as of_host
+from lockstep.engine.text import first_line
 
 #: Bytes of tensors that are kept until they are measured.
 HELD = 1 << 28
@@ -34,8 +35,13 @@ FLAT, TILE, PREFIX, PAGED, ROWS = range(5)
 #: As a factor of 64 signed bits.
 SIGNED_ODD = ODD - (1 << 64)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_WORDS = {2: torch.int16, 4: torch.int32, 8: torch.int64}
+_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TRIED = [1.5, math.nan, -3.0, math.inf, 0.0]
+
+
+def bits_of(x: Tensor) -> Tensor:
+    """The bits of each element as a whole number, [..., m] -> [..., m]."""
+    return x.contiguous().view(_BITS[x.element_size()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -278,9 +284,9 @@ def refusal(device: torch.device, dtype: torch.dtype) -> str | None:
             found.cpu().numpy() for found in measured([Measurand(x.to(device))], Tables())
         )
     except Exception as error:  # whatever a compiler or a driver throws
-        return f"no statistics in one pass here: {type(error).__name__}: {error}".splitlines()[0]
+        return first_line("no statistics in one pass here", error)
     expected = of_host(x.double().numpy()[None])[0]
-    bits = checksums(x.view(_WORDS[x.element_size()]).numpy()[None])[0]
+    bits = checksums(bits_of(x).numpy()[None])[0]
     if not np.allclose(parts, expected, rtol=1e-12) or int(checksum) % (1 << 64) != int(bits):
         return "no statistics in one pass here: the kernel is wrong on this GPU"
     return None

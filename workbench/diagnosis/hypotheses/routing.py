@@ -212,13 +212,12 @@ def routing_choices(
 def _otherwise(formula: Node, dtype: str) -> Iterator[Edit]:
     """What gives quite other numbers; last, since a few wrong choices may be those of any."""
     for path, node in nodes(formula):
-        if formula.name == "chosen" and node in (
-            Node(one, (Node("logits"),)) for one in ("softmax", "sigmoid")
-        ):
-            yield from (Edit(path, "function", (one,)) for one in ("by_bits", "negative", "size"))
         match node.name:
-            case "softmax":
-                yield from (Edit(path, "function", (over,)) for over in _OVER_TOKENS)
+            case "softmax" | "sigmoid":
+                if formula.name == "chosen" and node.args == (Node("logits"),):
+                    yield from (Edit(path, "function", (one,)) for one in ("by_bits", "negative", "size"))
+                if node.name == "softmax":
+                    yield from (Edit(path, "function", (over,)) for over in _OVER_TOKENS)
             case "chosen":
                 yield Edit(path, "function", ("chosen_in_turn",))
                 yield Edit(path, "function", ("chosen_overwriting", "logits"))
