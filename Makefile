@@ -2,7 +2,8 @@
 # make test       linters, types, architecture, and every test that takes no minutes
 # make test-all   the slow tests as well, those for a GPU or llama.cpp where there is one, and which parts have failed;
 #                 PART=diagnosis for one, PART="tui cli" for some: quick engine sessions checking diagnosis debugger tui
-#                 cli e2e soak rest backends (tests/parts.py)
+#                 cli e2e soak rest backends (tests/parts.py). Of long tables of cases a run has a share: TURN=1 and
+#                 TURN=2 have the others, TURN=all has every case (tests/turns.py)
 # make vllm       attach to vLLM itself, faultless and with planted bugs; makes its environment once, in VLLM_VENV
 # make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
 # make real-bugs  put fixed bugs of vLLM, transformers and others back, look for each, and write docs/real-bugs.md;
@@ -18,6 +19,7 @@
 # PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=dir where it is set up.
 
 VENV ?= .venv
+TURN ?= 0
 VLLM_VENV ?= .vllm
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -38,7 +40,7 @@ test: lint
 	@$(PARTS) quick
 
 test-all: lint
-	@$(PARTS) $(PART)
+	@$(PARTS) $(PART) --turn $(TURN)
 
 vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	@$(TESTING) LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest -m vllm tests/e2e/test_vllm.py

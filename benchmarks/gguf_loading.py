@@ -33,11 +33,12 @@ class Shape(NamedTuple):
     vocabulary: int
 
 
+_FLOATS = {"F32": np.float32, "F16": np.float16}
 WIDE = Shape(1792, 9728, 28, 4, 32768)
 
 
 def write(path: Path, kind: str, layers: int, shape: Shape = WIDE) -> None:
-    """Random blocks whose scales are small and finite."""
+    """Random blocks whose scales are small and finite, or floats."""
     writer = gguf.GGUFWriter(path, "qwen2")
     writer.add_block_count(layers)
     writer.add_context_length(4096)
@@ -49,13 +50,16 @@ def write(path: Path, kind: str, layers: int, shape: Shape = WIDE) -> None:
     writer.add_rope_freq_base(1e6)
     writer.add_tokenizer_model("gpt2")
     writer.add_token_list([str(token) for token in range(shape.vocabulary)])
-    writer.add_token_merges([])
+    writer.add_token_merges(["1 0"])  # llama.cpp wants one
     kv = shape.kv_heads * shape.hidden // shape.heads
     rng, stored = np.random.default_rng(0), gguf.GGMLQuantizationType[kind]
     elements, nbytes = gguf.GGML_QUANT_SIZES[stored]
 
     def matrix(name: str, rows: int, columns: int) -> None:
-        raw = rng.integers(0, 40, (rows, columns // elements * nbytes), np.uint8)
+        if elements == 1:  # floats: bytes at random would be of any size
+            raw = rng.normal(0, 0.02, (rows, columns)).astype(_FLOATS[kind]).view(np.uint8)
+        else:
+            raw = rng.integers(0, 40, (rows, columns // elements * nbytes), np.uint8)
         writer.add_tensor(f"{name}.weight", raw, raw_dtype=stored)
 
     def vector(name: str, size: int) -> None:

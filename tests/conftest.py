@@ -17,6 +17,7 @@ from hypothesis import settings
 from lockstep.engine import children
 from tests.preloaded import Forking, Server
 from tests.shared_memory import pytest_configure, pytest_sessionfinish  # noqa: F401 - hooks
+from tests.turns import left_out
 
 # The same examples every time, and no judgement of a busy machine's speed; `make fuzz` tries more.
 settings.register_profile("suite", derandomize=True, deadline=None, max_examples=60)
@@ -31,6 +32,11 @@ signal.signal(signal.SIGHUP, signal.SIG_DFL)
 
 #: Names the address of the server that forks for all workers of xdist.
 _SHARED_SERVER = "LOCKSTEP_TEST_SERVER"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """`--turn N`: of long tables of slow cases a share."""
+    parser.addoption("--turn", type=int, help="run a share of each long table of slow cases: tests/turns.py")
 
 
 def pytest_sessionstart(session: pytest.Session) -> None:
@@ -56,9 +62,10 @@ def pytest_collection() -> Generator[None, object, object]:
 
 
 @pytest.hookimpl(tryfirst=True)  # before pytest leaves out what is slow
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Of a `sampled` test's cases, and of the tests of a `sampled_file`, every so many-th stays quick. A slow test that
-    states no time of its own has ten minutes: the machine may be busy."""
+    states no time of its own has ten minutes: the machine may be busy. Where a turn is asked for, slow cases of others
+    are left out."""
     seen = Counter[str]()
     for item in items:
         for name, until in (("sampled", "["), ("sampled_file", "::")):
@@ -70,6 +77,11 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
                 seen[among] += 1
         if item.get_closest_marker("slow") and not item.get_closest_marker("timeout"):
             item.add_marker(pytest.mark.timeout(600))
+    turn: int | None = config.getoption("turn")
+    if turn is not None:
+        others = left_out([item.nodeid for item in items if item.get_closest_marker("slow")], turn)
+        config.hook.pytest_deselected(items=[item for item in items if item.nodeid in others])
+        items[:] = [item for item in items if item.nodeid not in others]
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

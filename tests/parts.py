@@ -3,21 +3,25 @@
 `make test-all PART=diagnosis` runs one part, `PART="tui cli"` some. Every test is in exactly one: quick ones are a part
 of their own, as are those for a GPU, llama.cpp or vLLM; slow ones go by folder, and `rest` has what no folder has.
 Where all are asked for, the slow ones are run at once, as `slow`: at the end of each part cores would have nothing to
-do. Their seconds are then those that their tests took, on all workers.
+do. Their seconds are then those that their tests took, on all workers. Of long tables of slow cases each run has a
+share, `--turn N` another, and `--turn all` every case: `tests.turns`.
 """
 
 from __future__ import annotations
 
+import argparse
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from xml.etree import ElementTree
 
 from lockstep.engine.machine import usable_cores
+from tests.turns import TURNS
 
 ROOT = Path(__file__).resolve().parents[1]
 _ELSEWHERE = "gpu or llamacpp or vllm"
@@ -69,7 +73,7 @@ class Result:
         return f"{self.name:10} {count}  {word}"
 
 
-def run_part(name: str) -> Result:
+def run_part(name: str, turn: str = "all") -> Result:
     """Run one part. Whatever pytest prints is shown."""
     started = time.monotonic()
     with tempfile.TemporaryDirectory(prefix="lockstep-parts-") as folder:
@@ -81,6 +85,7 @@ def run_part(name: str) -> Result:
             "-n",
             str(usable_cores() + 1),
             f"--junitxml={report}",
+            *(() if turn == "all" else (f"--turn={turn}",)),
             *PARTS[name],
         ]
         code = subprocess.run(command, cwd=ROOT, check=False).returncode
@@ -145,5 +150,14 @@ def run(names: Sequence[str], part: Callable[[str], Result] = run_part) -> int:
     return 1 if failed else 0
 
 
+def main() -> int:
+    """Parts and the turn, from the command line."""
+    parser = argparse.ArgumentParser(prog="python -m tests.parts")
+    parser.add_argument("names", nargs="*", metavar="PART")
+    parser.add_argument("--turn", default="0", choices=[*map(str, range(TURNS)), "all"])
+    options = parser.parse_args()
+    return run(options.names, partial(run_part, turn=options.turn))
+
+
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(main())
