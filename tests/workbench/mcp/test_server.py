@@ -38,15 +38,15 @@ async def test_planted_bugs_are_named_in_three_calls() -> None:
 
 @pytest.mark.slow
 @pytest.mark.timeout(2400)
-@pytest.mark.parametrize("first", [0, 1])
+@pytest.mark.parametrize("first", range(0, 18, 3))
 async def test_bugs_of_the_catalogue_are_named_in_six_calls_at_most(first: int) -> None:
     """A third of them; `python -m tests.workbench.mcp.scripted_client` names all."""
     found = {}
     async with agent() as one:
-        for fault in plantable()[first::6]:
+        for fault in plantable()[first::18]:
             named = await one.name_bug(fault)
             found[fault] = (named == fault, named, len(one.calls))
-    assert len(found) >= 10
+    assert len(found) >= 3
     assert {fault: reported for fault, reported in found.items() if not reported[0] or reported[2] > 6} == {}
 
 

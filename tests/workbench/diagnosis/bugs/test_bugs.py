@@ -311,15 +311,23 @@ def test_every_bug_shows_first_where_it_was_put(folder: str, short: Recordings, 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_control_ends_in_the_right_logits(recordings: Recordings):
-    found = {bug.name: _logits_apart(bug, recordings) for bug in ALL.values() if bug.harmless and not bug.ep}
+@pytest.mark.parametrize("first", range(12))
+def test_every_control_ends_in_the_right_logits(first: int, recordings: Recordings):
+    controls = [bug for bug in ALL.values() if bug.harmless and not bug.ep][first::12]
+    found = {bug.name: _logits_apart(bug, recordings) for bug in controls}
+    assert found
     assert not {name: apart for name, apart in found.items() if apart >= 1}
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
-def test_every_control_of_our_engine_moves_bits_and_no_more(recordings: Recordings):
-    found = {bug.name: moved(bug, recordings) for bug in ALL.values() if bug.harmless and bug.ep}
+@pytest.mark.parametrize("first", range(12))
+def test_every_control_of_our_engine_moves_bits_and_no_more(first: int, recordings: Recordings):
+    found = {
+        bug.name: moved(bug, recordings)
+        for bug in [one for one in ALL.values() if one.harmless and one.ep][first::12]
+    }
+    assert found
     assert not {name: why for name, why in found.items() if why}
 
 
@@ -382,11 +390,12 @@ def _apart(seen: np.ndarray, right: np.ndarray) -> float:
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("first", range(0, 12, 3))
 @pytest.mark.parametrize("folder", FIRST)
-def test_all_bugs(folder: str, short: Recordings, recordings: Recordings):
+def test_all_bugs(folder: str, first: int, short: Recordings, recordings: Recordings):
     """Detected, placed, and not accused of something else. Every third one; `benchmarks.diagnosis` counts all."""
-    asked = {bug.name: bug for bug in [one for one in ALL.values() if one.part == folder][::3]}
+    asked = {bug.name: bug for bug in [one for one in ALL.values() if one.part == folder][first::12]}
     scores = {name: _scored(bug, _long_enough(bug, short, recordings)) for name, bug in asked.items()}
     outcomes = Counter(found.outcome for found in scores.values())
     assert outcomes["missed"] == 0, [name for name, found in scores.items() if found.outcome == "missed"]
-    assert sum(found.placed for found in scores.values()) >= 0.95 * len(scores)
+    assert len(scores) - sum(found.placed for found in scores.values()) <= 1
