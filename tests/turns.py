@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from zlib import crc32
 
 #: After so many turns every case was run.
-TURNS = 3
+TURNS = 4
 #: Up to so many cases of a test each turn has all, up to so many every second.
-_ALL, _HALF = 3, 11
+_ALL, _HALF = 3, 8
 
 
 def left_out(cases: Sequence[str], turn: int) -> set[str]:

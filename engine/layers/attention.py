@@ -1,13 +1,14 @@
 """Grouped-query attention over the paged cache.
 
-There are three paths, which agree: the explicit scores -> probs -> context when a tap on scores or probs is on,
-`scaled_dot_product_attention` otherwise, and on a GPU in half precision `paged_attention` for the whole batch at
-once, unless a tap or a replaced seam lies inside the kernel. The first is computed in tiles: scores and probabilities
-are whole only where a tap must have them so, and are the same numbers then. No path makes a mask that is larger than a
-tile. The first two take the same additive bias, so a wrong mask is wrong in both, and run a ragged batch sequence by
-sequence, so that a sequence's result does not depend on the rest of the batch. With `Comm.all_reduce` it is bit-equal
-alone and in a batch on the CPU with `EngineConfig.batch_invariant`, at any tp and dtype; else to rounding, as the order
-of a product's sums depends on the number of rows. On a GPU neither is promised.
+There are four paths, which agree: the explicit scores -> probs -> context when a tap on scores or probs is on,
+`scaled_dot_product_attention` otherwise, on a GPU in half precision `paged_attention` for the whole batch at once,
+unless a tap or a replaced seam lies inside the kernel, and on a CPU `cpu_decode` for decode steps of large batches. The
+first is computed in tiles: scores and probabilities are whole only where a tap must have them so, and are the same
+numbers then. No path makes a mask that is larger than a tile. The first two take the same additive bias, so a wrong
+mask is wrong in both, and run a ragged batch sequence by sequence, so that a sequence's result does not depend on the
+rest of the batch. With `Comm.all_reduce` it is bit-equal alone and in a batch on the CPU with
+`EngineConfig.batch_invariant`, at any tp and dtype; else to rounding, as the order of a product's sums depends on the
+number of rows. On a GPU neither is promised.
 """
 
 from __future__ import annotations
@@ -22,7 +23,8 @@ from torch import Tensor
 from lockstep.engine.batch import Batch, DecodeInputs, SequenceSpan
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
-from lockstep.engine.layers import decode_attention, paged_attention
+from lockstep.engine.layers import cpu_decode, decode_attention, paged_attention
+from lockstep.engine.layers.cpu_decode import CachedRows
 from lockstep.engine.layers.linear import (
     MergedColumnParallelLinear,
     QKVParallelLinear,
@@ -38,7 +40,7 @@ from lockstep.engine.layers.wiring import GrowingTap, Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.rules import CORRECT
 from lockstep.engine.rules.rope import in_heads_of
-from lockstep.engine.taps.one_pass import Growing
+from lockstep.engine.taps.measurands import Growing
 
 #: Queries that `scaled_dot_product_attention` is given at a time where it needs a mask.
 FUSED_ROWS = 256
@@ -105,6 +107,7 @@ class Attention:
         self.scale, self.cap = wiring.rules.scale(self.model), self.model.score_cap
         self.rotate = in_heads_of(wiring.rules.layer_rope(self.model, self.layer), wiring.rules.rope)
         self._by_lengths: bool | None = None
+        self._at_once: bool | None = None
         replaced = {
             seam
             for seam in paged_attention.SEAMS
@@ -126,6 +129,8 @@ class Attention:
         self.tap_q_scaled, self.tap_q_unit, self.tap_k_unit = (
             wiring.tap(f"attn.{one}") for one in ("q_scaled", "q_unit_norm", "k_unit_norm")
         )
+        of_attention = (self.tap_k_cache, self.tap_v_cache, self.tap_scores, self.tap_probs)
+        self._measured_alone = all(tap is None or isinstance(tap, GrowingTap) for tap in of_attention)
         self.explicit = bool(inside or self.cap or self.sinks is not None)  # no kernel has the last two
         by_hand = self.explicit or self.chunked or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
@@ -177,6 +182,8 @@ class Attention:
             context = self._decoded(q, batch, batch.lengths, inputs, pool)
         elif self.unpaged is None:
             context = self._paged(q, inputs, pool)
+        elif self.at_once and self._measured_alone and (rows := inputs.cached_rows) is not None:
+            context = self._decoded_at_once(q, rows, pool)
         else:
             context = self._each(q, batch, inputs, pool)
         if self.tap_context:
@@ -212,21 +219,49 @@ class Attention:
     def by_lengths(self) -> bool:
         """Whether decode steps go by lengths that are on the GPU: always, or never, whichever taps are on."""
         if self._by_lengths is None:
-            plain = type(self) is Attention and self.sinks is None and not self.cap and not self.chunked
-            plain = plain and not self._replaced
             weight = self.o_proj.weight
-            self._by_lengths = plain and None is decode_attention.refusal(
+            self._by_lengths = self._plain and None is decode_attention.refusal(
                 weight.device, weight.dtype, self.heads, self.kv_heads, self.head_dim, self.page_size
             )
         return self._by_lengths
+
+    @property
+    def at_once(self) -> bool:
+        """Whether one kernel takes all sequences of a decode step on a CPU."""
+        if self._at_once is None:
+            shape = self.heads, self.kv_heads, self.head_dim
+            wanted = self._plain and not self._masked_otherwise and self.o_proj.weight.for_many
+            self._at_once = wanted and cpu_decode.refusal(*shape) is None
+        return self._at_once
+
+    @property
+    def _plain(self) -> bool:
+        """Whether attention is what kernels know: without sinks, caps, chunks, or a fault of another seam than those
+        that mask."""
+        plain = type(self) is Attention and self.sinks is None and not self.cap and not self.chunked
+        return plain and not self._replaced
+
+    def _decoded_at_once(self, q: Tensor, rows: CachedRows, pool: KVPool) -> Tensor:
+        """A token of each sequence: q [S, heads, D] -> [S, heads * D]."""
+        keys, values = pool.of(self.cache)
+        for tap, x in ((self.tap_k_cache, keys), (self.tap_v_cache, values)):
+            if isinstance(tap, GrowingTap):
+                tap.each(x.index_select(0, rows.slots).split(rows.lens))
+        scores, probs, context = cpu_decode.attend(
+            q, keys, values, rows, scale=self.scale, window=self.window
+        )
+        shapes = [(self.heads, 1, count) for count in rows.lens]
+        for tap, x in ((self.tap_scores, scores), (self.tap_probs, probs)):
+            if isinstance(tap, GrowingTap):
+                tap.each(x.split([self.heads * count for count in rows.lens]), shapes)
+        return context.flatten(1)
 
     def _decoded(
         self, q: Tensor, batch: Batch, lengths: DecodeInputs, inputs: StepInputs, pool: KVPool
     ) -> Tensor:
         """A token of each sequence: q [S, heads, D] -> [S, heads * D]. Where a tap must have the tensors themselves, or
         a fault masks them, sequence by sequence."""
-        taps = (self.tap_k_cache, self.tap_v_cache, self.tap_scores, self.tap_probs)
-        if self._masked_otherwise or not all(tap is None or isinstance(tap, GrowingTap) for tap in taps):
+        if self._masked_otherwise or not self._measured_alone:
             each = enumerate(batch.spans)
             return torch.cat([self._decoded_alone(i, span, q[i : i + 1], inputs, pool) for i, span in each])
         keys, values = pool.of(self.cache)

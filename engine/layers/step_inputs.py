@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.batch import Batch
+from lockstep.engine.layers.cpu_decode import CachedRows, decodes
 from lockstep.engine.layers.paged_attention import Pages
 from lockstep.engine.layers.tiles import Tile, Tiling
 from lockstep.engine.layers.wiring import Wiring
@@ -21,6 +22,7 @@ class StepInputs:
         self._made: dict[tuple[int, int | None, int, int, int, int], Tensor] = {}
         self._cells = 0
         self._pages: Pages | None = None
+        self._cached_rows: CachedRows | None = None
         #: Of each sequence the rows [T, S] that the last indexer has chosen.
         self.chosen: dict[int, Tensor] = {}
         own = ("window", "chunk", "mask", "cache_reuse")
@@ -31,6 +33,13 @@ class StepInputs:
         if self._pages is None:
             self._pages = Pages.of(self._batch, page_size)
         return self._pages
+
+    @property
+    def cached_rows(self) -> CachedRows | None:
+        """Of all sequences, where each reads one token."""
+        if self._cached_rows is None and decodes(self._batch.spans):
+            self._cached_rows = CachedRows.of([span.rows for span in self._batch.spans])
+        return self._cached_rows
 
     def tiling(
         self, index: int, kv_heads: int, group: int, window: int | None, chunked: bool = False

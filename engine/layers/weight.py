@@ -71,7 +71,7 @@ class DenseMatrix:
 
     def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
         self.names, self.rows, self.dtype, self.device = tuple(names), tuple(rows), store.dtype, store.device
-        self._store = store
+        self.for_many, self._store = store.for_many, store
         self._dense = torch.empty((sum(rows), columns), dtype=store.dtype, device=store.device)
         self._packs = store.packed and self._dense.numel() >= LARGE
 
@@ -139,6 +139,7 @@ class KeptMatrix:
 
     def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
         self.dtype, self.device, self._store = store.dtype, store.device, store
+        self.for_many = store.for_many
         self._parts = [KeptTensor(n, (size, columns), store) for n, size in zip(names, rows, strict=True)]
         self._shape = (sum(rows), columns)
 
@@ -205,8 +206,10 @@ class Store:
         self.dtype, self.device, self.rules, self.kept = dtype, device, rules, kept
         self._batch_invariant, self._many = batch_invariant, many
         self._float32 = dtype == torch.float32 and device.type == "cpu" and not batch_invariant
+        #: Whether it is for many sequences, whose products and attention have kernels of their own.
+        self.for_many = many and self._float32
         #: Whether dense matrices are laid out for products of many tokens.
-        self.packed = many and self._float32 and packs()
+        self.packed = self.for_many and packs()
         #: Whether rows can be made dense one by one: what replaces `stored` may look at the whole tensor.
         self.by_rows = rules.stored is CORRECT.stored
         self._scratch = torch.empty(0, dtype=dtype, device=device)

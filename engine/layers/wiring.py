@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from lockstep.engine.rules import Rules
-from lockstep.engine.taps.one_pass import Growing
+from lockstep.engine.taps.measurands import Growing
 
 
 class TileSink(Protocol):
@@ -46,6 +46,9 @@ class GrowingTap(Protocol):
 
     def growing(self, pieces: Sequence[Growing]) -> None:
         """What each sequence of the batch has, as long as it is when the step runs."""
+
+    def each(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, int, int]] = ()) -> None:
+        """What each sequence of the batch has, which nothing overwrites; of attention [heads, T, K] the shapes."""
 
 
 @dataclass(frozen=True, slots=True)

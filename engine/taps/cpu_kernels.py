@@ -8,7 +8,8 @@ which `infinite` is that of an infinity; moved left by `shift` it is that of a f
 import math
 
 import numpy as np
-from numba import njit
+from numba import carray, njit, types
+from numba.extending import intrinsic
 
 from lockstep.engine.compiled import OPTIONS
 
@@ -98,13 +99,26 @@ def add(x, first, mask, infinite, shift, scale, parts):
     return check
 
 
+@intrinsic
+def pointer(typing, like, address):
+    """A pointer to elements as those of the array `like`."""
+
+    def generate(context, builder, signature, arguments):
+        return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))
+
+    return types.CPointer(like.dtype)(like, types.int64), generate
+
+
 @njit(**OPTIONS)
-def measure(x, places, mask, infinite, shift, scale, parts, checks):
-    """Bits [n, m], the first of each row at its place -> parts [n, 8] and sums of (2 * place + 1) * bits [n] of the
-    rows; where there is room for one only, of all rows together."""
+def measure(strips, like, mask, infinite, shift, scale, parts, checks):
+    """Strips [n, 6] -> parts [n, 8] and sums of (2 * place + 1) * bits [n]. Of each: the address of its first element,
+    bits as those of `like`; how many elements, in rows of how many, these how far from each other; the place of the
+    first, and how far the places of rows are from each other."""
     parts[:, 0], parts[:, 1], parts[:, 2:], checks[:] = math.inf, -math.inf, 0.0, 0
-    for row in range(len(x)):
-        to = row if len(checks) > 1 else 0
-        checks[to] += add(x[row], places[row], mask, infinite, shift, scale, parts[to])
-    for to in range(len(checks)):
-        parts[to, 3] = math.sqrt(parts[to, 3])
+    for strip in range(len(strips)):
+        address, left, length, pitch, place, stride = strips[strip]
+        while left > 0:
+            x = carray(pointer(like, address), (min(left, length),))
+            checks[strip] += add(x, place, mask, infinite, shift, scale, parts[strip])
+            address, place, left = address + pitch * like.itemsize, place + stride, left - length
+        parts[strip, 3] = math.sqrt(parts[strip, 3])

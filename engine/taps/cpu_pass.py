@@ -6,6 +6,7 @@ enough to measure (`use`). Where they cannot be had, `refusal` states why, and t
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import cache
 
 import numpy as np
@@ -14,8 +15,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.compiled import kernels, on_threads, runs
-from lockstep.engine.taps.one_pass import bits_of
-from lockstep.engine.taps.parts import ODD, PARTS, checksums, merge
+from lockstep.engine.taps.measurands import FLAT, ROWS, Growing, Measurand, bits_of
+from lockstep.engine.taps.parts import ODD, PARTS, checksums, merge_runs
 from lockstep.engine.taps.parts import measured as of_host
 from lockstep.engine.text import first_line
 
@@ -23,6 +24,7 @@ from lockstep.engine.text import first_line
 WORTH = 1 << 22
 #: Elements of the pieces that a long tensor is cut into, and that a thread is worth.
 PIECE = 1 << 16
+_FIELDS = 6  # of a strip
 _KERNELS = "lockstep.engine.taps.cpu_kernels"
 _TRIED = [1.5, np.nan, -3.0, np.inf, 0.0, -0.0, 1e-7, -np.inf, 7.0]
 
@@ -55,47 +57,89 @@ def takes(x: Tensor) -> bool:
 
 def rows(x: Tensor) -> tuple[Tensor, Tensor]:
     """[n, m] -> of each row the parts [n, len(PARTS)] and the sum of (2 * place + 1) * bits [n], modulo 2**64."""
-    count, length = x.shape
-    if count == 1 and length > 2 * PIECE:
-        return _long(x[0])
-    parts, checks = np.empty((count, len(PARTS))), np.empty(count, np.int64)
-    some = runs(count, PIECE // max(1, length))
-    _measure(x, np.zeros(count, np.int64), some, [(parts[one], checks[one]) for one in some])
-    return torch.from_numpy(parts), torch.from_numpy(checks)
+    bits = bits_of(x.detach())
+    count, length = bits.shape
+    strips = np.empty((count, _FIELDS), np.int64)
+    strips[:] = bits.data_ptr(), length, PIECE, PIECE, 0, PIECE
+    strips[:, 0] += np.arange(count) * length * bits.itemsize
+    parts, sums = _measured(strips, np.arange(count), x.dtype)
+    return torch.from_numpy(parts), torch.from_numpy(sums)
 
 
-def together(x: Tensor, places: NDArray[np.int64]) -> tuple[Tensor, Tensor]:
-    """The same of rows [n, m] as one, [1, len(PARTS)] and [1]; the first element of each stands at its place."""
-    some = runs(len(x), PIECE // max(1, x.shape[1]))
-    parts, checks = np.empty((len(some), len(PARTS))), np.empty(len(some), np.int64)
-    _measure(x, places, some, [(parts[i : i + 1], checks[i : i + 1]) for i in range(len(some))])
-    return torch.from_numpy(merge(parts)[None]), torch.from_numpy(checks.sum(keepdims=True))
+def measured(pieces: Sequence[Measurand | Growing]) -> tuple[Tensor, Tensor]:
+    """The same of each piece, wherever it lies: [n, len(PARTS)] and [n]. None may be `Growing`, which only a step that
+    a GPU replays needs."""
+    parts, sums = np.empty((len(pieces), len(PARTS))), np.empty(len(pieces), np.int64)
+    kinds: dict[torch.dtype, list[int]] = {}
+    for number, piece in enumerate(pieces):
+        kinds.setdefault(piece.x.dtype, []).append(number)
+    for dtype, numbers in kinds.items():
+        strips, of = _strips([pieces[number] for number in numbers])
+        parts[numbers], sums[numbers] = _measured(strips, of, dtype)
+    return torch.from_numpy(parts), torch.from_numpy(sums)
 
 
-def _long(x: Tensor) -> tuple[Tensor, Tensor]:
-    """The same of [m]."""
-    even = len(x) // PIECE
-    first, check = together(x[: even * PIECE].view(even, PIECE), PIECE * np.arange(even))
-    if even * PIECE == len(x):
-        return first, check
-    rest, more = together(x[None, even * PIECE :], np.array([even * PIECE]))
-    whole = merge(np.concatenate((first.numpy(), rest.numpy())))
-    return torch.from_numpy(whole[None]), check + more
+def _strips(pieces: list[Measurand | Growing]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Strips of pieces of one dtype (`cpu_kernels.measure`), and the piece that each is of: of a tile one a head."""
+    size = pieces[0].x.itemsize
+    strips: list[tuple[int, ...]] = []
+    of: list[int] = []
+    for number, piece in enumerate(pieces):
+        address, base, height, length, stride, apart, elements = piece.fields
+        if isinstance(piece, Growing):
+            raise TypeError("a length that is on a GPU")
+        if piece.mode == ROWS:
+            strips.append((address, elements, length, stride, 0, length))
+        elif piece.mode == FLAT:
+            strips.append((address, elements, PIECE, PIECE, base, PIECE))
+        else:
+            cells = height * length
+            for head in range(max(1, elements // max(1, cells))):
+                place = base + head * apart
+                strips.append((address + head * cells * size, cells, length, length, place, stride))
+        of += [number] * (len(strips) - len(of))
+    return np.array(strips, np.int64).reshape(-1, _FIELDS), np.array(of, np.int64)
 
 
-def _measure(
-    x: Tensor,
-    places: NDArray[np.int64],
-    some: list[slice],
-    out: list[tuple[NDArray[np.float64], NDArray[np.int64]]],
-) -> None:
-    """Runs of rows, each on a thread, into the arrays of each."""
-    bits, form = bits_of(x.detach()).numpy(), _FORMATS[x.dtype]
+def _measured(
+    strips: NDArray[np.int64], of: NDArray[np.int64], dtype: torch.dtype
+) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
+    """Of each piece, from its strips: parts [n, len(PARTS)] and sums [n]. Long strips are cut, and all are shared out
+    over threads."""
+    strips, of = _cut(strips, of, dtype.itemsize)
+    parts, sums = np.empty((len(strips), len(PARTS))), np.empty(len(strips), np.int64)
+    like, form = np.empty(0, np.int32 if dtype.itemsize == 4 else np.int16), _FORMATS[dtype]
+    before = np.cumsum(strips[:, 1])
+    ends = np.searchsorted(before, [some.stop for some in runs(int(before[-1]) if len(before) else 0, PIECE)])
+    edges = np.unique(np.concatenate(([0], np.minimum(ends + 1, len(strips)), [len(strips)])))
 
     def measure(number: int) -> None:
-        kernels(_KERNELS).measure(bits[some[number]], places[some[number]], *form, *out[number])
+        some = slice(edges[number], edges[number + 1])
+        kernels(_KERNELS).measure(strips[some], like, *form, parts[some], sums[some])
 
-    on_threads(measure, len(some))
+    on_threads(measure, len(edges) - 1)
+    first = np.searchsorted(of, np.arange(of[-1] + 1 if len(of) else 0))
+    return (
+        (parts, sums) if len(first) == len(of) else (merge_runs(parts, first), np.add.reduceat(sums, first))
+    )
+
+
+def _cut(
+    strips: NDArray[np.int64], of: NDArray[np.int64], size: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Strips of elements of `size` bytes, in parts of about a piece, each of whole rows."""
+    rows = np.maximum(1, PIECE // np.maximum(1, strips[:, 2]))
+    most = rows * strips[:, 2]
+    counts = np.maximum(1, -(-strips[:, 1] // np.maximum(1, most)))
+    if (counts == 1).all():
+        return strips, of
+    found = np.repeat(strips, counts, axis=0)
+    rows, most = np.repeat(rows, counts), np.repeat(most, counts)
+    number = np.arange(len(found)) - np.repeat(np.cumsum(counts) - counts, counts)
+    found[:, 0] += number * rows * found[:, 3] * size
+    found[:, 1] = np.minimum(most, found[:, 1] - number * most)
+    found[:, 4] += number * rows * found[:, 5]
+    return found, np.repeat(of, counts)
 
 
 @cache

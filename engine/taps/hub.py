@@ -21,9 +21,9 @@ from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.flow import remembers
 from lockstep.engine.taps.ledger import Recorded, StatisticsLedger
+from lockstep.engine.taps.measurands import Growing
 from lockstep.engine.taps.measure import TiledStatistics
 from lockstep.engine.taps.names import TapSpec, newest_rows
-from lockstep.engine.taps.one_pass import Growing
 from lockstep.engine.taps.pausing import Pauser
 
 Cut = Literal["full", "newest", "last"]
@@ -94,6 +94,12 @@ class StatisticsTap:
         """Note the statistics of what each sequence of the batch has, as long as it is by then."""
         self.enter(self.index)
         self.hub.add_growing(self.index, pieces)
+
+    def each(self, parts: Sequence[Tensor], shapes: Sequence[Shape] = ()) -> None:
+        """Note the statistics of what each sequence of the batch has, which nothing overwrites within the step; of
+        attention [heads, T, K] the shapes."""
+        self.enter(self.index)
+        self.hub.ledger.add_each(self.index, parts, [self.masked(self.index, shape) for shape in shapes])
 
 
 class TapTiles:

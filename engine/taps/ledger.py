@@ -1,7 +1,7 @@
 """Statistics of a step: tensors of all taps are collected and measured together at its end.
 
-On the CPU, and where a GPU has no kernel for it, small ones are copied next to others of their size. Otherwise they are
-kept as they are until `one_pass` measures them: only what is overwritten within the step is copied.
+Where kernels measure them, they are kept as they are until then: only what is overwritten within the step is copied.
+Where there are none, small ones are copied next to others of their size.
 """
 
 from __future__ import annotations
@@ -14,9 +14,11 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps import one_pass
+from lockstep.engine.taps import cpu_pass, one_pass
+from lockstep.engine.taps.collected import Collected, apart, side_by_side
+from lockstep.engine.taps.measurands import Growing, Measurand, pieces_of
 from lockstep.engine.taps.measure import PIECE, TiledStatistics, measured_rows, measured_whole
-from lockstep.engine.taps.parts import Groups, merge, statistics, unmask
+from lockstep.engine.taps.parts import Groups, merge_runs, statistics, unmask
 
 #: Tensors of up to this many elements are copied next to others of their size, and measured when these fill a piece.
 #: Larger ones are measured at once: one kernel each is cheap.
@@ -78,7 +80,7 @@ class StatisticsLedger:
         """`overwritten`: taps whose tensors later operations of a step write to."""
         self.num_taps, self.overwritten = num_taps, frozenset(overwritten)
         self.copies = False  # whether all others may be overwritten as well: a fault does as it likes
-        self._waiting = one_pass.Collected()
+        self._waiting = Collected()
         self._pieces: list[tuple[int, int]] = []  # entry and number of what waits there whole
         self._growing: list[tuple[int, slice]] = []  # taps that a mask grows in, and their entries
         self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
@@ -93,8 +95,22 @@ class StatisticsLedger:
         entry = self._enter(tap, masked)
         if waiting := self._room(x):
             kept = x.clone() if self.copies or tap in self.overwritten else x
-            self._pieces += [(entry, waiting.add(piece)) for piece in one_pass.pieces_of(kept)]
-            return
+            self._pieces += [(entry, waiting.add(piece)) for piece in pieces_of(kept)]
+        else:
+            self._copy(entry, x)
+
+    def add_each(self, tap: int, parts: Sequence[Tensor], masked: Sequence[int]) -> None:
+        """Record what each sequence of the batch has at `tap`, contiguous tensors that nothing overwrites; of each the
+        cells that a correct mask has put to -inf, where there are any."""
+        for number, part in enumerate(parts):
+            entry = self._enter(tap, masked[number] if masked else 0)
+            if waiting := self._room(part):
+                self._pieces.append((entry, waiting.add(Measurand(part))))
+            else:
+                self._copy(entry, part)
+
+    def _copy(self, entry: int, x: Tensor) -> None:
+        """Take x next to others of its size; measure it at once where it is large."""
         size = x.numel()
         if size > (GPU_DEFERRED if x.is_cuda else DEFERRED):
             self._measured.append(_Measured([entry], *measured_whole(x)))
@@ -115,11 +131,12 @@ class StatisticsLedger:
         self._tiled[self._enter(tap, masked)] = one
         return one
 
-    def _room(self, x: Tensor) -> one_pass.Collected | None:
+    def _room(self, x: Tensor) -> Collected | None:
         """Where tensors like x wait; None where they are measured by `measure`."""
-        return self._waiting if x.is_cuda and one_pass.refusal(x.device, x.dtype) is None else None
+        taken = one_pass.refusal(x.device, x.dtype) is None if x.is_cuda else cpu_pass.takes(x)
+        return self._waiting if taken else None
 
-    def add_growing(self, tap: int, pieces: Sequence[one_pass.Growing], masked: Sequence[int] | None) -> None:
+    def add_growing(self, tap: int, pieces: Sequence[Growing], masked: Sequence[int] | None) -> None:
         """Record what each sequence of the batch has at `tap`, as long as it is when the step runs. `masked`: cells
         that a correct mask has put to -inf, where there are any."""
         if masked:
@@ -140,7 +157,7 @@ class StatisticsLedger:
         assert not self._measured
         numbers, groups = np.array([number for _, number in self._pieces]), Groups.of(np.array(self._taps))
         growing = [(tap, numbers[entries]) for tap, entries in self._growing]
-        measured = one_pass.side_by_side(self._waiting.measured)
+        measured = side_by_side(self._waiting.measured)
         found = Recorded(replace(groups, order=numbers[groups.order]), growing, measured, tables)
         self.clear()
         return found
@@ -178,9 +195,7 @@ class StatisticsLedger:
             sums[order] = torch.cat([one.checksums for one in found]).cpu().numpy()
         if self._waiting.count:
             self._waiting.flush()
-            self._take(
-                *one_pass.apart(one_pass.side_by_side(self._waiting.measured).cpu().numpy()), parts, sums
-            )
+            self._take(*apart(side_by_side(self._waiting.measured).cpu().numpy()), parts, sums)
         groups = Groups.of(np.array(self._taps, np.int64))
         return self._tabulated(groups, unmask(parts, self._masked), sums)
 
@@ -200,7 +215,7 @@ class StatisticsLedger:
     ) -> tuple[NDArray[np.float32], NDArray[np.uint64]]:
         """The table of a captured step that has been replayed, from what it has `measured`. `masked(tap)`: infinities
         that a correct mask has put in each sequence's part."""
-        parts, checksums = one_pass.apart(measured)
+        parts, checksums = apart(measured)
         for tap, numbers in recorded.growing:
             if any(cells := masked(tap)):
                 parts[numbers] = unmask(parts[numbers], cells)
@@ -213,20 +228,19 @@ class StatisticsLedger:
         parts: NDArray[np.float64],
         sums: NDArray[np.int64],
     ) -> None:
-        """Enter what the pieces came to: of a tensor of several they are put together."""
-        whole: dict[int, list[int]] = {}
-        for entry, number in self._pieces:
-            whole.setdefault(entry, []).append(number)
-        for entry, numbers in whole.items():
-            parts[entry] = measured[numbers[0]] if len(numbers) == 1 else merge(measured[numbers])
-            sums[entry] = checksums[numbers].sum()  # modulo 2**64
+        """Enter what the pieces came to: of a tensor of several, which stand together, they are put together."""
+        if self._pieces:
+            entries, numbers = np.array(self._pieces).T
+            first = np.flatnonzero(np.diff(entries, prepend=-1))
+            parts[entries[first]] = merge_runs(measured[numbers], first)
+            sums[entries[first]] = np.add.reduceat(checksums[numbers], first)  # modulo 2**64
         for entry, one in self._tiled.items():
             if one.waits:
                 parts[entry], sums[entry] = one.put_together(measured, checksums)
 
     def clear(self) -> None:
         """Drop everything collected."""
-        self._waiting = one_pass.Collected()
+        self._waiting = Collected()
         self._pieces.clear()
         self._growing.clear()
         for slab in self._slabs.values():

@@ -18,7 +18,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.taps import cpu_pass
-from lockstep.engine.taps.one_pass import SIGNED_ODD, Collected, Measurand, bits_of
+from lockstep.engine.taps.collected import Collected
+from lockstep.engine.taps.measurands import SIGNED_ODD, Measurand, bits_of
 from lockstep.engine.taps.parts import PARTS, merge
 
 #: Elements of a piece: a MiB of float32, which stays in a processor's cache; of fewer the calls would take longer than
@@ -229,11 +230,11 @@ class TiledStatistics:
             all_rows * stride,
             (head * all_rows + row) * stride + key,
         )  # places between heads, the first
+        piece = Measurand(block, base, rows, keys, stride, apart)
         if self._waiting is not None:
-            self._numbers.append(self._waiting.add(Measurand(block, base, rows, keys, stride, apart)))
+            self._numbers.append(self._waiting.add(piece))
         elif cpu_pass.takes(block):
-            places = base + apart * np.arange(heads)[:, None] + stride * np.arange(rows)
-            parts, total = cpu_pass.together(block.view(-1, keys), places.ravel())
+            parts, total = cpu_pass.measured([piece])
             self._parts.append(parts)
             self._sum += total[0]
         else:

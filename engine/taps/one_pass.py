@@ -1,9 +1,8 @@
 """Statistics and checksums of many tensors on a GPU, each read once: a Triton kernel over all of them.
 
 What `measure` does takes two dozen kernels a tensor, which is nothing beside the work of a CPU, but of a step on a GPU
-most of the time. Here tensors are kept until they fill `HELD` bytes, or the step ends, and measured by two launches
-for each dtype. Triton comes with torch's builds for CUDA; where it does not compile, `refusal` states why, and
-`measure` does it.
+most of the time. Here those that were collected are measured by two launches for each dtype. Triton comes with torch's
+builds for CUDA; where it does not compile, `refusal` states why, and `measure` does it.
 """
 
 from __future__ import annotations
@@ -19,145 +18,16 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.parts import ODD, PARTS, checksums
+from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, Measurand, bits_of
+from lockstep.engine.taps.parts import PARTS, checksums
 from lockstep.engine.taps.parts import measured as of_host
 from lockstep.engine.text import first_line
 
-#: Bytes of tensors that are kept until they are measured.
-HELD = 1 << 28
 #: Elements that one program of the kernel reads, in blocks.
 CHUNK, BLOCK = 1 << 14, 1 << 9
-#: Elements of a piece: the kernel counts them in 32 bits.
-_MOST = 1 << 30
 _FIELDS = 10  # of a piece in the kernel's table
-#: How the kernel finds the elements of a piece.
-FLAT, TILE, PREFIX, PAGED, ROWS = range(5)
-#: As a factor of 64 signed bits.
-SIGNED_ODD = ODD - (1 << 64)
 DTYPES = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-_BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _TRIED = [1.5, math.nan, -3.0, math.inf, 0.0]
-
-
-def bits_of(x: Tensor) -> Tensor:
-    """The bits of each element as a whole number, [..., m] -> [..., m]."""
-    return x.contiguous().view(_BITS[x.element_size()])
-
-
-@dataclass(frozen=True, slots=True)
-class Measurand:
-    """A tensor that is measured as one: all of a tap's, or a tile [h, t, keys] of one; contiguous, or columns of some
-    rows, [n, m] that lie `pitch` elements from each other.
-
-    The place of an element in its tensor, by which the checksum weighs it, is `base` + head * `apart` + row * `stride`
-    + key. `rows` and `keys` are the tile's; 0: its places follow one another."""
-
-    x: Tensor
-    base: int = 0
-    rows: int = 0
-    keys: int = 0
-    stride: int = 0
-    apart: int = 0
-    pitch: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """That it keeps from other use."""
-        return self.x.nbytes
-
-    @property
-    def mode(self) -> int:
-        """How the kernel finds its elements."""
-        if self.pitch:
-            return ROWS
-        return TILE if self.keys else FLAT
-
-    @property
-    def fields(self) -> tuple[int, ...]:
-        """Its row of the kernel's table."""
-        if self.pitch:
-            return self.x.data_ptr(), 0, 0, self.x.shape[1], self.pitch, 0, self.x.numel()
-        return self.x.data_ptr(), self.base, self.rows, self.keys, self.stride, self.apart, self.x.numel()
-
-
-@dataclass(frozen=True, slots=True)
-class Growing:
-    """What one sequence has `width` elements of a key of: the first `length` [1] int32 * `width` elements of x; or,
-    with a `table` of blocks of `page` rows, rows [width] of a pool x. At most `most` keys."""
-
-    x: Tensor
-    length: Tensor
-    width: int
-    most: int
-    table: Tensor | None = None
-    page: int = 0
-
-    @property
-    def nbytes(self) -> int:
-        """That it keeps from other use: the pool is there anyhow."""
-        return self.x.nbytes if self.table is None else 0
-
-    @property
-    def mode(self) -> int:
-        """How the kernel finds its elements."""
-        return PREFIX if self.table is None else PAGED
-
-    @property
-    def fields(self) -> tuple[int, ...]:
-        """Its row of the kernel's table."""
-        table = 0 if self.table is None else self.table.data_ptr()
-        return (
-            self.x.data_ptr(), 0, self.page, self.width, table, self.length.data_ptr(), self.most * self.width
-        )  # fmt: skip
-
-
-class Collected:
-    """The pieces of a step: those that wait, and what those before them came to."""
-
-    def __init__(self) -> None:
-        self.count = 0
-        self._pieces: list[Measurand | Growing] = []
-        self._bytes = 0
-        self.measured: list[tuple[Tensor, Tensor]] = []
-        self.tables = Tables()
-
-    def add(self, piece: Measurand | Growing) -> int:
-        """Keep a piece, which nothing may overwrite; its number."""
-        self._pieces.append(piece)
-        self._bytes += piece.nbytes
-        self.count += 1
-        if self._bytes >= HELD:
-            self.flush()
-        return self.count - 1
-
-    def flush(self) -> None:
-        """Measure those that wait. Their memory is free for what the GPU is given from now on."""
-        if self._pieces:
-            self.measured.append(measured(self._pieces, self.tables))
-            self._pieces, self._bytes = [], 0
-
-
-def side_by_side(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:
-    """Parts and checksums of all that was measured, [n, len(PARTS) + 1] int64, to be fetched at once."""
-    if not measured:
-        return torch.empty((0, len(PARTS) + 1), dtype=torch.int64)
-    return torch.cat([torch.cat((parts.view(torch.int64), sums[:, None]), 1) for parts, sums in measured])
-
-
-def apart(both: NDArray[np.int64]) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """What stood side by side, on the host: parts [n, len(PARTS)] and checksums [n]."""
-    return np.ascontiguousarray(both[:, :-1]).view(np.float64), both[:, -1]
-
-
-def pieces_of(x: Tensor) -> list[Measurand]:
-    """A tensor of any shape, in pieces that the kernel takes. One that is neither contiguous nor columns of one that
-    is, as parts of a packed product are, is copied."""
-    if x.dim() == 2 and x.stride(1) == 1 and not x.is_contiguous() and x.numel() <= _MOST:
-        return [Measurand(x, pitch=x.stride(0))]
-    x = x.contiguous()
-    if x.numel() <= _MOST:
-        return [Measurand(x)]
-    return [Measurand(part, number * _MOST) for number, part in enumerate(x.view(-1).split(_MOST))]
 
 
 class Tables:

@@ -83,6 +83,16 @@ def merge(parts: NDArray[np.float64]) -> NDArray[np.float64]:
     return whole
 
 
+def merge_runs(parts: NDArray[np.float64], first: NDArray[np.int64]) -> NDArray[np.float64]:
+    """The same of each run of pieces that stand together, from the number of its first."""
+    low, high, norm = (np.ascontiguousarray(parts[:, column]) for column in (0, 1, 3))
+    whole: NDArray[np.float64] = np.add.reduceat(parts, first)
+    whole[:, 0] = np.minimum.reduceat(low, first)
+    whole[:, 1] = np.maximum.reduceat(high, first)
+    whole[:, 3] = np.sqrt(np.add.reduceat(norm**2, first))
+    return whole
+
+
 @dataclass(frozen=True, slots=True)
 class Groups:
     """Pieces of several tensors: `numbers` of the groups, the `order` in which those of one stand together, the `first`
@@ -110,12 +120,7 @@ class Groups:
         pieces, sums = parts.take(self.order, 0), sums.take(self.order)
         if len(self.numbers) == len(pieces):
             return pieces, sums
-        low, high, norm = (np.ascontiguousarray(pieces[:, column]) for column in (0, 1, 3))
-        whole = np.add.reduceat(pieces, self.first)
-        whole[:, 0] = np.minimum.reduceat(low, self.first)
-        whole[:, 1] = np.maximum.reduceat(high, self.first)
-        whole[:, 3] = np.sqrt(np.add.reduceat(norm**2, self.first))
-        return whole, np.add.reduceat(sums * self.weights, self.first)
+        return merge_runs(pieces, self.first), np.add.reduceat(sums * self.weights, self.first)
 
 
 def statistics(parts: NDArray[np.float64]) -> NDArray[np.float32]:

@@ -15,7 +15,9 @@ from lockstep.engine.run.runner import Runner
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.run.sequences import StepResult
 from lockstep.engine.taps import one_pass
+from lockstep.engine.taps.collected import Collected, apart, side_by_side
 from lockstep.engine.taps.hub import CapturePolicy
+from lockstep.engine.taps.measurands import Growing, pieces_of
 from lockstep.engine.taps.measure import GPU_PIECE, TiledStatistics, measured_rows, measured_whole
 from tests.checkpoints import VARIANTS, tiny_model
 from tests.engine.harness import Engine, local_runner, reference_logits
@@ -148,20 +150,20 @@ def test_pieces_of_all_kinds_are_measured_as_on_the_cpu(dtype: torch.dtype) -> N
     slots = (table[:, None].long() * page + torch.arange(page)).flatten()[:600]
     tile = pool[: 2 * 5].reshape(2, 5, width)
     tiled = TiledStatistics((4, 9, 40), 0.0, dtype, torch.device("cpu"))
-    waiting = one_pass.Collected()
+    waiting = Collected()
     on_gpu = TiledStatistics((4, 9, 40), 0.0, dtype, torch.device("cuda"), waiting)
     tiled.add(tile, 1, 2, 3)
     on_gpu.add(tile.cuda(), 1, 2, 3)
     pieces = [
-        *one_pass.pieces_of(pool.cuda()),
-        *one_pass.pieces_of(pool.cuda()[:, 5:17]),
-        one_pass.Growing(pool.cuda(), length.cuda(), width, 640),
-        one_pass.Growing(pool.cuda(), length.cuda(), width, 640, table.cuda(), page),
+        *pieces_of(pool.cuda()),
+        *pieces_of(pool.cuda()[:, 5:17]),
+        Growing(pool.cuda(), length.cuda(), width, 640),
+        Growing(pool.cuda(), length.cuda(), width, 640, table.cuda(), page),
     ]
     for piece in pieces:
         waiting.add(piece)
     waiting.flush()
-    parts, sums = one_pass.apart(one_pass.side_by_side(waiting.measured).cpu().numpy())
+    parts, sums = apart(side_by_side(waiting.measured).cpu().numpy())
     whole = [measured_whole(x) for x in (pool, pool[:, 5:17], pool[:600], pool[slots])]
     assert [int(one) for one in sums[1:]] == [int(checksum) for _, checksum in whole]
     np.testing.assert_allclose(parts[1:], torch.cat([one for one, _ in whole]), rtol=1e-9)

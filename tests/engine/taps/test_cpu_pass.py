@@ -16,8 +16,9 @@ from lockstep.engine.rules import CORRECT
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.hub import CapturePolicy
+from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, pieces_of
 from lockstep.engine.taps.measure import TiledStatistics, measured_rows
-from lockstep.engine.taps.parts import checksums, measured, merge
+from lockstep.engine.taps.parts import checksums, measured
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import local_runner
 
@@ -151,8 +152,23 @@ def test_a_wrong_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
-def test_merging_is_what_pieces_come_to() -> None:
-    x = torch.randn(6, 50)
-    parts, sums = cpu_pass.together(x, 50 * np.arange(6))
-    np.testing.assert_allclose(parts.numpy()[0], merge(measured(x.double().numpy())), rtol=1e-12)
-    assert sums.shape == (1,)
+def test_pieces_are_measured_where_they_lie(used: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of two dtypes, whole, columns of others, tiles and empty ones, on several threads."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(cpu_pass, "PIECE", 600)
+    packed, half = torch.randn(40, 300), torch.randn(7, 90).to(torch.bfloat16)
+    whole = [packed, half, packed[:, 20:120], torch.empty(0, 5), half.T, packed[3]]
+    pieces = [piece for x in whole for piece in pieces_of(x)]
+    assert len(pieces) == len(whole)
+    parts, sums = cpu_pass.measured(pieces)
+    for number, x in enumerate(whole):
+        row = x.reshape(1, -1)
+        if row.numel():
+            assert_as_numpy_has_them(row, parts[number, None], sums[number, None] * SIGNED_ODD)
+        else:
+            assert parts[number, 2:].abs().sum() == sums[number] == 0
+
+
+def test_a_length_that_is_on_a_gpu_is_refused() -> None:
+    with pytest.raises(TypeError, match="a length that is on a GPU"):
+        cpu_pass.measured([Growing(torch.ones(4), torch.ones(1, dtype=torch.int32), 2, 2)])

@@ -1,0 +1,96 @@
+"""Attention of a step in which every sequence of a large batch reads one token, on a CPU and in float32: all of them by
+one kernel, which reads the pool where it lies.
+
+Sequence by sequence such a step takes a dozen operators of torch for each in every layer. Scores and probabilities are
+whole, so that it makes no difference which taps are on. Used in engines for many sequences, where importing numba is
+worth it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from numpy.typing import NDArray
+from torch import Tensor
+
+from lockstep.engine.batch import SequenceSpan
+from lockstep.engine.compiled import kernels, on_threads, runs
+from lockstep.engine.text import first_line
+
+#: Largest error of the self-test beside float64, on outputs of about 1.
+TOLERANCE = 1e-5
+_KERNELS = "lockstep.engine.layers.cpu_decode_kernels"
+_NO_WINDOW = 1 << 30
+
+
+@dataclass(frozen=True, slots=True)
+class CachedRows:
+    """The slots of the pool that hold the rows of all sequences, one behind the other; how many each has, and where
+    each ends."""
+
+    slots: Tensor
+    lens: list[int]
+    ends: NDArray[np.int64]
+
+    @classmethod
+    def of(cls, rows: list[Tensor]) -> CachedRows:
+        """From the slots of each."""
+        lens = [len(own) for own in rows]
+        return cls(torch.cat(rows), lens, np.cumsum([0, *lens]))
+
+
+def decodes(spans: list[SequenceSpan]) -> bool:
+    """Whether each sequence reads one token, that of its last row."""
+    return all(span.stop - span.start == 1 and span.in_order for span in spans)
+
+
+def attend(
+    q: Tensor, keys: Tensor, values: Tensor, rows: CachedRows, *, scale: float, window: int | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """q [S, heads, D] over the pool's keys and values [slots, kv_heads, D] -> scores and probabilities, of each
+    sequence [heads, K], one behind the other; and the context [S, heads, D]. -inf beyond the window."""
+    (count, heads, _), kv_heads = q.shape, keys.shape[1]
+    cells = heads * int(rows.ends[-1])
+    scores, probs, out = q.new_empty(cells), q.new_empty(cells), q.new_empty(q.shape)
+    arrays = [x.detach().numpy() for x in (q.contiguous(), keys, values, rows.slots)]
+    factor, most = np.float32(scale), window or _NO_WINDOW
+    some = runs(count * kv_heads, 1)
+
+    def work(number: int) -> None:
+        kernels(_KERNELS).attend(
+            *arrays, rows.ends, factor, most, scores.numpy(), probs.numpy(), out.numpy(),
+            some[number].start, some[number].stop,
+        )  # fmt: skip
+
+    on_threads(work, len(some))
+    return scores, probs, out
+
+
+@cache
+def refusal(heads: int, kv_heads: int, head_dim: int) -> str | None:
+    """Why the kernel cannot be used with these shapes; None where it has passed its test: a ragged batch in shuffled
+    slots, with and without a window, beside float64."""
+    random = torch.Generator().manual_seed(0)
+    lens, order = [19, 1, 48], torch.randperm(80, generator=random)
+    rows = CachedRows.of(list(order[: sum(lens)].split(lens)))
+    keys, values = (torch.randn(80, kv_heads, head_dim, generator=random) for _ in range(2))
+    q = torch.randn(3, heads, head_dim, generator=random)
+    for window in (None, 17):
+        try:
+            *_, found = attend(q, keys, values, rows, scale=head_dim**-0.5, window=window)
+        except Exception as error:  # whatever importing or compiling throws
+            return first_line("no attention of a whole batch on this CPU", error)
+        for seq, own in enumerate(rows.slots.split(lens)):
+            seen = own[max(0, len(own) - (window or len(own))) :]
+            k, v = (
+                x[seen].double().transpose(0, 1).repeat_interleave(heads // kv_heads, 0)
+                for x in (keys, values)
+            )
+            expected = F.scaled_dot_product_attention(q[seq].double()[:, None], k, v)[:, 0]
+            if not (found[seq] - expected).abs().max() <= TOLERANCE:  # NaN as well
+                return "no attention of a whole batch on this CPU: the kernel is wrong on it"
+    return None
