@@ -72,7 +72,7 @@ class EngineConfig:
 
     @property
     def for_many(self) -> bool:
-        """Whether weights are laid out for steps of many sequences (`engine.layers.weight`)."""
+        """Whether weights are laid out, and attention is computed, for steps of many sequences (`engine.layers`)."""
         return self.max_sequences > FEW_SEQUENCES
 
 
