@@ -19,7 +19,6 @@
 # PYTHON=python3.12 chooses the interpreter (3.11 or newer), VENV=dir where it is set up.
 
 VENV ?= .venv
-TURN ?= 0
 VLLM_VENV ?= .vllm
 BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
@@ -40,7 +39,7 @@ test: lint
 	@$(PARTS) quick
 
 test-all: lint
-	@$(PARTS) $(PART) --turn $(TURN)
+	@$(PARTS) $(PART) $(if $(TURN),--turn $(TURN))
 
 vllm: $(VENV)/.installed-dev $(VLLM_VENV)/.installed
 	@$(TESTING) LOCKSTEP_VLLM=$(VLLM_VENV)/bin/python $(BIN)/python -m pytest -m vllm tests/e2e/test_vllm.py

@@ -36,7 +36,7 @@ from lockstep.engine.layers.seen_tiles import AttendedSequence, seen_tiles
 from lockstep.engine.layers.step_inputs import StepInputs
 from lockstep.engine.layers.tiles import Tile, Tiling
 from lockstep.engine.layers.weight import KeptTensor
-from lockstep.engine.layers.wiring import GrowingTap, Wiring
+from lockstep.engine.layers.wiring import MeasuringTap, Wiring
 from lockstep.engine.parallel import shards
 from lockstep.engine.rules import CORRECT
 from lockstep.engine.rules.rope import in_heads_of
@@ -130,7 +130,7 @@ class Attention:
             wiring.tap(f"attn.{one}") for one in ("q_scaled", "q_unit_norm", "k_unit_norm")
         )
         of_attention = (self.tap_k_cache, self.tap_v_cache, self.tap_scores, self.tap_probs)
-        self._measured_alone = all(tap is None or isinstance(tap, GrowingTap) for tap in of_attention)
+        self._measured_alone = all(tap is None or isinstance(tap, MeasuringTap) for tap in of_attention)
         self.explicit = bool(inside or self.cap or self.sinks is not None)  # no kernel has the last two
         by_hand = self.explicit or self.chunked or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
@@ -245,14 +245,14 @@ class Attention:
         """A token of each sequence: q [S, heads, D] -> [S, heads * D]."""
         keys, values = pool.of(self.cache)
         for tap, x in ((self.tap_k_cache, keys), (self.tap_v_cache, values)):
-            if isinstance(tap, GrowingTap):
+            if isinstance(tap, MeasuringTap):
                 tap.each(x.index_select(0, rows.slots).split(rows.lens))
         scores, probs, context = cpu_decode.attend(
             q, keys, values, rows, scale=self.scale, window=self.window
         )
         shapes = [(self.heads, 1, count) for count in rows.lens]
         for tap, x in ((self.tap_scores, scores), (self.tap_probs, probs)):
-            if isinstance(tap, GrowingTap):
+            if isinstance(tap, MeasuringTap):
                 tap.each(x.split([self.heads * count for count in rows.lens]), shapes)
         return context.flatten(1)
 
@@ -268,12 +268,12 @@ class Attention:
         own, width = lengths.kv_lens.split(1), self.kv_heads * self.head_dim
         rows = list(zip(own, lengths.tables, strict=True))
         for tap, x in ((self.tap_k_cache, keys), (self.tap_v_cache, values)):
-            if isinstance(tap, GrowingTap):
+            if isinstance(tap, MeasuringTap):
                 tap.growing([Growing(x, n, width, lengths.most, table, lengths.page) for n, table in rows])
         scores = decode_attention.scores(q, keys, lengths, scale=self.scale, window=self.window)
         probs = decode_attention.probs(scores, lengths, self.heads)
         for tap, x in ((self.tap_scores, scores), (self.tap_probs, probs)):
-            if isinstance(tap, GrowingTap):
+            if isinstance(tap, MeasuringTap):
                 cells = zip(x, own, strict=True)
                 tap.growing([Growing(row, n, self.heads, lengths.most) for row, n in cells])
         return decode_attention.context(probs, values, lengths, self.heads, window=self.window).flatten(1)

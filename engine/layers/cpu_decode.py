@@ -13,12 +13,12 @@ from functools import cache
 
 import numpy as np
 import torch
-import torch.nn.functional as F
 from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.batch import SequenceSpan
 from lockstep.engine.compiled import kernels, on_threads, runs
+from lockstep.engine.layers.plain_attention import attended
 from lockstep.engine.text import first_line
 
 #: Largest error of the self-test beside float64, on outputs of about 1.
@@ -86,11 +86,7 @@ def refusal(heads: int, kv_heads: int, head_dim: int) -> str | None:
             return first_line("no attention of a whole batch on this CPU", error)
         for seq, own in enumerate(rows.slots.split(lens)):
             seen = own[max(0, len(own) - (window or len(own))) :]
-            k, v = (
-                x[seen].double().transpose(0, 1).repeat_interleave(heads // kv_heads, 0)
-                for x in (keys, values)
-            )
-            expected = F.scaled_dot_product_attention(q[seq].double()[:, None], k, v)[:, 0]
+            expected = attended(q[seq : seq + 1], keys[seen], values[seen], torch.float64)[0]
             if not (found[seq] - expected).abs().max() <= TOLERANCE:  # NaN as well
                 return "no attention of a whole batch on this CPU: the kernel is wrong on it"
     return None

@@ -12,10 +12,10 @@ from functools import cache
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.engine.batch import DecodeInputs
+from lockstep.engine.layers.plain_attention import attended
 from lockstep.engine.text import first_line
 
 #: Largest error of the self-test beside float64, on outputs of about 1.
@@ -108,11 +108,7 @@ def refusal(
         for seq, length in enumerate(lens):
             at = torch.arange(max(0, length - (window or length)), length)
             slots = tables[seq, at // page].long() * page + at % page
-            k, v = (
-                x[slots].double().transpose(0, 1).repeat_interleave(heads // kv_heads, 0)
-                for x in (keys, values)
-            )
-            expected = F.scaled_dot_product_attention(q[seq].double()[:, None], k, v)[:, 0]
+            expected = attended(q[seq : seq + 1], keys[slots], values[slots], torch.float64)[0]
             if not (found[seq].cpu() - expected).abs().max() <= TOLERANCE[dtype]:  # NaN as well
                 return "no decoding by lengths on the GPU here: the kernel is wrong on this one"
     return None

@@ -14,11 +14,11 @@ from dataclasses import dataclass
 from functools import cache
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 from torch.nn.attention import current_flash_attention_impl
 
 from lockstep.engine.batch import Batch, block_tables
+from lockstep.engine.layers.plain_attention import attended
 from lockstep.engine.rules import CORRECT, Rules
 
 DEVICES = frozenset({"cuda"})
@@ -163,13 +163,8 @@ def _self_test(
     start, worst = 0, 0.0
     for taken, (rows, queries) in zip(blocks, shapes, strict=True):
         slots = (taken[:, None] * page + torch.arange(page, device=device)).flatten()[:rows]
-        seen = torch.ones(queries, rows, dtype=torch.bool, device=device).tril(rows - queries)
-        k, v = (
-            cached[slots].float().transpose(0, 1).repeat_interleave(heads // kv_heads, 0)
-            for cached in (keys, values)
-        )
-        own = q[start : start + queries].float().transpose(0, 1)
-        expected = F.scaled_dot_product_attention(own, k, v, attn_mask=seen, scale=scale).transpose(0, 1)
+        own = q[start : start + queries]
+        expected = attended(own, keys[slots], values[slots], torch.float32)
         worst = max(worst, (found[start : start + queries] - expected).abs().max().item())
         start += queries
     if not worst <= TOLERANCE:  # NaN as well

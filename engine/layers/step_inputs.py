@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cached_property
+
 import torch
 from torch import Tensor
 
@@ -22,7 +24,6 @@ class StepInputs:
         self._made: dict[tuple[int, int | None, int, int, int, int], Tensor] = {}
         self._cells = 0
         self._pages: Pages | None = None
-        self._cached_rows: CachedRows | None = None
         #: Of each sequence the rows [T, S] that the last indexer has chosen.
         self.chosen: dict[int, Tensor] = {}
         own = ("window", "chunk", "mask", "cache_reuse")
@@ -34,12 +35,11 @@ class StepInputs:
             self._pages = Pages.of(self._batch, page_size)
         return self._pages
 
-    @property
+    @cached_property
     def cached_rows(self) -> CachedRows | None:
         """Of all sequences, where each reads one token."""
-        if self._cached_rows is None and decodes(self._batch.spans):
-            self._cached_rows = CachedRows.of([span.rows for span in self._batch.spans])
-        return self._cached_rows
+        spans = self._batch.spans
+        return CachedRows.of([span.rows for span in spans]) if decodes(spans) else None
 
     def tiling(
         self, index: int, kv_heads: int, group: int, window: int | None, chunked: bool = False

@@ -41,7 +41,7 @@ class TapCallback(Protocol):
 
 
 @runtime_checkable
-class GrowingTap(Protocol):
+class MeasuringTap(Protocol):
     """A tap that only measures."""
 
     def growing(self, pieces: Sequence[Growing]) -> None:

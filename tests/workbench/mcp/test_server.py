@@ -41,9 +41,10 @@ async def test_planted_bugs_are_named_in_three_calls() -> None:
 @pytest.mark.parametrize("first", range(0, 18, 3))
 async def test_bugs_of_the_catalogue_are_named_in_six_calls_at_most(first: int) -> None:
     """A third of them; `python -m tests.workbench.mcp.scripted_client` names all."""
-    found = {}
+    found, faults = {}, plantable()
+    assert len(faults) >= 56
     async with agent() as one:
-        for fault in plantable()[first::18]:
+        for fault in faults[first::18]:
             named = await one.name_bug(fault)
             found[fault] = (named == fault, named, len(one.calls))
     assert len(found) >= 3

@@ -369,6 +369,7 @@ async def test_keys_pressed_while_the_ranks_start_act_in_turn(model: Path, tmp_p
         await until(lambda: isinstance(app.screen, WorkbenchScreen), pilot)
         await until(lambda: _screen(pilot).pane == 2, pilot)  # each key acts in its turn: the steps are first
         await until(lambda: any("step 1/2" in line for line in text_of(pilot)), pilot)
+        assert _screen(pilot).pane == 2
 
 
 async def test_keys_that_wait_for_the_ranks_are_shown() -> None:

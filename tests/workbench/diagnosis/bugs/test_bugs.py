@@ -323,10 +323,8 @@ def test_every_control_ends_in_the_right_logits(first: int, recordings: Recordin
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("first", range(12))
 def test_every_control_of_our_engine_moves_bits_and_no_more(first: int, recordings: Recordings):
-    found = {
-        bug.name: moved(bug, recordings)
-        for bug in [one for one in ALL.values() if one.harmless and one.ep][first::12]
-    }
+    controls = [bug for bug in ALL.values() if bug.harmless and bug.ep][first::12]
+    found = {bug.name: moved(bug, recordings) for bug in controls}
     assert found
     assert not {name: why for name, why in found.items() if why}
 
@@ -398,4 +396,4 @@ def test_all_bugs(folder: str, first: int, short: Recordings, recordings: Record
     scores = {name: _scored(bug, _long_enough(bug, short, recordings)) for name, bug in asked.items()}
     outcomes = Counter(found.outcome for found in scores.values())
     assert outcomes["missed"] == 0, [name for name, found in scores.items() if found.outcome == "missed"]
-    assert len(scores) - sum(found.placed for found in scores.values()) <= 1
+    assert sum(found.placed for found in scores.values()) >= 0.95 * len(scores)
