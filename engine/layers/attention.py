@@ -129,8 +129,9 @@ class Attention:
         self.tap_q_scaled, self.tap_q_unit, self.tap_k_unit = (
             wiring.tap(f"attn.{one}") for one in ("q_scaled", "q_unit_norm", "k_unit_norm")
         )
-        of_attention = (self.tap_k_cache, self.tap_v_cache, self.tap_scores, self.tap_probs)
-        self._measured_alone = all(tap is None or isinstance(tap, MeasuringTap) for tap in of_attention)
+        of_attention = [self.tap_k_cache, self.tap_v_cache, self.tap_scores, self.tap_probs]
+        self._measuring = [tap if isinstance(tap, MeasuringTap) else None for tap in of_attention]
+        self._measured_alone = self._measuring == of_attention
         self.explicit = bool(inside or self.cap or self.sinks is not None)  # no kernel has the last two
         by_hand = self.explicit or self.chunked or self.tap_k_cache or self.tap_v_cache
         weight = self.o_proj.weight
@@ -244,16 +245,15 @@ class Attention:
     def _decoded_at_once(self, q: Tensor, rows: CachedRows, pool: KVPool) -> Tensor:
         """A token of each sequence: q [S, heads, D] -> [S, heads * D]."""
         keys, values = pool.of(self.cache)
-        for tap, x in ((self.tap_k_cache, keys), (self.tap_v_cache, values)):
-            if isinstance(tap, MeasuringTap):
-                tap.each(x.index_select(0, rows.slots).split(rows.lens))
+        for tap, x in zip(self._measuring[:2], (keys, values), strict=True):
+            if tap:
+                tap.each(rows.stored(x))
         scores, probs, context = cpu_decode.attend(
             q, keys, values, rows, scale=self.scale, window=self.window
         )
-        shapes = [(self.heads, 1, count) for count in rows.lens]
-        for tap, x in ((self.tap_scores, scores), (self.tap_probs, probs)):
-            if isinstance(tap, MeasuringTap):
-                tap.each(x.split([self.heads * count for count in rows.lens]), shapes)
+        for tap, x in zip(self._measuring[2:], (scores, probs), strict=True):
+            if tap:
+                tap.each(rows.cells(x))
         return context.flatten(1)
 
     def _decoded(
@@ -267,13 +267,13 @@ class Attention:
         keys, values = pool.of(self.cache)
         own, width = lengths.kv_lens.split(1), self.kv_heads * self.head_dim
         rows = list(zip(own, lengths.tables, strict=True))
-        for tap, x in ((self.tap_k_cache, keys), (self.tap_v_cache, values)):
-            if isinstance(tap, MeasuringTap):
+        for tap, x in zip(self._measuring[:2], (keys, values), strict=True):
+            if tap:
                 tap.growing([Growing(x, n, width, lengths.most, table, lengths.page) for n, table in rows])
         scores = decode_attention.scores(q, keys, lengths, scale=self.scale, window=self.window)
         probs = decode_attention.probs(scores, lengths, self.heads)
-        for tap, x in ((self.tap_scores, scores), (self.tap_probs, probs)):
-            if isinstance(tap, MeasuringTap):
+        for tap, x in zip(self._measuring[2:], (scores, probs), strict=True):
+            if tap:
                 cells = zip(x, own, strict=True)
                 tap.growing([Growing(row, n, self.heads, lengths.most) for row, n in cells])
         return decode_attention.context(probs, values, lengths, self.heads, window=self.window).flatten(1)

@@ -19,6 +19,7 @@ from torch import Tensor
 from lockstep.engine.batch import SequenceSpan
 from lockstep.engine.compiled import kernels, on_threads, runs
 from lockstep.engine.layers.plain_attention import attended
+from lockstep.engine.taps.measurands import PerSequence
 from lockstep.engine.text import first_line
 
 #: Largest error of the self-test beside float64, on outputs of about 1.
@@ -29,18 +30,34 @@ _NO_WINDOW = 1 << 30
 
 @dataclass(frozen=True, slots=True)
 class CachedRows:
-    """The slots of the pool that hold the rows of all sequences, one behind the other; how many each has, and where
-    each ends."""
+    """The slots of the pool that hold the rows of all sequences, one behind the other, and where each sequence ends;
+    and their runs of slots that follow one another: sequence, first slot, how many, and the first one's row."""
 
     slots: Tensor
-    lens: list[int]
     ends: NDArray[np.int64]
+    runs: NDArray[np.int64]
 
     @classmethod
     def of(cls, rows: list[Tensor]) -> CachedRows:
         """From the slots of each."""
-        lens = [len(own) for own in rows]
-        return cls(torch.cat(rows), lens, np.cumsum([0, *lens]))
+        slots, ends = torch.cat(rows), np.cumsum([0, *map(len, rows)])
+        apart = np.flatnonzero(np.diff(slots.numpy()) != 1) + 1
+        first = np.unique(np.concatenate((ends[:-1], apart)))
+        sequences = np.searchsorted(ends, first, "right") - 1
+        lens = np.diff(first, append=ends[-1])
+        runs = np.stack((sequences, slots.numpy()[first], lens, first - ends[sequences]), 1)
+        return cls(slots, ends, runs)
+
+    def stored(self, x: Tensor) -> PerSequence:
+        """What the pool x [slots, kv_heads, D] holds of each sequence."""
+        per_row = x[0].numel()
+        return PerSequence(x, len(self.ends) - 1, self.runs * np.array([1, per_row, per_row, per_row]))
+
+    def cells(self, x: Tensor) -> PerSequence:
+        """Each sequence's own of x, [heads, K] one behind the other."""
+        count, per_row = len(self.ends) - 1, x.numel() // int(self.ends[-1])
+        first, elements = per_row * self.ends[:-1], per_row * np.diff(self.ends)
+        return PerSequence(x, count, np.stack((np.arange(count), first, elements, np.zeros_like(first)), 1))
 
 
 def decodes(spans: list[SequenceSpan]) -> bool:

@@ -13,7 +13,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from lockstep.engine.rules import Rules
-from lockstep.engine.taps.measurands import Growing
+from lockstep.engine.taps.measurands import Growing, PerSequence
 
 
 class TileSink(Protocol):
@@ -47,8 +47,8 @@ class MeasuringTap(Protocol):
     def growing(self, pieces: Sequence[Growing]) -> None:
         """What each sequence of the batch has, as long as it is when the step runs."""
 
-    def each(self, parts: Sequence[Tensor], shapes: Sequence[tuple[int, int, int]] = ()) -> None:
-        """What each sequence of the batch has, which nothing overwrites; of attention [heads, T, K] the shapes."""
+    def each(self, found: PerSequence) -> None:
+        """What each sequence of the batch has, which only faults overwrite."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.taps import cpu_pass, one_pass
-from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, Measurand
+from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, Measurand, PerSequence
 from lockstep.engine.taps.parts import PARTS
 
 #: Bytes of tensors that are kept until they are measured; on a CPU what its caches hold.
@@ -22,19 +22,20 @@ class Collected:
 
     def __init__(self) -> None:
         self.count = 0
-        self._pieces: list[Measurand | Growing] = []
+        self._pieces: list[Measurand | Growing | PerSequence] = []
         self._bytes = 0
         self.measured: list[tuple[Tensor, Tensor]] = []
         self.tables = one_pass.Tables()
 
-    def add(self, piece: Measurand | Growing) -> int:
-        """Keep a piece, which nothing may overwrite; its number."""
+    def add(self, piece: Measurand | Growing | PerSequence) -> int:
+        """Keep a piece, which nothing may overwrite; its number, or of several the first."""
         self._pieces.append(piece)
         self._bytes += piece.nbytes
-        self.count += 1
+        number = self.count
+        self.count += piece.count
         if self._bytes >= (HELD if piece.x.is_cuda else CPU_HELD):
             self.flush()
-        return self.count - 1
+        return number
 
     def flush(self) -> None:
         """Measure those that wait. Their memory is free for what the device is given from now on."""

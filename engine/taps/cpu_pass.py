@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.compiled import kernels, on_threads, runs
-from lockstep.engine.taps.measurands import FLAT, ROWS, Growing, Measurand, bits_of
+from lockstep.engine.taps.measurands import FLAT, ROWS, Growing, Measurand, PerSequence, bits_of
 from lockstep.engine.taps.parts import ODD, PARTS, checksums, merge_runs
 from lockstep.engine.taps.parts import measured as of_host
 from lockstep.engine.text import first_line
@@ -66,32 +66,67 @@ def rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(parts), torch.from_numpy(sums)
 
 
-def measured(pieces: Sequence[Measurand | Growing]) -> tuple[Tensor, Tensor]:
-    """The same of each piece, wherever it lies: [n, len(PARTS)] and [n]. None may be `Growing`, which only a step that
-    a GPU replays needs."""
-    parts, sums = np.empty((len(pieces), len(PARTS))), np.empty(len(pieces), np.int64)
+def measured(pieces: Sequence[Measurand | Growing | PerSequence]) -> tuple[Tensor, Tensor]:
+    """The same of each piece, wherever it lies, and of each sequence of one that several have: [n, len(PARTS)] and [n].
+    None may be `Growing`, which only a step that a GPU replays needs."""
+    ends = np.cumsum([piece.count for piece in pieces])
+    parts, sums = np.empty((ends[-1], len(PARTS))), np.empty(ends[-1], np.int64)
     kinds: dict[torch.dtype, list[int]] = {}
     for number, piece in enumerate(pieces):
         kinds.setdefault(piece.x.dtype, []).append(number)
     for dtype, numbers in kinds.items():
-        strips, of = _strips([pieces[number] for number in numbers])
-        parts[numbers], sums[numbers] = _measured(strips, of, dtype)
+        some = [pieces[number] for number in numbers]
+        strips, of = _strips(some)
+        rows = np.concatenate(
+            [np.arange(ends[n] - one.count, ends[n]) for n, one in zip(numbers, some, strict=True)]
+        )
+        parts[rows], sums[rows] = _measured(strips, of, dtype)
     return torch.from_numpy(parts), torch.from_numpy(sums)
 
 
-def _strips(pieces: list[Measurand | Growing]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Strips of pieces of one dtype (`cpu_kernels.measure`), and the piece that each is of: of a tile one a head."""
+def _strips(
+    pieces: Sequence[Measurand | Growing | PerSequence],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Strips of pieces of one dtype (`cpu_kernels.measure`), and which of what is measured each is of."""
+    tables: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
+    wholes: list[Measurand | Growing] = []
+    for piece in pieces:
+        if not isinstance(piece, PerSequence):
+            wholes.append(piece)
+            continue
+        if wholes:
+            tables.append(_of_wholes(wholes))
+            wholes = []
+        tables.append(_of_each(piece))
+    if wholes:
+        tables.append(_of_wholes(wholes))
+    first = np.cumsum([0, *(int(of[-1]) + 1 for _, of in tables[:-1])])
+    return (
+        np.concatenate([strips for strips, _ in tables]),
+        np.concatenate([start + of for start, (_, of) in zip(first, tables, strict=True)]),
+    )
+
+
+def _of_each(piece: PerSequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    strips = np.full((len(piece.runs), _FIELDS), PIECE)
+    of, first, strips[:, 1], strips[:, 4] = piece.runs.T
+    strips[:, 0] = piece.x.data_ptr() + first * piece.x.itemsize
+    return strips, of
+
+
+def _of_wholes(pieces: Sequence[Measurand | Growing]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Of a tile a strip a head, of others one."""
     size = pieces[0].x.itemsize
     strips: list[tuple[int, ...]] = []
     of: list[int] = []
     for number, piece in enumerate(pieces):
-        address, base, height, length, stride, apart, elements = piece.fields
         if isinstance(piece, Growing):
             raise TypeError("a length that is on a GPU")
-        if piece.mode == ROWS:
-            strips.append((address, elements, length, stride, 0, length))
-        elif piece.mode == FLAT:
+        mode, (address, base, height, length, stride, apart, elements) = piece.mode, piece.fields
+        if mode == FLAT:
             strips.append((address, elements, PIECE, PIECE, base, PIECE))
+        elif mode == ROWS:
+            strips.append((address, elements, length, stride, 0, length))
         else:
             cells = height * length
             for head in range(max(1, elements // max(1, cells))):

@@ -21,7 +21,7 @@ from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.flow import remembers
 from lockstep.engine.taps.ledger import Recorded, StatisticsLedger
-from lockstep.engine.taps.measurands import Growing
+from lockstep.engine.taps.measurands import Growing, PerSequence
 from lockstep.engine.taps.measure import TiledStatistics
 from lockstep.engine.taps.names import TapSpec, newest_rows
 from lockstep.engine.taps.pausing import Pauser
@@ -95,11 +95,10 @@ class StatisticsTap:
         self.enter(self.index)
         self.hub.add_growing(self.index, pieces)
 
-    def each(self, parts: Sequence[Tensor], shapes: Sequence[Shape] = ()) -> None:
-        """Note the statistics of what each sequence of the batch has, which nothing overwrites within the step; of
-        attention [heads, T, K] the shapes."""
+    def each(self, found: PerSequence) -> None:
+        """Note the statistics of what each sequence of the batch has, which only faults overwrite within the step."""
         self.enter(self.index)
-        self.hub.ledger.add_each(self.index, parts, [self.masked(self.index, shape) for shape in shapes])
+        self.hub.add_each(self.index, found)
 
 
 class TapTiles:
@@ -334,6 +333,15 @@ class TapHub:
         spans = zip(pieces, self.batch.spans, strict=True)
         masked = [self.masked(index, (piece.width, 1, span.kv_len)) for piece, span in spans]
         self.ledger.add_growing(index, pieces, masked)
+
+    def add_each(self, index: int, found: PerSequence) -> None:
+        """What each sequence of the batch has at tap `index`, of attention the cells of one query."""
+        masked = None
+        if index in self._windows:
+            keys = [span.kv_len for span in self.batch.spans]
+            heads = found.x.numel() // sum(keys)
+            masked = [self.masked(index, (heads, 1, own)) for own in keys]
+        self.ledger.add_each(index, found, masked)
 
     def _patched_after(self, index: int) -> bool:
         return any(patch.tap == index and patch.after for patch in self.patches)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.engine.taps import cpu_pass, one_pass
 from lockstep.engine.taps.collected import Collected, apart, side_by_side
-from lockstep.engine.taps.measurands import Growing, Measurand, pieces_of
+from lockstep.engine.taps.measurands import Growing, Measurand, PerSequence, pieces_of
 from lockstep.engine.taps.measure import PIECE, TiledStatistics, measured_rows, measured_whole
 from lockstep.engine.taps.parts import Groups, merge_runs, statistics, unmask
 
@@ -99,12 +99,17 @@ class StatisticsLedger:
         else:
             self._copy(entry, x)
 
-    def add_each(self, tap: int, parts: Sequence[Tensor], masked: Sequence[int]) -> None:
-        """Record what each sequence of the batch has at `tap`, contiguous tensors that nothing overwrites; of each the
-        cells that a correct mask has put to -inf, where there are any."""
-        for number, part in enumerate(parts):
-            entry = self._enter(tap, masked[number] if masked else 0)
-            if waiting := self._room(part):
+    def add_each(self, tap: int, each: PerSequence, masked: Sequence[int] | None) -> None:
+        """Record what each sequence of the batch has at `tap`, which only faults overwrite. `masked`: cells that a
+        correct mask has put to -inf, where there are any."""
+        entries = [self._enter(tap, masked[number] if masked else 0) for number in range(each.count)]
+        waiting = self._room(each.x)
+        if waiting and not self.copies:
+            first = waiting.add(each)
+            self._pieces += zip(entries, range(first, first + each.count), strict=True)
+            return
+        for entry, part in zip(entries, each.parts(), strict=True):
+            if waiting:
                 self._pieces.append((entry, waiting.add(Measurand(part))))
             else:
                 self._copy(entry, part)

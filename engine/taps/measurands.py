@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.taps.parts import ODD
@@ -31,6 +34,7 @@ class Measurand:
     The place of an element in its tensor, by which the checksum weighs it, is `base` + head * `apart` + row * `stride`
     + key. `rows` and `keys` are the tile's; 0: its places follow one another."""
 
+    count: ClassVar[int] = 1
     x: Tensor
     base: int = 0
     rows: int = 0
@@ -64,6 +68,7 @@ class Growing:
     """What one sequence has `width` elements of a key of: the first `length` [1] int32 * `width` elements of x; or,
     with a `table` of blocks of `page` rows, rows [width] of a pool x. At most `most` keys."""
 
+    count: ClassVar[int] = 1
     x: Tensor
     length: Tensor
     width: int
@@ -90,12 +95,38 @@ class Growing:
         )  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class PerSequence:
+    """What each of `count` sequences has of one tensor on a CPU, measured as one each: runs of its elements, [n, 4]. Of
+    each the sequence, in ascending order and of each at least one, the first element, how many there are, and the place
+    of the first among all that the sequence has."""
+
+    x: Tensor
+    count: int
+    runs: NDArray[np.int64]
+
+    @property
+    def nbytes(self) -> int:
+        """That are read of it."""
+        return int(self.runs[:, 2].sum()) * self.x.itemsize
+
+    def parts(self) -> list[Tensor]:
+        """A copy of what each has."""
+        flat = self.x.reshape(-1)
+        found: list[list[Tensor]] = [[] for _ in range(self.count)]
+        for sequence, first, elements, _ in self.runs.tolist():
+            found[sequence].append(flat[first : first + elements])
+        return [torch.cat(runs) for runs in found]
+
+
 def pieces_of(x: Tensor) -> list[Measurand]:
     """A tensor of any shape, in pieces that the kernel takes. One that is neither contiguous nor columns of one that
     is, as parts of a packed product are, is copied."""
-    if x.dim() == 2 and x.stride(1) == 1 and not x.is_contiguous() and x.numel() <= _MOST:
-        return [Measurand(x, pitch=x.stride(0))]
-    x = x.contiguous()
     if x.numel() <= _MOST:
-        return [Measurand(x)]
+        if x.is_contiguous():
+            return [Measurand(x)]
+        if x.dim() == 2 and x.stride(1) == 1:
+            return [Measurand(x, pitch=x.stride(0))]
+        return [Measurand(x.contiguous())]
+    x = x.contiguous()
     return [Measurand(part, number * _MOST) for number, part in enumerate(x.view(-1).split(_MOST))]

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, Measurand, bits_of
+from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, Measurand, PerSequence, bits_of
 from lockstep.engine.taps.parts import PARTS, checksums
 from lockstep.engine.taps.parts import measured as of_host
 from lockstep.engine.text import first_line
@@ -65,17 +65,21 @@ class CapturedTables(Tables):
             room.copy_(torch.from_numpy(table))
 
 
-def measured(pieces: Sequence[Measurand | Growing], tables: Tables) -> tuple[Tensor, Tensor]:
+def measured(pieces: Sequence[Measurand | Growing | PerSequence], tables: Tables) -> tuple[Tensor, Tensor]:
     """Parts [n, len(PARTS)] float64 and checksums [n] int64 of each piece, on their device; as `measure` has them, but
-    for the order of float64 sums."""
+    for the order of float64 sums. None may be `PerSequence`, which lies on a CPU."""
     device = pieces[0].x.device
     parts = torch.empty((len(pieces), len(PARTS)), dtype=torch.float64, device=device)
     sums = torch.empty(len(pieces), dtype=torch.int64, device=device)
     kinds: dict[tuple[torch.dtype, int, bool], list[int]] = {}
+    fields: list[tuple[int, ...]] = []
     for number, piece in enumerate(pieces):
+        if isinstance(piece, PerSequence):
+            raise TypeError("runs of a tensor on a CPU")
+        fields.append(piece.fields)
         kinds.setdefault((piece.x.dtype, piece.mode, piece.fields[1] > 0), []).append(number)
     for kind, numbers in kinds.items():
-        rows = np.array([pieces[number].fields for number in numbers], np.int64)
+        rows = np.array([fields[number] for number in numbers], np.int64)
         _launch(rows, numbers, *kind, parts, sums, tables)
     return parts, sums
 

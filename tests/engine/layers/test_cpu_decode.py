@@ -14,9 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from lockstep.engine.compiled import kernels
+from lockstep.engine.faults.resolve import resolve
 from lockstep.engine.layers import cpu_decode
 from lockstep.engine.layers.cpu_decode import CachedRows
 from lockstep.engine.run.sampling import Sampling
+from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.hub import CapturePolicy
 from tests.engine.harness import local_runner
 
@@ -98,6 +100,45 @@ def test_a_step_is_the_same_as_sequence_by_sequence(
     assert all(one == tokens[0] for one in tokens)
     cache = [spec.name for spec in runner.specs].index("layers.0.attn.k_cache")
     assert steps[True, True][2].checksums[cache] == steps[False, True][2].checksums[cache]
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=5), st.integers(1, 9), st.integers(0, 1 << 30))
+def test_rows_are_found_where_the_pool_has_them(lens: list[int], page: int, seed: int) -> None:
+    """Whatever pages a sequence has: what is measured of the pool are its rows in order."""
+    random = torch.Generator().manual_seed(seed)
+    pages = iter(torch.randperm(sum(-(-count // page) for count in lens) + 3, generator=random).tolist())
+    slots = []
+    for count in lens:
+        first = [page * next(pages) for _ in range(-(-count // page))]
+        slots.append(torch.tensor([start + row for start in first for row in range(page)][:count]))
+    rows = CachedRows.of(slots)
+    pool = torch.randn(int(torch.cat(slots).max()) + 1, 2, 3)
+    stored = rows.stored(pool)
+    assert len(stored.runs) <= sum(-(-count // page) for count in lens)
+    for found, own in zip(stored.parts(), slots, strict=True):
+        assert torch.equal(found, pool[own].flatten())
+    cells = torch.randn(4 * sum(lens))
+    for found, own in zip(rows.cells(cells).parts(), cells.split([4 * n for n in lens]), strict=True):
+        assert torch.equal(found, own)
+
+
+@pytest.mark.parametrize("faults", [{}, {"cache_layer": "shared"}])
+def test_statistics_are_those_of_torch(
+    faults: dict[str, str], variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Measured where rows lie; copied where layers overwrite each other's, as with that fault."""
+    rules, runner = resolve(faults), local_runner(variant("qwen2-window"), max_sequences=16)
+    found = []
+    for used in (True, False):
+        monkeypatch.setattr(cpu_pass, "_use", used)
+        runner.reset(rules)
+        runner.watch(CapturePolicy(statistics=True))
+        for seq, prompt in enumerate(PROMPTS):
+            runner.add(seq, prompt, Sampling())
+        found.append([runner.step() for _ in range(3)])
+    for in_one_pass, by_torch in zip(*found, strict=True):
+        np.testing.assert_array_equal(in_one_pass.checksums, by_torch.checksums)
+        np.testing.assert_allclose(in_one_pass.stats, by_torch.stats, rtol=1e-6)
 
 
 def test_an_engine_for_few_sequences_goes_by_each(variant: Callable[[str], Path]) -> None:

@@ -16,7 +16,7 @@ from lockstep.engine.rules import CORRECT
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.hub import CapturePolicy
-from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, pieces_of
+from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, PerSequence, pieces_of
 from lockstep.engine.taps.measure import TiledStatistics, measured_rows
 from lockstep.engine.taps.parts import checksums, measured
 from tests.checkpoints import tiny_checkpoint
@@ -167,6 +167,27 @@ def test_pieces_are_measured_where_they_lie(used: None, monkeypatch: pytest.Monk
             assert_as_numpy_has_them(row, parts[number, None], sums[number, None] * SIGNED_ODD)
         else:
             assert parts[number, 2:].abs().sum() == sums[number] == 0
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_what_several_sequences_have_of_a_tensor_is_measured_as_one_each(
+    used: None, monkeypatch: pytest.MonkeyPatch, threads: int
+) -> None:
+    """Between others, in runs out of order, one of them longer than a piece."""
+    monkeypatch.setattr(torch, "get_num_threads", lambda: threads)
+    monkeypatch.setattr(cpu_pass, "PIECE", 64)
+    x, whole = torch.randn(50, 10), torch.randn(7, 9)
+    own = [x[[30, 31, 2]], x[10:28], x[[5]]]
+    runs = [(0, 300, 20, 0), (0, 20, 10, 20), (1, 100, 180, 0), (2, 50, 10, 0)]
+    each = PerSequence(x, 3, np.array(runs))
+    assert [part.tolist() for part in each.parts()] == [part.flatten().tolist() for part in own]
+    assert each.nbytes == 4 * 220
+    expected = [*pieces_of(whole), *(piece for part in own for piece in pieces_of(part)), *pieces_of(whole)]
+    parts, sums = cpu_pass.measured([*pieces_of(whole), each, *pieces_of(whole)])
+    for number, piece in enumerate(expected):
+        row = piece.x.reshape(1, -1)
+        assert_as_numpy_has_them(row, parts[number, None], sums[number, None] * SIGNED_ODD)
+    assert len(parts) == len(expected)
 
 
 def test_a_length_that_is_on_a_gpu_is_refused() -> None:
