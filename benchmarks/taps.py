@@ -4,9 +4,10 @@ tap.
     python -m benchmarks.taps [--batch 1 4 16 32] [--prefill 512 1024] [--rounds 8] [--steps 10] [--full] [--json]
 
 The code without checks is the engine's own, with every `if self.tap_…:` cut out of its syntax tree. The three
-take turns in one process on the same weights, on one thread; the figure is the median of the processor time a
-step, which other processes disturb less than the wall clock; on a GPU (`--device cuda`) it is the wall clock's, once
-the GPU has done all it was given. By default the model has the 0.5B shape's 24
+take turns in one process on the same weights, on one thread, each number of sequences in an engine for so many; the
+figure is the processor time a step, which other processes disturb less than the wall clock; on a GPU (`--device cuda`)
+it is the wall clock's, once the GPU has done all it was given. A ratio is the median over rounds of those of one round,
+by its medians: a machine is seldom as fast for minutes. By default the model has the 0.5B shape's 24
 layers but a fifteenth of its width, so that the work between the taps is small; `--full` takes the 0.5B shape, and
 `--narrow` that of the growth curves: 4 layers of width 256, 8 heads.
 """
@@ -25,6 +26,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -132,31 +134,34 @@ def passes(runner: Runner, case: Case, count: int, statistics_on: bool) -> list[
     return seconds
 
 
-def measure(runner: Runner, case: Case, rounds: int, count: int) -> dict[str, list[float]]:
-    """Seconds a pass of the three, in turns."""
-    seconds: dict[str, list[float]] = {"no tap checks": [], "taps off": [], "statistics": []}
+def measure(runner: Runner, case: Case, rounds: int, count: int) -> dict[str, list[list[float]]]:
+    """Seconds a pass of the three, in turns: of each round."""
+    seconds: dict[str, list[list[float]]] = {"no tap checks": [], "taps off": [], "statistics": []}
     for _ in range(rounds):
         with no_taps() as methods:
             assert methods >= 8, f"only {methods} methods have taps: the search for them is broken"
-            seconds["no tap checks"] += passes(runner, case, count, False)
-        seconds["taps off"] += passes(runner, case, count, False)
-        seconds["statistics"] += passes(runner, case, count, True)
+            seconds["no tap checks"].append(passes(runner, case, count, False))
+        seconds["taps off"].append(passes(runner, case, count, False))
+        seconds["statistics"].append(passes(runner, case, count, True))
     return seconds
 
 
-def rows_of(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Of each of the three the median, and how it stands to taps off, by medians and by the least."""
-    off = seconds["taps off"]
-    return [
-        {
+def rows_of(case: Case, seconds: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
+    """Of each of the three the median, and how it stands to taps off, round by round and by the least of all."""
+    off = [statistics.median(own) for own in seconds["taps off"]]
+    least = min(chain(*seconds["taps off"]))
+    rows = []
+    for name, rounds in seconds.items():
+        medians = [statistics.median(own) for own in rounds]
+        ratios = [own / beside for own, beside in zip(medians, off, strict=True)]
+        rows.append({
             "case": str(case),
             "name": name,
-            "ms": round(1e3 * statistics.median(values), 3),
-            "of_off": round(statistics.median(values) / statistics.median(off), 3),
-            "least_of_off": round(min(values) / min(off), 3),
-        }
-        for name, values in seconds.items()
-    ]
+            "ms": round(1e3 * statistics.median(chain(*rounds)), 3),
+            "of_off": round(statistics.median(ratios), 3),
+            "least_of_off": round(min(chain(*rounds)) / least, 3),
+        })  # fmt: skip
+    return rows
 
 
 def main() -> None:
@@ -179,19 +184,21 @@ def main() -> None:
     cases = [*map(Case, arguments.batch), *(Case(1, length) for length in arguments.prefill)]
     longest = max([*arguments.prefill, 8 * len(PROMPT)])
     changes = {} if arguments.full else FEW_LAYERS if arguments.narrow else NARROW
-    runner = local_runner(
-        half_billion(**changes, max_position_embeddings=32768),
-        max_tokens=max(longest + 64, 128 * max([1, *arguments.batch])),
-        max_sequences=max([1, *arguments.batch]),
-        device=arguments.device,
-        dtype=arguments.dtype,
-    )
-    if not arguments.json:
-        print(f"{len(runner.specs)} taps, one thread, load average {os.getloadavg()[0]:.1f}")
+    path = half_billion(**changes, max_position_embeddings=32768)
     rows = []
     for case in cases:
+        runner = local_runner(
+            path,
+            max_tokens=max(longest + 64, 128 * case.batch),
+            max_sequences=case.batch,
+            device=arguments.device,
+            dtype=arguments.dtype,
+        )
+        if not arguments.json and case is cases[0]:
+            print(f"{len(runner.specs)} taps, one thread, load average {os.getloadavg()[0]:.1f}")
         found = rows_of(case, measure(runner, case, arguments.rounds, arguments.steps))
         rows += found
+        del runner  # before there is another
         for row in () if arguments.json else found:
             print(
                 f"{row['case']:20} {row['name']:16} {row['ms']:9.3f} ms  {row['of_off']:.3f} x taps off"

@@ -2,8 +2,8 @@
 
 There are four paths, which agree: the explicit scores -> probs -> context when a tap on scores or probs is on,
 `scaled_dot_product_attention` otherwise, on a GPU in half precision `paged_attention` for the whole batch at once,
-unless a tap or a replaced seam lies inside the kernel, and on a CPU `cpu_decode` for decode steps of large batches. The
-first is computed in tiles: scores and probabilities are whole only where a tap must have them so, and are the same
+unless a tap or a replaced seam lies inside the kernel, and on a CPU `cpu_decode` for decode steps of several sequences.
+The first is computed in tiles: scores and probabilities are whole only where a tap must have them so, and are the same
 numbers then. No path makes a mask that is larger than a tile. The first two take the same additive bias, so a wrong
 mask is wrong in both, and run a ragged batch sequence by sequence, so that a sequence's result does not depend on the
 rest of the batch. With `Comm.all_reduce` it is bit-equal alone and in a batch on the CPU with
@@ -183,7 +183,7 @@ class Attention:
             context = self._decoded(q, batch, batch.lengths, inputs, pool)
         elif self.unpaged is None:
             context = self._paged(q, inputs, pool)
-        elif self.at_once and self._measured_alone and (rows := inputs.cached_rows) is not None:
+        elif self._measured_alone and self.at_once(len(batch.spans)) and (rows := inputs.cached_rows):
             context = self._decoded_at_once(q, rows, pool)
         else:
             context = self._each(q, batch, inputs, pool)
@@ -226,12 +226,15 @@ class Attention:
             )
         return self._by_lengths
 
-    @property
-    def at_once(self) -> bool:
-        """Whether one kernel takes all sequences of a decode step on a CPU."""
+    def at_once(self, sequences: int) -> bool:
+        """Whether one kernel takes all of so many sequences of a decode step on a CPU: several of a large model, any
+        number in an engine for many."""
+        weight = self.o_proj.weight
+        if not weight.for_many and (sequences == 1 or not weight.large):
+            return False
         if self._at_once is None:
             shape = self.heads, self.kv_heads, self.head_dim
-            wanted = self._plain and not self._masked_otherwise and self.o_proj.weight.for_many
+            wanted = self._plain and not self._masked_otherwise and weight.in_float32
             self._at_once = wanted and cpu_decode.refusal(*shape) is None
         return self._at_once
 

@@ -3,7 +3,7 @@ one kernel, which reads the pool where it lies.
 
 Sequence by sequence such a step takes a dozen operators of torch for each in every layer. Scores and probabilities are
 whole, so that it has the same bits whether they are measured or not; taps that keep, show or change a tensor have it
-sequence by sequence. Used in engines for many sequences, where importing numba is worth it.
+sequence by sequence. Used of large models and in engines for many sequences, where importing numba is worth it.
 """
 
 from __future__ import annotations

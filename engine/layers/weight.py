@@ -29,7 +29,7 @@ EVEN = 256  # rows
 SAME_ROWS = 8
 #: Tokens up to which a product is bound by reading the weights, so that it is made slab by slab.
 FEW_TOKENS = 64
-#: Elements from which on a matrix is laid out for many sequences: smaller ones stay in the cache, in any order.
+#: Elements from which on a matrix is worth kernels of its own: smaller ones stay in the cache, in any order.
 LARGE = 1 << 17
 #: Slabs of a matrix, at most, and the rows of a slab, at least: of fewer than 8 MKL adds in another order.
 SLABS, SLAB_ROWS = 64, 16
@@ -71,9 +71,10 @@ class DenseMatrix:
 
     def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
         self.names, self.rows, self.dtype, self.device = tuple(names), tuple(rows), store.dtype, store.device
-        self.for_many, self._store = store.for_many, store
+        self.for_many, self.in_float32, self._store = store.for_many, store.in_float32, store
         self._dense = torch.empty((sum(rows), columns), dtype=store.dtype, device=store.device)
-        self._packs = store.packed and self._dense.numel() >= LARGE
+        self.large = self._dense.numel() >= LARGE
+        self._packs = store.packed and self.large
 
     def parts(self) -> dict[str, Tensor]:
         """Checkpoint name -> its rows, as views."""
@@ -139,7 +140,8 @@ class KeptMatrix:
 
     def __init__(self, names: Sequence[str], rows: Sequence[int], columns: int, store: Store) -> None:
         self.dtype, self.device, self._store = store.dtype, store.device, store
-        self.for_many = store.for_many
+        self.for_many, self.in_float32 = store.for_many, store.in_float32
+        self.large = sum(rows) * columns >= LARGE
         self._parts = [KeptTensor(n, (size, columns), store) for n, size in zip(names, rows, strict=True)]
         self._shape = (sum(rows), columns)
 
@@ -205,9 +207,10 @@ class Store:
     ) -> None:
         self.dtype, self.device, self.rules, self.kept = dtype, device, rules, kept
         self._batch_invariant, self._many = batch_invariant, many
-        self._float32 = dtype == torch.float32 and device.type == "cpu" and not batch_invariant
+        #: Whether it may be computed in any order of float32, on a CPU.
+        self.in_float32 = dtype == torch.float32 and device.type == "cpu" and not batch_invariant
         #: Whether it is for many sequences, whose products and attention have kernels of their own.
-        self.for_many = many and self._float32
+        self.for_many = many and self.in_float32
         #: Whether dense matrices are laid out for products of many tokens.
         self.packed = self.for_many and packs()
         #: Whether rows can be made dense one by one: what replaces `stored` may look at the whole tensor.
@@ -230,7 +233,7 @@ class Store:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]; `batch_invariant`: each row the same bits whatever T is."""
-        if self._float32 and len(x) <= FEW_TOKENS and torch.backends.mkl.is_available():
+        if self.in_float32 and len(x) <= FEW_TOKENS and torch.backends.mkl.is_available():
             return by_slabs(x, weight, bias)
         if not self._batch_invariant:
             return F.linear(x, weight, bias)
@@ -245,7 +248,7 @@ class Store:
             and blocks.columns.size * blocks.type.nbytes == BLOCK * blocks.raw.shape[1]
         )
         plain = self.by_rows and self.rules.dequantise is CORRECT.dequantise
-        return blocks.type.name == "Q8_0" and whole and plain and self._float32
+        return blocks.type.name == "Q8_0" and whole and plain and self.in_float32
 
     def matrix(self, names: Sequence[str], rows: Sequence[int], columns: int) -> DenseMatrix | KeptMatrix:
         """Room for the tensors of one product."""

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from lockstep.engine.compiled import kernels
 from lockstep.engine.faults.resolve import resolve
-from lockstep.engine.layers import cpu_decode
+from lockstep.engine.layers import cpu_decode, weight
 from lockstep.engine.layers.cpu_decode import CachedRows
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.taps import cpu_pass
@@ -80,7 +80,7 @@ def test_a_step_is_the_same_as_sequence_by_sequence(
         refused = None if at_once else "not now"
         monkeypatch.setattr(cpu_decode, "refusal", lambda *shape, refused=refused: refused)
         runner = local_runner(variant(name), max_sequences=16)
-        assert [layer.attention.at_once for layer in runner.decoder.layers] == [at_once] * len(
+        assert [layer.attention.at_once(1) for layer in runner.decoder.layers] == [at_once] * len(
             runner.decoder.layers
         )
         for seen in (True, False):
@@ -141,9 +141,24 @@ def test_statistics_are_those_of_torch(
         np.testing.assert_allclose(in_one_pass.stats, by_torch.stats, rtol=1e-6)
 
 
-def test_an_engine_for_few_sequences_goes_by_each(variant: Callable[[str], Path]) -> None:
-    runner = local_runner(variant("qwen2-tied"), max_sequences=8)
-    assert not any(layer.attention.at_once for layer in runner.decoder.layers)
+@pytest.mark.parametrize(
+    ("large", "config", "expected"),
+    [
+        (1 << 17, {}, [False, False]),
+        (1, {}, [False, True]),
+        (1, {"batch_invariant": True}, [False, False]),
+        (1, {"dtype": "bfloat16"}, [False, False]),
+        (1 << 17, {"max_sequences": 9}, [True, True]),
+    ],
+    ids=["small", "large", "batch invariant", "of 16 bits", "for many"],
+)
+def test_one_sequence_goes_alone_but_in_an_engine_for_many(
+    large: int, config: dict[str, object], expected: list[bool], variant, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(weight, "LARGE", large)
+    runner = local_runner(variant("qwen2-tied"), **{"max_sequences": 8, **config})
+    for layer in runner.decoder.layers:
+        assert [layer.attention.at_once(sequences) for sequences in (1, 2)] == expected
 
 
 def test_without_numba_it_goes_by_each(monkeypatch: pytest.MonkeyPatch) -> None:
