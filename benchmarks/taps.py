@@ -6,10 +6,11 @@ tap.
 The code without checks is the engine's own, with every `if self.tap_…:` cut out of its syntax tree. The three
 take turns in one process on the same weights, on one thread, each number of sequences in an engine for so many; the
 figure is the processor time a step, which other processes disturb less than the wall clock; on a GPU (`--device cuda`)
-it is the wall clock's, once the GPU has done all it was given. A ratio is the median over rounds of those of one round,
-by its medians: a machine is seldom as fast for minutes. By default the model has the 0.5B shape's 24
-layers but a fifteenth of its width, so that the work between the taps is small; `--full` takes the 0.5B shape, and
-`--narrow` that of the growth curves: 4 layers of width 256, 8 heads.
+it is the wall clock's, once the GPU has done all it was given. On a CPU decode steps take turns three by three, and a
+ratio is the median over steps at the same place of a turn: a machine is seldom as fast for minutes.
+
+By default the model has the 0.5B shape's 24 layers but a fifteenth of its width, so that the work between the taps is
+small; `--full` takes the 0.5B shape, and `--narrow` that of the growth curves: 4 layers of width 256, 8 heads.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from itertools import chain
 from types import ModuleType
 from typing import Any
 
@@ -47,6 +47,9 @@ FEW_LAYERS = {
     "num_hidden_layers": 4, "vocab_size": 4096,
 }  # fmt: skip
 PROMPT = list(range(100, 164))
+#: Decode steps of a turn.
+STEPS = 3
+KINDS = ("no tap checks", "taps off", "statistics")
 
 
 class _WithoutTaps(ast.NodeTransformer):
@@ -109,8 +112,8 @@ class Case:
         return f"prefill of {self.length}" if self.length else f"decode, batch {self.batch}"
 
 
-def passes(runner: Runner, case: Case, count: int, statistics_on: bool) -> list[float]:
-    """Processor seconds (of a GPU: seconds) of so many decode steps, or of one prefill."""
+def timed(runner: Runner) -> float:
+    """Processor seconds of a pass; of a GPU seconds."""
     gpu = runner.decoder.device.type == "cuda"
 
     def now() -> float:
@@ -119,6 +122,13 @@ def passes(runner: Runner, case: Case, count: int, statistics_on: bool) -> list[
         torch.cuda.synchronize()
         return time.perf_counter()
 
+    started = now()
+    runner.step()
+    return now() - started
+
+
+def begin(runner: Runner, case: Case, *, statistics_on: bool) -> None:
+    """Sequences from an empty cache; of decode steps those that come before times settle."""
     runner.reset(CORRECT)
     runner.watch(CapturePolicy(statistics=statistics_on))
     prompt = [100 + i % 1000 for i in range(case.length)] or PROMPT
@@ -126,42 +136,58 @@ def passes(runner: Runner, case: Case, count: int, statistics_on: bool) -> list[
         runner.add(seq, prompt, Sampling())
     for _ in range(0 if case.length else 3):
         runner.step()
-    seconds = []
-    for _ in range(1 if case.length else count):
-        started = now()
-        runner.step()
-        seconds.append(now() - started)
+
+
+def passes(runner: Runner, case: Case, count: int, statistics_on: bool) -> list[float]:
+    """Seconds of so many decode steps, or of one prefill."""
+    begin(runner, case, statistics_on=statistics_on)
+    return [timed(runner) for _ in range(1 if case.length else count)]
+
+
+@contextmanager
+def as_in(kind: str) -> Iterator[bool]:
+    """The code of one of the kinds, while the block lasts; gives whether statistics are on."""
+    if kind != "no tap checks":
+        yield kind == "statistics"
+        return
+    with no_taps() as methods:
+        assert methods >= 8, f"only {methods} methods have taps: the search for them is broken"
+        yield False
+
+
+def measure(runner: Runner, case: Case, rounds: int, count: int) -> dict[str, list[float]]:
+    """Seconds a pass of the three, those of one turn at the same place of each list."""
+    seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
+    by_step = not case.length and runner.decoder.device.type == "cpu"  # on a GPU a step is captured first
+    for number in range(rounds):
+        if by_step:
+            begin(runner, case, statistics_on=False)
+        for turn in range(max(1, count // STEPS) if by_step else 1):
+            for place in range(len(KINDS)):
+                kind = KINDS[(number + turn + place) % len(KINDS)]
+                with as_in(kind) as statistics_on:
+                    if by_step:
+                        runner.watch(CapturePolicy(statistics=statistics_on))
+                        runner.step()  # the first one finds cold what the others used
+                        seconds[kind] += [timed(runner) for _ in range(STEPS)]
+                    else:
+                        seconds[kind] += passes(runner, case, count, statistics_on)
     return seconds
 
 
-def measure(runner: Runner, case: Case, rounds: int, count: int) -> dict[str, list[list[float]]]:
-    """Seconds a pass of the three, in turns: of each round."""
-    seconds: dict[str, list[list[float]]] = {"no tap checks": [], "taps off": [], "statistics": []}
-    for _ in range(rounds):
-        with no_taps() as methods:
-            assert methods >= 8, f"only {methods} methods have taps: the search for them is broken"
-            seconds["no tap checks"].append(passes(runner, case, count, False))
-        seconds["taps off"].append(passes(runner, case, count, False))
-        seconds["statistics"].append(passes(runner, case, count, True))
-    return seconds
-
-
-def rows_of(case: Case, seconds: dict[str, list[list[float]]]) -> list[dict[str, Any]]:
-    """Of each of the three the median, and how it stands to taps off, round by round and by the least of all."""
-    off = [statistics.median(own) for own in seconds["taps off"]]
-    least = min(chain(*seconds["taps off"]))
-    rows = []
-    for name, rounds in seconds.items():
-        medians = [statistics.median(own) for own in rounds]
-        ratios = [own / beside for own, beside in zip(medians, off, strict=True)]
-        rows.append({
+def rows_of(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
+    """Of each of the three the median, and how it stands to taps off: in the median turn, and by the least of all."""
+    off = seconds["taps off"]
+    return [
+        {
             "case": str(case),
-            "name": name,
-            "ms": round(1e3 * statistics.median(chain(*rounds)), 3),
-            "of_off": round(statistics.median(ratios), 3),
-            "least_of_off": round(min(chain(*rounds)) / least, 3),
-        })  # fmt: skip
-    return rows
+            "name": kind,
+            "ms": round(1e3 * statistics.median(own), 3),
+            "of_off": round(statistics.median(x / y for x, y in zip(own, off, strict=True)), 3),
+            "least_of_off": round(min(own) / min(off), 3),
+        }
+        for kind, own in seconds.items()
+    ]
 
 
 def main() -> None:

@@ -95,7 +95,8 @@ class StatisticsLedger:
         entry = self._enter(tap, masked)
         if waiting := self._room(x):
             kept = x.clone() if self.copies or tap in self.overwritten else x
-            self._pieces += [(entry, waiting.add(piece)) for piece in pieces_of(kept)]
+            for piece in pieces_of(kept):
+                self._pieces.append((entry, waiting.add(piece)))
         else:
             self._copy(entry, x)
 

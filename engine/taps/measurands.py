@@ -26,7 +26,7 @@ def bits_of(x: Tensor) -> Tensor:
     return x.contiguous().view(_BITS[x.element_size()])
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)  # frozen ones take three times as long to make, and a step has hundreds
 class Measurand:
     """A tensor that is measured as one: all of a tap's, or a tile [h, t, keys] of one; contiguous, or columns of some
     rows, [n, m] that lie `pitch` elements from each other.
