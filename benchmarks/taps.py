@@ -155,6 +155,16 @@ def as_in(kind: str) -> Iterator[bool]:
         yield False
 
 
+def turn_of(runner: Runner, case: Case, count: int, kind: str, *, by_step: bool) -> list[float]:
+    """Seconds a pass of one kind: of decode steps that go on with the sequences that are there, or of `passes`."""
+    with as_in(kind) as statistics_on:
+        if not by_step:
+            return passes(runner, case, count, statistics_on)
+        runner.watch(CapturePolicy(statistics=statistics_on))
+        runner.step()  # the first one finds cold what the others used
+        return [timed(runner) for _ in range(STEPS)]
+
+
 def measure(runner: Runner, case: Case, rounds: int, count: int) -> dict[str, list[float]]:
     """Seconds a pass of the three, those of one turn at the same place of each list."""
     seconds: dict[str, list[float]] = {kind: [] for kind in KINDS}
@@ -163,20 +173,14 @@ def measure(runner: Runner, case: Case, rounds: int, count: int) -> dict[str, li
         if by_step:
             begin(runner, case, statistics_on=False)
         for turn in range(max(1, count // STEPS) if by_step else 1):
-            for place in range(len(KINDS)):
-                kind = KINDS[(number + turn + place) % len(KINDS)]
-                with as_in(kind) as statistics_on:
-                    if by_step:
-                        runner.watch(CapturePolicy(statistics=statistics_on))
-                        runner.step()  # the first one finds cold what the others used
-                        seconds[kind] += [timed(runner) for _ in range(STEPS)]
-                    else:
-                        seconds[kind] += passes(runner, case, count, statistics_on)
+            first = (number + turn) % len(KINDS)
+            for kind in (*KINDS[first:], *KINDS[:first]):
+                seconds[kind] += turn_of(runner, case, count, kind, by_step=by_step)
     return seconds
 
 
 def rows_of(case: Case, seconds: dict[str, list[float]]) -> list[dict[str, Any]]:
-    """Of each of the three the median, and how it stands to taps off: in the median turn, and by the least of all."""
+    """Of each of the three the median, and how it stands to taps off: the median of steps, and by the least of all."""
     off = seconds["taps off"]
     return [
         {
@@ -215,7 +219,7 @@ def main() -> None:
     for case in cases:
         runner = local_runner(
             path,
-            max_tokens=max(longest + 64, 128 * case.batch),
+            max_tokens=max(longest + 64, (128 + 4 * arguments.steps) * case.batch),
             max_sequences=case.batch,
             device=arguments.device,
             dtype=arguments.dtype,

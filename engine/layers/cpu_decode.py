@@ -48,16 +48,22 @@ class CachedRows:
         runs = np.stack((sequences, slots.numpy()[first], lens, first - ends[sequences]), 1)
         return cls(slots, ends, runs)
 
+    @property
+    def count(self) -> int:
+        """Sequences."""
+        return len(self.ends) - 1
+
     def stored(self, x: Tensor) -> PerSequence:
         """What the pool x [slots, kv_heads, D] holds of each sequence."""
         per_row = x[0].numel()
-        return PerSequence(x, len(self.ends) - 1, self.runs * np.array([1, per_row, per_row, per_row]))
+        return PerSequence(x, self.count, self.runs * np.array([1, per_row, per_row, per_row]))
 
     def cells(self, x: Tensor) -> PerSequence:
         """Each sequence's own of x, [heads, K] one behind the other."""
-        count, per_row = len(self.ends) - 1, x.numel() // int(self.ends[-1])
+        per_row = x.numel() // int(self.ends[-1])
         first, elements = per_row * self.ends[:-1], per_row * np.diff(self.ends)
-        return PerSequence(x, count, np.stack((np.arange(count), first, elements, np.zeros_like(first)), 1))
+        runs = np.stack((np.arange(self.count), first, elements, np.zeros_like(first)), 1)
+        return PerSequence(x, self.count, runs)
 
 
 def decodes(spans: list[SequenceSpan]) -> bool:

@@ -33,7 +33,7 @@ class Collected:
         self._bytes += piece.nbytes
         number = self.count
         self.count += piece.count
-        if self._bytes >= CPU_HELD and self._bytes >= (HELD if piece.x.is_cuda else CPU_HELD):
+        if self._bytes >= (HELD if piece.x.is_cuda else CPU_HELD):
             self.flush()
         return number
 

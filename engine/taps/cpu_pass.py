@@ -88,38 +88,30 @@ def _strips(
     pieces: Sequence[Measurand | Growing | PerSequence],
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Strips of pieces of one dtype (`cpu_kernels.measure`), and which of what is measured each is of."""
-    tables: list[tuple[NDArray[np.int64], NDArray[np.int64]]] = []
-    wholes: list[Measurand | Growing] = []
-    for piece in pieces:
-        if not isinstance(piece, PerSequence):
-            wholes.append(piece)
-            continue
-        if wholes:
-            tables.append(_of_wholes(wholes))
-            wholes = []
-        tables.append(_of_each(piece))
-    if wholes:
-        tables.append(_of_wholes(wholes))
-    first = np.cumsum([0, *(int(of[-1]) + 1 for _, of in tables[:-1])])
-    return (
-        np.concatenate([strips for strips, _ in tables]),
-        np.concatenate([start + of for start, (_, of) in zip(first, tables, strict=True)]),
-    )
+    first = np.cumsum([0, *(piece.count for piece in pieces)]).tolist()
+    numbered = list(zip(first, pieces, strict=False))
+    tables = [_of_each(number, piece) for number, piece in numbered if isinstance(piece, PerSequence)]
+    tables.append(_of_wholes([(n, piece) for n, piece in numbered if not isinstance(piece, PerSequence)]))
+    strips, of = (np.concatenate(parts) for parts in zip(*tables, strict=True))
+    order = np.argsort(of, kind="stable")
+    return strips[order], of[order]
 
 
-def _of_each(piece: PerSequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _of_each(number: int, piece: PerSequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """A strip a run; `number` is the first sequence's."""
     strips = np.full((len(piece.runs), _FIELDS), PIECE)
     of, first, strips[:, 1], strips[:, 4] = piece.runs.T
     strips[:, 0] = piece.x.data_ptr() + first * piece.x.itemsize
-    return strips, of
+    return strips, number + of
 
 
-def _of_wholes(pieces: Sequence[Measurand | Growing]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _of_wholes(
+    pieces: Sequence[tuple[int, Measurand | Growing]],
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """Of a tile a strip a head, of others one."""
-    size = pieces[0].x.itemsize
     strips: list[tuple[int, ...]] = []
     of: list[int] = []
-    for number, piece in enumerate(pieces):
+    for number, piece in pieces:
         if isinstance(piece, Growing):
             raise TypeError("a length that is on a GPU")
         mode, (address, base, height, length, stride, apart, elements) = piece.mode, piece.fields
@@ -131,7 +123,9 @@ def _of_wholes(pieces: Sequence[Measurand | Growing]) -> tuple[NDArray[np.int64]
             cells = height * length
             for head in range(max(1, elements // max(1, cells))):
                 place = base + head * apart
-                strips.append((address + head * cells * size, cells, length, length, place, stride))
+                strips.append(
+                    (address + head * cells * piece.x.itemsize, cells, length, length, place, stride)
+                )
         of += [number] * (len(strips) - len(of))
     return np.array(strips, np.int64).reshape(-1, _FIELDS), np.array(of, np.int64)
 

@@ -254,7 +254,7 @@ class TapHub:
         def masked(tap: int) -> list[int]:
             window = self._windows[tap]
             if window not in cells:
-                cells[window] = [self.masked(tap, (self.heads, 1, span.kv_len)) for span in batch.spans]
+                cells[window] = self._masked_of_each(tap, self.heads)
             return cells[window]
 
         stats, checksums = self.ledger.replayed(recorded, measured, masked)
@@ -327,21 +327,18 @@ class TapHub:
 
     def add_growing(self, index: int, pieces: Sequence[Growing]) -> None:
         """What each sequence of the batch has at tap `index`."""
-        if index not in self._windows:
-            self.ledger.add_growing(index, pieces, None)
-            return
-        spans = zip(pieces, self.batch.spans, strict=True)
-        masked = [self.masked(index, (piece.width, 1, span.kv_len)) for piece, span in spans]
-        self.ledger.add_growing(index, pieces, masked)
+        seen = index in self._windows
+        self.ledger.add_growing(index, pieces, self._masked_of_each(index, pieces[0].width) if seen else None)
 
     def add_each(self, index: int, found: PerSequence) -> None:
         """What each sequence of the batch has at tap `index`, of attention the cells of one query."""
-        masked = None
-        if index in self._windows:
-            keys = [span.kv_len for span in self.batch.spans]
-            heads = found.x.numel() // sum(keys)
-            masked = [self.masked(index, (heads, 1, own)) for own in keys]
+        heads = found.x.numel() // sum(span.kv_len for span in self.batch.spans)
+        masked = self._masked_of_each(index, heads) if index in self._windows else None
         self.ledger.add_each(index, found, masked)
+
+    def _masked_of_each(self, index: int, heads: int) -> list[int]:
+        """`masked` of each sequence in a step in which it reads one token."""
+        return [self.masked(index, (heads, 1, span.kv_len)) for span in self.batch.spans]
 
     def _patched_after(self, index: int) -> bool:
         return any(patch.tap == index and patch.after for patch in self.patches)

@@ -77,7 +77,7 @@ def measured(pieces: Sequence[Measurand | Growing | PerSequence], tables: Tables
         if isinstance(piece, PerSequence):
             raise TypeError("runs of a tensor on a CPU")
         fields.append(piece.fields)
-        kinds.setdefault((piece.x.dtype, piece.mode, piece.fields[1] > 0), []).append(number)
+        kinds.setdefault((piece.x.dtype, piece.mode, fields[-1][1] > 0), []).append(number)
     for kind, numbers in kinds.items():
         rows = np.array([fields[number] for number in numbers], np.int64)
         _launch(rows, numbers, *kind, parts, sums, tables)
