@@ -40,7 +40,7 @@ from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.quantisation import quantisation_loss
-from lockstep.workbench.diagnosis.reconcile import reconciled
+from lockstep.workbench.diagnosis.reconcile import agreed
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.judgements.cause import Cause
 from lockstep.workbench.judgements.golden_event import GoldenEvent, plain
@@ -164,7 +164,8 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
             patches = partial(corrections, engine, golden)
             again = stack.enter_context(_again(run, "ledger", patches))
             judgement = ledger(judgement, sides.held(again))
-        judgement = excused(reconciled(judgement, found), found, contradiction(golden, floor))
+        judgement, found = agreed(judgement, found)
+        judgement = excused(judgement, found, contradiction(golden, floor))
         if (
             judgement.verdict != "diverged" and untapped.first is None
         ):  # wrong at most where the run with taps is

@@ -32,7 +32,7 @@ from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, Ta
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.diagnosis.reconcile import reason_of, reconciled
+from lockstep.workbench.diagnosis.reconcile import agreed, reason_of, reconciled
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.search_time import SEARCH_SECONDS
 from lockstep.workbench.diagnosis.verdict import judge
@@ -100,7 +100,7 @@ def diagnose_recording(
         if truth is not None and found.judged:
             report("comparing with the reference")
             try:
-                judgement = reconciled(judge(Recordings.of(session, truth, noise, branch), facts), found)
+                judgement, found = agreed(judge(Recordings.of(session, truth, noise, branch), facts), found)
                 judgement = excused(judgement, found, contradiction(truth, noise))
                 causes = named(found, session, truth, judgement.first_divergence, facts, branch)
             except LimitExceeded as error:

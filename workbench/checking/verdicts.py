@@ -46,6 +46,12 @@ def _detail(one: TapVerdict) -> JSON:
     }
 
 
+def _reaches_logits(judgement: Judgement) -> bool:
+    """Whether what is wrong shows in what both runs have, with taps and without."""
+    failed = any(one.tap == "logits" and one.verdict == "fail" for one in judgement.taps)
+    return failed or bool(judgement.mismatches)
+
+
 def summary(
     judgement: Judgement,
     untapped: UntappedRun | None,
@@ -63,7 +69,7 @@ def summary(
         notes += (f"this dtype does not carry the model: {judgement.overflow.in_words()}",)
     if untapped is None:
         pass
-    elif verdict == "diverged" and untapped.verdict == "match":
+    elif verdict == "diverged" and untapped.verdict == "match" and _reaches_logits(judgement):
         notes += ("without taps the same passes match: what is wrong is in the attention that taps take",)
     elif untapped.verdict == "diverged" and verdict != "diverged":
         verdict, first = "diverged", untapped.first

@@ -7,8 +7,9 @@ engine is diagnosed like our own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 
 from lockstep.sessions.session import Session
 from lockstep.workbench.diagnosis.causes import Extent, causes_of, taps_in_words
@@ -30,6 +31,7 @@ from lockstep.workbench.diagnosis.stream_order import ordered_stream
 from lockstep.workbench.diagnosis.stream_reads import rescaled_reads
 from lockstep.workbench.diagnosis.stream_scale import RestoredStream, scaled_stream
 from lockstep.workbench.judgements.cause import Cause
+from lockstep.workbench.judgements.reproduction import Reproduction
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +41,9 @@ class Explanation:
     operations were judged, and why others could not be. `overflown`: numbers have left the range of the dtype where
     those of the reference do. `untried`: the taps of which not all was tried, as the time for it was over or a
     bank failed; `ended`: why operations after that could not even be judged. `misshapen`: taps of findings that are of
-    another shape because an input is. `choices`: greedy tokens that are not the likeliest, whose cause comes last."""
+    another shape because an input is. `choices`: greedy tokens that are not the likeliest, whose cause comes last.
+    `otherwise`: of a recording in which nothing else is wrong, what explains it if errors that are gone in the rounding
+    of what reads them have an effect after all."""
 
     causes: tuple[Cause, ...]
     notes: tuple[str, ...]
@@ -52,6 +56,7 @@ class Explanation:
     ended: str = ""
     misshapen: frozenset[str] = frozenset()
     choices: WrongChoices | None = None
+    otherwise: Callable[[], Explanation] | None = None
 
 
 def diagnose(
@@ -70,57 +75,92 @@ def diagnose(
     truth = None if golden is None else Recording(golden)
     taps = RecordedTaps(Recording(engine, branch), truth)
     time = SearchTime(seconds)
-    seen, extent = survey(sites(taps, facts), taps, time), Extent.of(taps)
+    seen = survey(sites(taps, facts), taps, time)
     restored = None if seen.ended else _restored(taps, facts, {finding.tap for finding in seen.findings})
     if restored is not None:
         taps = restored.taps
         seen = survey(sites(taps, facts), taps, time)
     found = groups(seen.findings)
     without = {} if seen.ended else harmless(found, taps, facts)
-    over = [] if floor is None or truth is None else list(beyond_range(found, Recording(floor), truth))
-    wrong = [group for number, group in enumerate(found) if number not in without and number not in over]
-    harmless_taps = (
-        *(() if restored is None else restored.right),
-        *(tap for effect in without.values() for tap in effect.through),
-        *(finding.tap for number in over for finding in found[number].findings),
-    )
-    choices = wrong_choices(taps.recording)
-    reproduced = None
-    reported = folded(wrong, seen.judged, extent.layers)
-    if wrong and reproducing is not False:
-        left = time if reproducing else SearchTime(max(time.spent, AT_LEAST))
+    noise = None if floor is None else Recording(floor)
+    over = [] if noise is None or truth is None else list(beyond_range(found, noise, truth))
+    examined = _Examined(taps, facts, seen, restored, found, over, noise, time, reproducing)
+    explained = examined.explained(without)
+    made_up = {number: effect for number, effect in without.items() if effect.by or not effect.taps}
+    if not explained.wrong and len(made_up) < len(without):
+        return replace(explained, otherwise=partial(examined.explained, made_up))
+    return explained
+
+
+@dataclass(frozen=True, slots=True)
+class _Examined:
+    """What was found in a recording, of which the groups `over` are out of the dtype's range; what it is explained
+    with."""
+
+    taps: RecordedTaps
+    facts: Facts
+    seen: Survey
+    restored: RestoredStream | None
+    found: list[FindingGroup]
+    over: list[int]
+    floor: Recording | None
+    time: SearchTime
+    reproducing: bool | None
+
+    def explained(self, without: Mapping[int, Effect]) -> Explanation:
+        """The explanation where the groups `without` have no effect."""
+        seen, found, extent = self.seen, self.found, Extent.of(self.taps)
+        wrong = [
+            group for number, group in enumerate(found) if number not in without and number not in self.over
+        ]
+        harmless_taps = (
+            *(() if self.restored is None else self.restored.right),
+            *(tap for effect in without.values() for tap in effect.through),
+            *(finding.tap for number in self.over for finding in found[number].findings),
+        )
+        choices = wrong_choices(self.taps.recording)
+        reported = folded(wrong, seen.judged, extent.layers)
+        reproduced = self._reproduced(reported, harmless_taps)
+        return Explanation(
+            (
+                *(
+                    cause
+                    for group, after in reported
+                    for cause in proved(causes_of(group, seen, extent, after), reproduced)
+                ),
+                *([] if choices is None else [choices.cause]),
+            ),
+            tuple(self._notes(without, extent)),
+            tuple(finding for group in wrong for finding in group.findings),
+            harmless_taps,
+            sum(seen.judged.values()),
+            seen.unjudged,
+            bool(self.over),
+            tuple(seen.untried),
+            seen.ended,
+            misshapen_by_input(wrong),
+            choices,
+        )
+
+    def _reproduced(
+        self, reported: Sequence[tuple[FindingGroup, Sequence[FindingGroup]]], harmless_taps: Sequence[str]
+    ) -> Reproduction | None:
+        """What the reference gives with the causes in it, where there are any and that is asked for."""
+        if not reported or self.reproducing is False:
+            return None
+        left = self.time if self.reproducing else SearchTime(max(self.time.spent, AT_LEAST))
         put_in = [one for head, after in reported for one in (head, *(each for each in after if each.chosen))]
-        reproduced = reproduce(put_in, taps, facts, left, harmless_taps)
-    return Explanation(
-        (
-            *(
-                cause
-                for group, after in reported
-                for cause in proved(causes_of(group, seen, extent, after), reproduced)
-            ),
-            *([] if choices is None else [choices.cause]),
-        ),
-        (
-            *([] if restored is None else [_note_of_stream(restored, extent)]),
-            *(_note(found[number], effect, extent) for number, effect in without.items()),
-            *(f"as the reference in {facts.dtype}: {_what(found[number], extent)}" for number in over),
-            *_notes_of_untried(seen, extent),
-            *(
-                []
-                if floor is None or seen.ended
-                else _notes_of_rounding(seen, taps, Recording(floor), facts, extent)
-            ),
-        ),
-        tuple(finding for group in wrong for finding in group.findings),
-        harmless_taps,
-        sum(seen.judged.values()),
-        seen.unjudged,
-        bool(over),
-        tuple(seen.untried),
-        seen.ended,
-        misshapen_by_input(wrong),
-        choices,
-    )
+        return reproduce(put_in, self.taps, self.facts, left, harmless_taps)
+
+    def _notes(self, without: Mapping[int, Effect], extent: Extent) -> Iterator[str]:
+        if self.restored is not None:
+            yield _note_of_stream(self.restored, extent)
+        yield from (_note(self.found[number], effect, extent) for number, effect in without.items())
+        for number in self.over:
+            yield f"as the reference in {self.facts.dtype}: {_what(self.found[number], extent)}"
+        yield from _notes_of_untried(self.seen, extent)
+        if self.floor is not None and not self.seen.ended:
+            yield from _notes_of_rounding(self.seen, self.taps, self.floor, self.facts, extent)
 
 
 def _notes_of_untried(seen: Survey, extent: Extent) -> Iterator[str]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cache
 
 import numpy as np
@@ -248,12 +248,20 @@ def _follow(
             scale = math.hypot(scale, _norm(np.where(np.isfinite(b.expected), b.expected, 0.0)))
     if moved == 0:
         return "untouched", right
-    if moved <= WRONG * noise and moved <= VANISHED * rel_l2 * scale:
+    small = moved <= WRONG * noise and moved <= VANISHED * rel_l2 * scale
+    if small and not any(_moves(by_rank[site.rank], site) for site in after if isinstance(site, Site)):
         return "vanished", right
     if math.isfinite(moved) and math.isfinite(left) and left <= MADE_UP * moved:
         return "made up", right
     corrected = _replaced(tap, right, after)
     return None if corrected is None else ("reached", corrected)
+
+
+def _moves(old: Site, new: Site) -> bool:
+    """Whether any row, head or element of what an operation should give is another one by more than rounding: what a
+    verdict would show has not vanished, however small it is among all the others."""
+    pairs = zip(old.parts, new.parts, strict=True)
+    return replace(new, parts=tuple(replace(b, seen=a.expected) for a, b in pairs)).deviation is not None
 
 
 def _norm(x: Array) -> float:

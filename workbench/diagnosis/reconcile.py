@@ -26,6 +26,19 @@ _EXPONENTIAL = ("attn.probs", "attn.context")
 _Wrong = Mapping[tuple[str, int, int], WrongOperation]
 
 
+def agreed(judgement: Judgement, found: Explanation) -> tuple[Judgement, Explanation]:
+    """The judgement against the reference, corrected by what was found operation by operation, and that: where the run
+    leaves the reference and nothing is wrong but what should be lost in rounding, it was not lost."""
+    judged = reconciled(judgement, found)
+    first = judged.first_divergence
+    if judged.verdict != "diverged" or first is None or found.causes or found.otherwise is None:
+        return judged, found
+    if first.tap in {one.tap for one in found.unjudged}:
+        return judged, found
+    otherwise = found.otherwise()
+    return reconciled(judgement, otherwise), otherwise
+
+
 def reconciled(judgement: Judgement, found: Explanation) -> Judgement:
     """The judgement against the reference, corrected by what was found operation by operation."""
     wrong = {(one.tap, step, seq): one for one in found.wrong for step in one.steps for seq in one.seqs}

@@ -32,3 +32,28 @@ def test_a_cache_that_is_wrong_in_decode_alone_is_a_cause(dtype: str, tmp_path: 
         found = diagnose_recording(ours, recorded.checkpoint, golden=recorded.golden, floor=recorded.floor)
     assert found.event.verdict == "diverged"
     assert found.causes[0].tap == "layers.0.attn.k_cache"
+
+
+@pytest.mark.parametrize(("model", "most", "one"), [("qwen3", -10.0, -3.0), ("llama-bias", -14.0, -3.2)])
+def test_what_shows_beside_the_reference_is_no_note(
+    model: str, most: float, one: float, tmp_path: Path
+) -> None:
+    """A mask that is not quite lost in rounding: among all rows it is, but a verdict shows the one in which it is not,
+    there or in a later layer. A run that leaves the reference has it as the cause."""
+
+    def patch(p: Patched) -> None:
+        def mask(scores: Tensor, allowed: Tensor) -> Tensor:
+            added = scores.new_full(scores.shape, most)
+            if scores.shape[2] > 1:
+                added[:, 2, 3] = one
+            return scores + added.masked_fill(allowed, 0)
+
+        p.attention((0,), mask=mask)
+
+    bug = Bug("weak", "", (), "", Place(()), patch, model, "bfloat16")
+    recorded = Recordings(tmp_path, steps=1).of(bug)
+    with Session.open(recorded.engine, UNLIMITED) as ours:
+        found = diagnose_recording(ours, recorded.checkpoint, golden=recorded.golden, floor=recorded.floor)
+    noted = any("differs, has no effect here" in note for note in found.event.notes)
+    assert noted is (found.event.verdict == "match")
+    assert noted or found.causes[0].tap == "layers.0.attn.scores"

@@ -13,7 +13,7 @@ from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, Ta
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
 from lockstep.workbench.diagnosis.operations.facts import Facts
-from lockstep.workbench.diagnosis.reconcile import reconciled
+from lockstep.workbench.diagnosis.reconcile import agreed
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.judgements.cause import Cause
 from lockstep.workbench.judgements.coverage import Coverage, coverage
@@ -67,7 +67,7 @@ def judged_diff(engine: Session, branch: int, golden: Session) -> ComparisonTabl
     judgement, causes = judge(Recordings.of(engine, golden, branch=branch), facts), list[Cause]()
     if facts is not None:
         found = diagnose(engine, facts, golden=golden, branch=branch)
-        judgement = reconciled(judgement, found)
+        judgement, found = agreed(judgement, found)
         causes = named(found, engine, golden, judgement.first_divergence, facts, branch)
     elif judgement.verdict == "diverged":
         judgement = replace(judgement, notes=(*judgement.notes, f"no cause is looked for: {lacking}"))

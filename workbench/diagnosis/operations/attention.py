@@ -88,10 +88,10 @@ def cells_seen(
     return seen & (queries // window == keys // window if chunked else queries - keys < window)
 
 
-def visible(facts: Facts, scores: Array) -> NDArray[np.bool_]:
+def visible(facts: Facts, scores: Array, share: float = 1.0) -> NDArray[np.bool_]:
     """Which cells have a probability that is not zero beside their row's largest: what a mask of -inf, of a dtype's
-    least number or of -1e9 hides is not among them."""
-    depth = 746.0 if facts.dtype == "float64" else 105.0  # exp of less is zero
+    least number or of -1e9 hides is not among them. `share` of the way down to zero is far enough."""
+    depth = share * (746.0 if facts.dtype == "float64" else 105.0)  # exp of less is zero
     top = np.max(scores, axis=-1, keepdims=True, initial=-np.inf, where=~np.isnan(scores))
     with np.errstate(invalid="ignore"):
         return np.asarray(np.isnan(scores) | (scores >= top - depth) & (scores > -np.inf))

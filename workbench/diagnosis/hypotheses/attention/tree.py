@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 from lockstep.engine.graph import formula
 from lockstep.workbench.diagnosis.hypotheses.blocks import by_head, cached, key_positions, others, positions
 from lockstep.workbench.diagnosis.hypotheses.trial import evenly
-from lockstep.workbench.diagnosis.operations.attention import probabilities, soft_capped, weighed
+from lockstep.workbench.diagnosis.operations.attention import probabilities, soft_capped, visible, weighed
 from lockstep.workbench.diagnosis.operations.deviation import Mask, distance
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -50,6 +50,8 @@ POINTS: Mapping[str, frozenset[str]] = {
 }
 #: Passes, and wrong queries of each, on which changes are tried before they are made whole.
 _PASSES, _QUERIES = 4, 8
+#: How far of the way down to no probability a score is near enough to it.
+_NEARLY = 0.95
 #: What a number that is not finite where another is counts as an error.
 GROSS = 1e30
 
@@ -252,6 +254,7 @@ class AttentionTree:
                 "scores", one.scores if self.site.operation == "softmax" else self._masked(one, changes, at)
             )
             if self.site.operation == "scores":
+                scores = self._settled(one, scores)
                 return Made(scores, scores, None)
             probs = changes["softmax"](scores, one) if "softmax" in changes else one.softmax(scores)
             probs = at("probs", np.where((scores == -np.inf).all(-1, keepdims=True), one.hidden, probs))
@@ -271,6 +274,12 @@ class AttentionTree:
         allowed = at("allowed", one.allowed.astype(np.float64)).astype(bool)
         hidden = changes["hidden"](raw, one) if "hidden" in changes else -np.inf
         return np.where(allowed, raw, hidden)
+
+    def _settled(self, one: Given, scores: Array) -> Array:
+        """Scores of which those that leave no probability are -inf wherever the recorded ones are so for that reason;
+        rounding may have taken either just over the limit."""
+        gone = ~one.allowed & np.isneginf(one.seen)
+        return np.where(gone & ~visible(self.site.facts, scores, _NEARLY), -np.inf, scores)
 
     @cached_property
     def _right(self) -> dict[tuple[int, str], Array]:

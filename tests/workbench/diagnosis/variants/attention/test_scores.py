@@ -7,6 +7,7 @@ from collections.abc import Callable
 from functools import cache
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -382,6 +383,20 @@ def test_masks_that_are_numbers(spoil: Any, name: str, words: str) -> None:
     found = causes(Run(model(), {"scores": spoil}), "scores")
     assert [one.variant.name for one in found][:1] == [name]
     assert words in found[0].variant.text
+
+
+def test_a_weak_mask_on_scores_that_leave_no_probability_anyhow() -> None:
+    """Of large scores many are as good as masked with it: they are no evidence against it."""
+
+    def spoil(x: Tensor, at: At) -> Tensor:
+        hidden = causal(at)
+        return again(at.taps["q_rope"], at.taps["k_cache"], at, hidden=hidden & False) - 10.0 * hidden
+
+    run = Run(model(), {"scores": spoil}, size=6.0)
+    assert np.isneginf(run.site("scores").parts[0].seen).any()
+    found = causes(run, "scores")
+    assert [one.variant.name for one in found][:1] == ["mask_finite"]
+    assert "the mask's -10" in found[0].variant.text
 
 
 @cache
