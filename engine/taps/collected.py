@@ -22,31 +22,49 @@ class Collected:
 
     def __init__(self) -> None:
         self.count = 0
+        #: Pieces that wait, and the number of each (of several the first); on a CPU apart from tensors that are one.
         self._pieces: list[Measurand | Growing | PerSequence] = []
+        self._numbers: list[int] = []
+        self._wholes: list[Tensor] = []
+        self._of_wholes: list[int] = []
         self._bytes = 0
         self.measured: list[tuple[Tensor, Tensor]] = []
         self.tables = one_pass.Tables()
 
     def add(self, piece: Measurand | Growing | PerSequence) -> int:
         """Keep a piece, which nothing may overwrite; its number, or of several the first."""
-        self._pieces.append(piece)
-        self._bytes += piece.nbytes
         number = self.count
+        self._pieces.append(piece)
+        self._numbers.append(number)
         self.count += piece.count
+        self._bytes += piece.nbytes
         if self._bytes >= (HELD if piece.x.is_cuda else CPU_HELD):
+            self.flush()
+        return number
+
+    def add_whole(self, x: Tensor) -> int:
+        """Keep a contiguous tensor, which nothing may overwrite, as one piece; its number."""
+        if x.is_cuda:
+            return self.add(Measurand(x))
+        number = self.count
+        self._wholes.append(x)
+        self._of_wholes.append(number)
+        self.count += 1
+        self._bytes += x.nbytes
+        if self._bytes >= CPU_HELD:
             self.flush()
         return number
 
     def flush(self) -> None:
         """Measure those that wait. Their memory is free for what the device is given from now on."""
-        if not self._pieces:
+        if not self._pieces and not self._wholes:
             return
-        if self._pieces[0].x.is_cuda:
+        if self._pieces and self._pieces[0].x.is_cuda:
             self.measured.append(one_pass.measured(self._pieces, self.tables))
         else:
-            parts, sums = cpu_pass.measured(self._pieces)
+            parts, sums = cpu_pass.measured(self._pieces, self._numbers, self._wholes, self._of_wholes)
             self.measured.append((parts, sums * SIGNED_ODD))
-        self._pieces, self._bytes = [], 0
+        self._pieces, self._numbers, self._wholes, self._of_wholes, self._bytes = [], [], [], [], 0
 
 
 def side_by_side(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

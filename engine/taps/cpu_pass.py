@@ -6,6 +6,7 @@ enough to measure (`use`). Where they cannot be had, `refusal` states why, and t
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from functools import cache
 
@@ -62,42 +63,66 @@ def rows(x: Tensor) -> tuple[Tensor, Tensor]:
     strips = np.empty((count, _FIELDS), np.int64)
     strips[:] = bits.data_ptr(), length, PIECE, PIECE, 0, PIECE
     strips[:, 0] += np.arange(count) * length * bits.itemsize
-    parts, sums = _measured(strips, np.arange(count), x.dtype)
+    _, parts, sums = _measured(strips, np.arange(count), x.dtype)
     return torch.from_numpy(parts), torch.from_numpy(sums)
 
 
-def measured(pieces: Sequence[Measurand | Growing | PerSequence]) -> tuple[Tensor, Tensor]:
-    """The same of each piece, wherever it lies, and of each sequence of one that several have: [n, len(PARTS)] and [n].
-    None may be `Growing`, which only a step that a GPU replays needs."""
-    ends = np.cumsum([piece.count for piece in pieces])
-    parts, sums = np.empty((ends[-1], len(PARTS))), np.empty(ends[-1], np.int64)
-    kinds: dict[torch.dtype, list[int]] = {}
-    for number, piece in enumerate(pieces):
-        kinds.setdefault(piece.x.dtype, []).append(number)
-    for dtype, numbers in kinds.items():
-        some = [pieces[number] for number in numbers]
-        strips, of = _strips(some)
-        rows = np.concatenate(
-            [np.arange(ends[n] - one.count, ends[n]) for n, one in zip(numbers, some, strict=True)]
-        )
-        parts[rows], sums[rows] = _measured(strips, of, dtype)
-    return torch.from_numpy(parts), torch.from_numpy(sums)
-
-
-def _strips(
+def measured(
     pieces: Sequence[Measurand | Growing | PerSequence],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Strips of pieces of one dtype (`cpu_kernels.measure`), and which of what is measured each is of."""
-    first = np.cumsum([0, *(piece.count for piece in pieces)]).tolist()
-    numbered = list(zip(first, pieces, strict=False))
-    tables = [_of_each(number, piece) for number, piece in numbered if isinstance(piece, PerSequence)]
-    tables.append(_of_wholes([(n, piece) for n, piece in numbered if not isinstance(piece, PerSequence)]))
-    strips, of = (np.concatenate(parts) for parts in zip(*tables, strict=True))
-    order = np.argsort(of, kind="stable")
-    return strips[order], of[order]
+    numbers: Sequence[int],
+    wholes: Sequence[Tensor] = (),
+    of_wholes: Sequence[int] = (),
+) -> tuple[Tensor, Tensor]:
+    """The same of pieces, wherever they lie, and of contiguous tensors: [n, len(PARTS)] and [n], in the order of their
+    numbers, of which a piece of several sequences has one for each, from its own on. None may be `Growing`, which only
+    a step that a GPU replays needs."""
+    kinds: defaultdict[torch.dtype, _Kind] = defaultdict(_Kind)
+    for number, piece in zip(numbers, pieces, strict=True):
+        kinds[piece.x.dtype].add(number, piece)
+    for number, x in zip(of_wholes, wholes, strict=True):
+        kinds[x.dtype].wholes.append((number, x))
+    found = [_measured(*kind.strips(), dtype) for dtype, kind in kinds.items()]
+    of, parts, sums = (np.concatenate(columns) for columns in zip(*found, strict=True))
+    order = np.argsort(of)
+    return torch.from_numpy(parts[order]), torch.from_numpy(sums[order])
 
 
-def _of_each(number: int, piece: PerSequence) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+#: Strips (`cpu_kernels.measure`), and the number of what is measured that each is of.
+_Strips = tuple[NDArray[np.int64], NDArray[np.int64]]
+
+
+class _Kind:
+    """What is to be measured of one dtype."""
+
+    def __init__(self) -> None:
+        self.each: list[tuple[int, PerSequence]] = []
+        self.others: list[tuple[int, Measurand | Growing]] = []
+        self.wholes: list[tuple[int, Tensor]] = []
+
+    def add(self, number: int, piece: Measurand | Growing | PerSequence) -> None:
+        if isinstance(piece, PerSequence):
+            self.each.append((number, piece))
+        else:
+            self.others.append((number, piece))
+
+    def strips(self) -> _Strips:
+        """All strips, by the numbers."""
+        tables = [_of_each(number, piece) for number, piece in self.each]
+        tables += [_of_others(self.others), _of_wholes(self.wholes)]
+        strips, of = (np.concatenate(parts) for parts in zip(*tables, strict=True))
+        order = np.argsort(of, kind="stable")
+        return strips[order], of[order]
+
+
+def _of_wholes(wholes: Sequence[tuple[int, Tensor]]) -> _Strips:
+    """A strip each."""
+    strips = np.full((len(wholes), _FIELDS), PIECE)
+    strips[:, 0] = [x.data_ptr() for _, x in wholes]
+    strips[:, 1], strips[:, 4] = [x.numel() for _, x in wholes], 0
+    return strips, np.array([number for number, _ in wholes], np.int64)
+
+
+def _of_each(number: int, piece: PerSequence) -> _Strips:
     """A strip a run; `number` is the first sequence's."""
     strips = np.full((len(piece.runs), _FIELDS), PIECE)
     of, first, strips[:, 1], strips[:, 4] = piece.runs.T
@@ -105,9 +130,7 @@ def _of_each(number: int, piece: PerSequence) -> tuple[NDArray[np.int64], NDArra
     return strips, number + of
 
 
-def _of_wholes(
-    pieces: Sequence[tuple[int, Measurand | Growing]],
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+def _of_others(pieces: Sequence[tuple[int, Measurand | Growing]]) -> _Strips:
     """Of a tile a strip a head, of others one."""
     strips: list[tuple[int, ...]] = []
     of: list[int] = []
@@ -132,9 +155,9 @@ def _of_wholes(
 
 def _measured(
     strips: NDArray[np.int64], of: NDArray[np.int64], dtype: torch.dtype
-) -> tuple[NDArray[np.float64], NDArray[np.int64]]:
-    """Of each piece, from its strips: parts [n, len(PARTS)] and sums [n]. Long strips are cut, and all are shared out
-    over threads."""
+) -> tuple[NDArray[np.int64], NDArray[np.float64], NDArray[np.int64]]:
+    """The numbers that strips are of, in ascending order, and of each parts [n, len(PARTS)] and sums [n]. Long strips
+    are cut, and all are shared out over threads."""
     strips, of = _cut(strips, of, dtype.itemsize)
     parts, sums = np.empty((len(strips), len(PARTS))), np.empty(len(strips), np.int64)
     like, form = np.empty(0, np.int32 if dtype.itemsize == 4 else np.int16), _FORMATS[dtype]
@@ -147,10 +170,10 @@ def _measured(
         kernels(_KERNELS).measure(strips[some], like, *form, parts[some], sums[some])
 
     on_threads(measure, len(edges) - 1)
-    first = np.searchsorted(of, np.arange(of[-1] + 1 if len(of) else 0))
-    return (
-        (parts, sums) if len(first) == len(of) else (merge_runs(parts, first), np.add.reduceat(sums, first))
-    )
+    first = np.flatnonzero(np.diff(of, prepend=-1))
+    if len(first) == len(of):
+        return of, parts, sums
+    return of[first], merge_runs(parts, first), np.add.reduceat(sums, first)
 
 
 def _cut(

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from lockstep.engine.taps import cpu_pass, one_pass
 from lockstep.engine.taps.collected import Collected, apart, side_by_side
-from lockstep.engine.taps.measurands import Growing, Measurand, PerSequence, pieces_of
+from lockstep.engine.taps.measurands import MOST, Growing, PerSequence, pieces_of
 from lockstep.engine.taps.measure import PIECE, TiledStatistics, measured_rows, measured_whole
 from lockstep.engine.taps.parts import Groups, merge_runs, statistics, unmask
 
@@ -81,7 +81,11 @@ class StatisticsLedger:
         self.num_taps, self.overwritten = num_taps, frozenset(overwritten)
         self.copies = False  # whether all others may be overwritten as well: a fault does as it likes
         self._waiting = Collected()
-        self._pieces: list[tuple[int, int]] = []  # entry and number of what waits there whole
+        self._entries: list[int] = []  # of what waits there whole, and
+        self._numbers: list[int] = []  # what it is there
+        self._takes: dict[
+            torch.dtype, bool
+        ] = {}  # whether kernels measure this step's tensors, all of one device
         self._growing: list[tuple[int, slice]] = []  # taps that a mask grows in, and their entries
         self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
         self._taps: list[int] = []  # tap of each entry, in the order seen
@@ -95,8 +99,11 @@ class StatisticsLedger:
         entry = self._enter(tap, masked)
         if waiting := self._room(x):
             kept = x.clone() if self.copies or tap in self.overwritten else x
+            if kept.is_contiguous() and kept.numel() <= MOST:
+                self._waits(entry, waiting.add_whole(kept))
+                return
             for piece in pieces_of(kept):
-                self._pieces.append((entry, waiting.add(piece)))
+                self._waits(entry, waiting.add(piece))
         else:
             self._copy(entry, x)
 
@@ -107,11 +114,12 @@ class StatisticsLedger:
         waiting = self._room(each.x)
         if waiting and not self.copies:
             first = waiting.add(each)
-            self._pieces += zip(entries, range(first, first + each.count), strict=True)
+            self._entries += entries
+            self._numbers += range(first, first + each.count)
             return
         for entry, part in zip(entries, each.parts(), strict=True):
             if waiting:
-                self._pieces.append((entry, waiting.add(Measurand(part))))
+                self._waits(entry, waiting.add_whole(part))
             else:
                 self._copy(entry, part)
 
@@ -139,8 +147,15 @@ class StatisticsLedger:
 
     def _room(self, x: Tensor) -> Collected | None:
         """Where tensors like x wait; None where they are measured by `measure`."""
-        taken = one_pass.refusal(x.device, x.dtype) is None if x.is_cuda else cpu_pass.takes(x)
-        return self._waiting if taken else None
+        dtype = x.dtype
+        if dtype not in self._takes:
+            taken = one_pass.refusal(x.device, dtype) is None if x.is_cuda else cpu_pass.takes(x)
+            self._takes[dtype] = taken
+        return self._waiting if self._takes[dtype] else None
+
+    def _waits(self, entry: int, number: int) -> None:
+        self._entries.append(entry)
+        self._numbers.append(number)
 
     def add_growing(self, tap: int, pieces: Sequence[Growing], masked: Sequence[int] | None) -> None:
         """Record what each sequence of the batch has at `tap`, as long as it is when the step runs. `masked`: cells
@@ -149,7 +164,7 @@ class StatisticsLedger:
             self._growing.append((tap, slice(len(self._taps), len(self._taps) + len(pieces))))
         for sequence, piece in enumerate(pieces):
             entry = self._enter(tap, masked[sequence] if masked else 0)
-            self._pieces.append((entry, self._waiting.add(piece)))
+            self._waits(entry, self._waiting.add(piece))
 
     def begin_capture(self, tables: one_pass.CapturedTables) -> None:
         """What the next step records is measured by launches that go by `tables`."""
@@ -161,7 +176,7 @@ class StatisticsLedger:
         self._waiting.flush()
         assert not self._tiled
         assert not self._measured
-        numbers, groups = np.array([number for _, number in self._pieces]), Groups.of(np.array(self._taps))
+        numbers, groups = np.array(self._numbers), Groups.of(np.array(self._taps))
         growing = [(tap, numbers[entries]) for tap, entries in self._growing]
         measured = side_by_side(self._waiting.measured)
         found = Recorded(replace(groups, order=numbers[groups.order]), growing, measured, tables)
@@ -235,8 +250,8 @@ class StatisticsLedger:
         sums: NDArray[np.int64],
     ) -> None:
         """Enter what the pieces came to: of a tensor of several, which stand together, they are put together."""
-        if self._pieces:
-            entries, numbers = np.array(self._pieces).T
+        if self._entries:
+            entries, numbers = np.array(self._entries), np.array(self._numbers)
             first = np.flatnonzero(np.diff(entries, prepend=-1))
             parts[entries[first]] = merge_runs(measured[numbers], first)
             sums[entries[first]] = np.add.reduceat(checksums[numbers], first)  # modulo 2**64
@@ -247,7 +262,9 @@ class StatisticsLedger:
     def clear(self) -> None:
         """Drop everything collected."""
         self._waiting = Collected()
-        self._pieces.clear()
+        self._entries.clear()
+        self._numbers.clear()
+        self._takes.clear()
         self._growing.clear()
         for slab in self._slabs.values():
             slab.entries = []

@@ -17,7 +17,7 @@ SIGNED_ODD = ODD - (1 << 64)
 #: How the elements of a piece are found.
 FLAT, TILE, PREFIX, PAGED, ROWS = range(5)
 #: Elements of a piece: the GPU's kernel counts them in 32 bits.
-_MOST = 1 << 30
+MOST = 1 << 30
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 
 
@@ -122,11 +122,11 @@ class PerSequence:
 def pieces_of(x: Tensor) -> list[Measurand]:
     """A tensor of any shape, in pieces that the kernel takes. One that is neither contiguous nor columns of one that
     is, as parts of a packed product are, is copied."""
-    if x.numel() <= _MOST:
+    if x.numel() <= MOST:
         if x.is_contiguous():
             return [Measurand(x)]
         if x.dim() == 2 and x.stride(1) == 1:
             return [Measurand(x, pitch=x.stride(0))]
         return [Measurand(x.contiguous())]
     x = x.contiguous()
-    return [Measurand(part, number * _MOST) for number, part in enumerate(x.view(-1).split(_MOST))]
+    return [Measurand(part, number * MOST) for number, part in enumerate(x.view(-1).split(MOST))]
