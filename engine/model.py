@@ -7,6 +7,7 @@ taps are bound separately (`bind`) and can be rebound without touching the weigh
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 
 import torch
 from torch import Tensor
@@ -18,6 +19,7 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import GATE_UP, final_norm_of, operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.states import LayerState
+from lockstep.engine.layers import row_products
 from lockstep.engine.layers.attention import Attention
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.experts import Biases, Expert, MixtureOfExperts, Router, SharedExpert
@@ -41,6 +43,7 @@ from lockstep.engine.layers.xielu import XIELUMLP
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
 from lockstep.engine.rules import Rules
+from lockstep.engine.taps import cpu_pass
 
 
 class DecoderLayer:
@@ -171,6 +174,15 @@ class Decoder:
             batch_invariant=config.batch_invariant,
             many=config.for_many,
         )
+        #: Whether passes of a row or two have kernels of their own, which are worth loading.
+        self._reads_rows = (
+            self._store.in_float32
+            and not (self._store.kept or self._store.for_many)
+            and 3 * model.num_layers * model.intermediate_size * model.hidden_size >= row_products.WORTH
+        )
+        if self._reads_rows:
+            row_products.prepare()
+            cpu_pass.use(cpu_pass.WORTH)  # what it takes to load kernels is taken anyhow
         self.embed = VocabParallelEmbedding(model, comm, self._store)
         inputs = model.layer_inputs
         self.layer_inputs = None if inputs is None else AllLayerInputs(model, inputs, comm, self._store)
@@ -389,6 +401,13 @@ class Decoder:
                 yield from (one.attention, one.state)
             elif one is not None:
                 yield one
+
+    def reading(self, batch: Batch) -> AbstractContextManager[None]:
+        """Within the block a pass of the batch is made, and what follows from it chosen."""
+        few = len(batch.ids) <= row_products.FEW
+        if not few or not self._reads_rows or max(span.kv_len for span in batch.spans) > row_products.LONGEST:
+            return nullcontext()
+        return row_products.reading()
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""

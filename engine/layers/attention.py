@@ -23,7 +23,7 @@ from torch import Tensor
 from lockstep.engine.batch import Batch, DecodeInputs, SequenceSpan
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
-from lockstep.engine.layers import cpu_decode, decode_attention, paged_attention
+from lockstep.engine.layers import cpu_decode, decode_attention, paged_attention, row_products
 from lockstep.engine.layers.cpu_decode import CachedRows
 from lockstep.engine.layers.linear import (
     MergedColumnParallelLinear,
@@ -227,10 +227,11 @@ class Attention:
         return self._by_lengths
 
     def at_once(self, sequences: int) -> bool:
-        """Whether one kernel takes all of so many sequences of a decode step on a CPU: several of a large model, any
-        number in an engine for many."""
+        """Whether one kernel takes all of so many sequences of a decode step on a CPU: several of a large model, one
+        where products are made of its row alone, any number in an engine for many."""
         weight = self.o_proj.weight
-        if not weight.for_many and (sequences == 1 or not weight.large):
+        several = weight.large if sequences > 1 else row_products.is_reading()
+        if not weight.for_many and not several:
             return False
         if self._at_once is None:
             shape = self.heads, self.kv_heads, self.head_dim

@@ -8,7 +8,7 @@ sequence by sequence. Used of large models and in engines for many sequences, wh
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cache
 
 import numpy as np
@@ -19,7 +19,7 @@ from torch import Tensor
 from lockstep.engine.batch import SequenceSpan
 from lockstep.engine.compiled import kernels, on_threads, runs
 from lockstep.engine.layers.plain_attention import attended
-from lockstep.engine.taps.measurands import PerSequence
+from lockstep.engine.taps.measurands import PerSequence, Runs
 from lockstep.engine.text import first_line
 
 #: Largest error of the self-test beside float64, on outputs of about 1.
@@ -36,6 +36,9 @@ class CachedRows:
     slots: Tensor
     ends: NDArray[np.int64]
     runs: NDArray[np.int64]
+    _in_elements: dict[tuple[str, int], Runs] = field(
+        default_factory=dict
+    )  # those that layers have in common
 
     @classmethod
     def of(cls, rows: list[Tensor]) -> CachedRows:
@@ -55,15 +58,20 @@ class CachedRows:
 
     def stored(self, x: Tensor) -> PerSequence:
         """What the pool x [slots, kv_heads, D] holds of each sequence."""
-        per_row = x[0].numel()
-        return PerSequence(x, self.count, self.runs * np.array([1, per_row, per_row, per_row]))
+        per_row = x.shape[1] * x.shape[2]
+        if (runs := self._in_elements.get(("stored", per_row))) is None:
+            runs = Runs.of(self.count, self.runs * np.array([1, per_row, per_row, per_row]))
+            self._in_elements["stored", per_row] = runs
+        return PerSequence(x, runs)
 
     def cells(self, x: Tensor) -> PerSequence:
         """Each sequence's own of x, [heads, K] one behind the other."""
-        per_row = x.numel() // int(self.ends[-1])
-        first, elements = per_row * self.ends[:-1], per_row * np.diff(self.ends)
-        runs = np.stack((np.arange(self.count), first, elements, np.zeros_like(first)), 1)
-        return PerSequence(x, self.count, runs)
+        per_row = x.numel() // len(self.slots)
+        if (runs := self._in_elements.get(("cells", per_row))) is None:
+            first, elements = per_row * self.ends[:-1], per_row * np.diff(self.ends)
+            table = np.stack((np.arange(self.count), first, elements, np.zeros_like(first)), 1)
+            runs = self._in_elements["cells", per_row] = Runs.of(self.count, table)
+        return PerSequence(x, runs)
 
 
 def decodes(spans: list[SequenceSpan]) -> bool:

@@ -18,6 +18,7 @@ from torch import Tensor
 
 from lockstep.engine.checkpoint.gguf.source import Blocks
 from lockstep.engine.errors import CheckpointError
+from lockstep.engine.layers import row_products
 from lockstep.engine.layers.q8_tiles import BLOCK, Q8Tiles
 from lockstep.engine.rules import CORRECT, Rules
 
@@ -233,8 +234,11 @@ class Store:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]; `batch_invariant`: each row the same bits whatever T is."""
-        if self.in_float32 and len(x) <= FEW_TOKENS and torch.backends.mkl.is_available():
-            return by_slabs(x, weight, bias)
+        if self.in_float32 and len(x) <= FEW_TOKENS:
+            if (out := row_products.product(x, weight)) is not None:
+                return out if bias is None else out.add_(bias)
+            if torch.backends.mkl.is_available():
+                return by_slabs(x, weight, bias)
         if not self._batch_invariant:
             return F.linear(x, weight, bias)
         rows = F.pad(x, (0, 0, 0, -len(x) % SAME_ROWS)).split(SAME_ROWS)

@@ -232,10 +232,11 @@ class Runner:
             else:
                 batch = self._batch(plan)
                 self.hub.begin(batch)
-                logits = self.decoder.forward(batch, self.pool)
-                whole = self.comm.gather_columns(logits, self._widths)
+                with self.decoder.reading(batch):
+                    logits = self.decoder.forward(batch, self.pool)
+                    chosen = self._chosen(plan, self.comm.gather_columns(logits, self._widths), forced)
                 stats, checksums, captured = self.hub.end()
-                results = self._advance(plan, batch, self._chosen(plan, whole, forced), forced)
+                results = self._advance(plan, batch, chosen, forced)
         except BaseException:
             self.hub.abandon()
             self.pool.states.abandon()

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.compiled import kernels, on_threads, runs
-from lockstep.engine.taps.measurands import FLAT, ROWS, Growing, Measurand, PerSequence, bits_of
+from lockstep.engine.taps.measurands import FLAT, ROWS, Growing, Measurand, PerSequence, Runs, bits_of
 from lockstep.engine.taps.parts import ODD, PARTS, checksums, merge_runs
 from lockstep.engine.taps.parts import measured as of_host
 from lockstep.engine.text import first_line
@@ -95,19 +95,19 @@ class _Kind:
     """What is to be measured of one dtype."""
 
     def __init__(self) -> None:
-        self.each: list[tuple[int, PerSequence]] = []
+        self.each: dict[Runs, list[tuple[int, Tensor]]] = {}
         self.others: list[tuple[int, Measurand | Growing]] = []
         self.wholes: list[tuple[int, Tensor]] = []
 
     def add(self, number: int, piece: Measurand | Growing | PerSequence) -> None:
         if isinstance(piece, PerSequence):
-            self.each.append((number, piece))
+            self.each.setdefault(piece.runs, []).append((number, piece.x))
         else:
             self.others.append((number, piece))
 
     def strips(self) -> _Strips:
         """All strips, by the numbers."""
-        tables = [_of_each(number, piece) for number, piece in self.each]
+        tables = [_of_each(runs, some) for runs, some in self.each.items()]
         tables += [_of_others(self.others), _of_wholes(self.wholes)]
         strips, of = (np.concatenate(parts) for parts in zip(*tables, strict=True))
         order = np.argsort(of, kind="stable")
@@ -122,12 +122,14 @@ def _of_wholes(wholes: Sequence[tuple[int, Tensor]]) -> _Strips:
     return strips, np.array([number for number, _ in wholes], np.int64)
 
 
-def _of_each(number: int, piece: PerSequence) -> _Strips:
-    """A strip a run; `number` is the first sequence's."""
-    strips = np.full((len(piece.runs), _FIELDS), PIECE)
-    of, first, strips[:, 1], strips[:, 4] = piece.runs.T
-    strips[:, 0] = piece.x.data_ptr() + first * piece.x.itemsize
-    return strips, number + of
+def _of_each(runs: Runs, some: Sequence[tuple[int, Tensor]]) -> _Strips:
+    """A strip a run of each tensor; the numbers are those of the first sequences."""
+    sequences, first, elements, places = runs.table.T
+    strips = np.full((len(some), len(first), _FIELDS), PIECE)
+    strips[:, :, 0] = np.array([x.data_ptr() for _, x in some])[:, None] + first * some[0][1].itemsize
+    strips[:, :, 1], strips[:, :, 4] = elements, places
+    numbers = np.array([number for number, _ in some])[:, None] + sequences
+    return strips.reshape(-1, _FIELDS), numbers.reshape(-1)
 
 
 def _of_others(pieces: Sequence[tuple[int, Measurand | Growing]]) -> _Strips:

@@ -165,6 +165,8 @@ class TapHub:
             [i for i, one in enumerate(specs) if one.layout.kind == "partial" or remembers(one.name)],
         )
         self._captured: list[Captured] = []
+        #: Of this pass, by window and cells: what a correct mask hides of each sequence, in layers that are alike.
+        self._masked: dict[tuple[int | None, int], list[int]] = {}
         self._handed_out = 0  # how many of those were handed out at pauses of this pass
         most = None if model.indexer is None else model.indexer.top_k
         #: Of scores how many keys a query sees at most. An indexer chooses as many as a window has.
@@ -197,6 +199,7 @@ class TapHub:
         """A forward pass starts."""
         self.batch = batch
         self._captured, self._handed_out = [], 0
+        self._masked.clear()
         if self.policy.statistics:
             cpu_pass.use(len(batch.ids) * len(self.specs) * self.model.hidden_size)
         if self.pauser:
@@ -332,8 +335,12 @@ class TapHub:
 
     def add_each(self, index: int, found: PerSequence) -> None:
         """What each sequence of the batch has at tap `index`, of attention the cells of one query."""
-        heads = found.x.numel() // sum(span.kv_len for span in self.batch.spans)
-        masked = self._masked_of_each(index, heads) if index in self._windows else None
+        masked = None
+        if index in self._windows:
+            like = self._windows[index], found.runs.elements
+            if (masked := self._masked.get(like)) is None:
+                heads = found.runs.elements // sum(span.kv_len for span in self.batch.spans)
+                masked = self._masked[like] = self._masked_of_each(index, heads)
         self.ledger.add_each(index, found, masked)
 
     def _masked_of_each(self, index: int, heads: int) -> list[int]:

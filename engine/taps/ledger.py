@@ -110,12 +110,15 @@ class StatisticsLedger:
     def add_each(self, tap: int, each: PerSequence, masked: Sequence[int] | None) -> None:
         """Record what each sequence of the batch has at `tap`, which only faults overwrite. `masked`: cells that a
         correct mask has put to -inf, where there are any."""
-        entries = [self._enter(tap, masked[number] if masked else 0) for number in range(each.count)]
+        count = each.count
+        entries = range(len(self._taps), len(self._taps) + count)
+        self._taps += [tap] * count
+        self._masked += masked or [0] * count
         waiting = self._room(each.x)
         if waiting and not self.copies:
             first = waiting.add(each)
             self._entries += entries
-            self._numbers += range(first, first + each.count)
+            self._numbers += range(first, first + count)
             return
         for entry, part in zip(entries, each.parts(), strict=True):
             if waiting:

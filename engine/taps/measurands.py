@@ -95,26 +95,44 @@ class Growing:
         )  # fmt: skip
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
+class Runs:
+    """Where a tensor has what is each of `count` sequences' own: `table` [n, 4], of each run the sequence, in ascending
+    order and of each at least one, the first element, how many there are, and the place of the first among all that the
+    sequence has; `elements` in all."""
+
+    count: int
+    table: NDArray[np.int64]
+    elements: int
+
+    @classmethod
+    def of(cls, count: int, table: NDArray[np.int64]) -> Runs:
+        """Those of a table."""
+        return cls(count, table, int(table[:, 2].sum()))
+
+
+@dataclass(slots=True)
 class PerSequence:
-    """What each of `count` sequences has of one tensor on a CPU, measured as one each: runs of its elements, [n, 4]. Of
-    each the sequence, in ascending order and of each at least one, the first element, how many there are, and the place
-    of the first among all that the sequence has."""
+    """What each sequence has of one tensor on a CPU, measured as one each. Taps of a step have their runs in common."""
 
     x: Tensor
-    count: int
-    runs: NDArray[np.int64]
+    runs: Runs
+
+    @property
+    def count(self) -> int:
+        """Sequences."""
+        return self.runs.count
 
     @property
     def nbytes(self) -> int:
         """That are read of it."""
-        return int(self.runs[:, 2].sum()) * self.x.itemsize
+        return self.runs.elements * self.x.itemsize
 
     def parts(self) -> list[Tensor]:
         """A copy of what each has."""
         flat = self.x.reshape(-1)
         found: list[list[Tensor]] = [[] for _ in range(self.count)]
-        for sequence, first, elements, _ in self.runs.tolist():
+        for sequence, first, elements, _ in self.runs.table.tolist():
             found[sequence].append(flat[first : first + elements])
         return [torch.cat(runs) for runs in found]
 

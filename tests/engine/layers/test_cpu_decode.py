@@ -114,7 +114,7 @@ def test_rows_are_found_where_the_pool_has_them(lens: list[int], page: int, seed
     rows = CachedRows.of(slots)
     pool = torch.randn(int(torch.cat(slots).max()) + 1, 2, 3)
     stored = rows.stored(pool)
-    assert len(stored.runs) <= sum(-(-count // page) for count in lens)
+    assert len(stored.runs.table) <= sum(-(-count // page) for count in lens)
     for found, own in zip(stored.parts(), slots, strict=True):
         assert torch.equal(found, pool[own].flatten())
     cells = torch.randn(4 * sum(lens))

@@ -16,7 +16,7 @@ from lockstep.engine.rules import CORRECT
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.hub import CapturePolicy
-from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, PerSequence, pieces_of
+from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, PerSequence, Runs, pieces_of
 from lockstep.engine.taps.measure import TiledStatistics, measured_rows
 from lockstep.engine.taps.parts import checksums, measured
 from tests.checkpoints import tiny_checkpoint
@@ -160,7 +160,14 @@ def test_pieces_are_measured_where_they_lie(used: None, monkeypatch: pytest.Monk
     whole = [packed, half, packed[:, 20:120], torch.empty(0, 5), half.T, packed[3]]
     pieces = [piece for x in whole for piece in pieces_of(x)]
     assert len(pieces) == len(whole)
-    parts, sums = cpu_pass.measured(pieces)
+    apart = [
+        number for number, x in enumerate(whole) if x.is_contiguous()
+    ]  # tensors of which there is no record
+    others = [number for number in range(len(whole)) if number not in apart]
+    parts, sums = cpu_pass.measured(
+        [pieces[number] for number in others], others, [whole[number] for number in apart], apart
+    )
+    assert len(parts) == len(whole)
     for number, x in enumerate(whole):
         row = x.reshape(1, -1)
         if row.numel():
@@ -179,11 +186,11 @@ def test_what_several_sequences_have_of_a_tensor_is_measured_as_one_each(
     x, whole = torch.randn(50, 10), torch.randn(7, 9)
     own = [x[[30, 31, 2]], x[10:28], x[[5]]]
     runs = [(0, 300, 20, 0), (0, 20, 10, 20), (1, 100, 180, 0), (2, 50, 10, 0)]
-    each = PerSequence(x, 3, np.array(runs))
+    each = PerSequence(x, Runs.of(3, np.array(runs)))
     assert [part.tolist() for part in each.parts()] == [part.flatten().tolist() for part in own]
     assert each.nbytes == 4 * 220
     expected = [*pieces_of(whole), *(piece for part in own for piece in pieces_of(part)), *pieces_of(whole)]
-    parts, sums = cpu_pass.measured([*pieces_of(whole), each, *pieces_of(whole)])
+    parts, sums = cpu_pass.measured([each, *pieces_of(whole)], [1, 4], [whole], [0])
     for number, piece in enumerate(expected):
         row = piece.x.reshape(1, -1)
         assert_as_numpy_has_them(row, parts[number, None], sums[number, None] * SIGNED_ODD)
@@ -192,4 +199,4 @@ def test_what_several_sequences_have_of_a_tensor_is_measured_as_one_each(
 
 def test_a_length_that_is_on_a_gpu_is_refused() -> None:
     with pytest.raises(TypeError, match="a length that is on a GPU"):
-        cpu_pass.measured([Growing(torch.ones(4), torch.ones(1, dtype=torch.int32), 2, 2)])
+        cpu_pass.measured([Growing(torch.ones(4), torch.ones(1, dtype=torch.int32), 2, 2)], [0])

@@ -1,0 +1,121 @@
+"""Products of a few rows with a large matrix, in float32 on a CPU, which take as long as reading the matrix.
+
+Libraries share a product out in equal parts and wait for the slowest thread, a hundred times a token; here the threads
+take small chunks of it from a board, and those that help stay awake between products. Each element is one sum over the
+columns, made in the same order whatever the number of rows, tokens, chunks and threads.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from functools import cache
+from threading import Event, Lock, Thread
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from lockstep.engine.compiled import kernels
+from lockstep.engine.text import first_line
+
+#: Up to so many rows are multiplied here: of more, sums take longer than reading.
+FEW = 2
+#: Rows of its cache up to which a pass is bound by reading matrices: of more, attention needs torch's threads.
+LONGEST = 2048
+#: Elements of a decoder's feed-forward matrices that are worth loading the kernels.
+WORTH = 1 << 26
+#: Bytes of the matrix that a thread takes at a time, about.
+CHUNK = 1 << 16
+#: How often a thread that helps looks for the next product before it sleeps: for some milliseconds.
+PATIENCE = 1 << 17
+_KERNELS = "lockstep.engine.layers.row_kernels"
+
+
+@contextmanager
+def reading() -> Iterator[None]:
+    """Within the block products of a row or two are made here, on as many threads as torch has. Torch's own, which stay
+    awake for a while after each operation and would take the cores from those here, get nothing to do meanwhile."""
+    if refusal() is not None:
+        yield
+        return
+    threads = torch.get_num_threads()
+    token = _CREW.set(_crew(threads))
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(threads)
+        _CREW.reset(token)
+
+
+def is_reading() -> bool:
+    """Whether a pass is made within such a block."""
+    return _CREW.get() is not None
+
+
+def product(x: Tensor, matrix: Tensor) -> Tensor | None:
+    """[T, columns], [rows, columns] -> [T, rows], all of float32; None where it is not for these kernels."""
+    crew = _CREW.get()
+    if crew is None or not 0 < len(x) <= FEW or not matrix.is_contiguous():
+        return None
+    return crew.product(x.contiguous(), matrix)
+
+
+class _Crew:
+    """The thread that wants a product, and those that help."""
+
+    def __init__(self, helpers: int) -> None:
+        self._kernels = kernels(_KERNELS)
+        self._board = np.zeros(self._kernels.SIZE, np.int64)
+        self._one_at_a_time = Lock()
+        self._wanted = [Event() for _ in range(helpers)]
+        for wanted in self._wanted:
+            Thread(target=self._help, args=(wanted,), name="lockstep-product", daemon=True).start()
+
+    def product(self, x: Tensor, matrix: Tensor) -> Tensor:
+        """One that sleeps is woken, and not waited for: it takes part as soon as it is there."""
+        rows, columns = matrix.shape
+        out = torch.empty((len(x), rows))
+        chunks = max(1, min(rows, matrix.nbytes // CHUNK))
+        with self._one_at_a_time:
+            for wanted in self._wanted:
+                if not wanted.is_set():
+                    wanted.set()
+            self._kernels.multiply(
+                self._board, x.data_ptr(), matrix.data_ptr(), out.data_ptr(), len(x), rows, columns, chunks
+            )
+        return out
+
+    def _help(self, wanted: Event) -> None:
+        while True:
+            wanted.wait()
+            self._kernels.serve(self._board, PATIENCE)
+            wanted.clear()
+
+
+_CREW: ContextVar[_Crew | None] = ContextVar("crew", default=None)
+
+
+@cache
+def _crew(threads: int) -> _Crew:
+    return _Crew(threads - 1)
+
+
+def prepare() -> None:
+    """Load the kernels in the background."""
+    Thread(target=refusal, name="lockstep-prepare", daemon=True).start()
+
+
+@cache
+def refusal() -> str | None:
+    """Why the kernels cannot be used; None where they have passed their test: as float64 has it."""
+    random = torch.Generator().manual_seed(0)
+    x, matrix = torch.randn(3, 500, generator=random), torch.randn(301, 500, generator=random)
+    try:
+        found = _crew(2).product(x, matrix)
+    except Exception as error:  # whatever importing or compiling throws
+        return first_line("no products of few rows here", error)
+    apart = (found.double() - x.double() @ matrix.double().T).abs().max()
+    return None if apart < 1e-3 else "no products of few rows here: the kernel is wrong on this CPU"
