@@ -181,8 +181,7 @@ class Decoder:
             and 3 * model.num_layers * model.intermediate_size * model.hidden_size >= row_products.WORTH
         )
         if self._reads_rows:
-            row_products.prepare()
-            cpu_pass.use(cpu_pass.WORTH)  # what it takes to load kernels is taken anyhow
+            cpu_pass.use(cpu_pass.WORTH)  # numba is imported anyhow
         self.embed = VocabParallelEmbedding(model, comm, self._store)
         inputs = model.layer_inputs
         self.layer_inputs = None if inputs is None else AllLayerInputs(model, inputs, comm, self._store)

@@ -2,7 +2,8 @@
 
 Libraries share a product out in equal parts and wait for the slowest thread, a hundred times a token; here the threads
 take small chunks of it from a board, and those that help stay awake between products. Each element is one sum over the
-columns, made in the same order whatever the number of rows, tokens, chunks and threads.
+columns, made in the same order whatever the number of rows, tokens, chunks and threads. The kernels are loaded with the
+first token after a prompt: importing numba takes half a second, which the first token need not wait for.
 """
 
 from __future__ import annotations
@@ -101,11 +102,6 @@ _CREW: ContextVar[_Crew | None] = ContextVar("crew", default=None)
 @cache
 def _crew(threads: int) -> _Crew:
     return _Crew(threads - 1)
-
-
-def prepare() -> None:
-    """Load the kernels in the background."""
-    Thread(target=refusal, name="lockstep-prepare", daemon=True).start()
 
 
 @cache
