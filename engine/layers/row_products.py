@@ -57,9 +57,14 @@ def is_reading() -> bool:
 
 
 def product(x: Tensor, matrix: Tensor) -> Tensor | None:
-    """[T, columns], [rows, columns] -> [T, rows], all of float32; None where it is not for these kernels."""
+    """[T, columns], [rows, columns] -> [T, rows], all of float32; None where it is not for these kernels, which read by
+    address: torch reports what does not fit."""
     crew = _CREW.get()
     if crew is None or not 0 < len(x) <= FEW or not matrix.is_contiguous():
+        return None
+    if x.shape != (len(x), matrix.shape[-1]) or matrix.dim() != 2:
+        return None
+    if not x.dtype == matrix.dtype == torch.float32:
         return None
     return crew.product(x.contiguous(), matrix)
 

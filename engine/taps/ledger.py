@@ -83,9 +83,8 @@ class StatisticsLedger:
         self._waiting = Collected()
         self._entries: list[int] = []  # of what waits there whole, and
         self._numbers: list[int] = []  # what it is there
-        self._takes: dict[
-            torch.dtype, bool
-        ] = {}  # whether kernels measure this step's tensors, all of one device
+        #: Whether kernels measure this step's tensors of a dtype: all are on one device.
+        self._takes: dict[torch.dtype, bool] = {}
         self._growing: list[tuple[int, slice]] = []  # taps that a mask grows in, and their entries
         self._slabs: dict[tuple[int, torch.dtype], _Slab] = {}  # kept from step to step
         self._taps: list[int] = []  # tap of each entry, in the order seen

@@ -78,6 +78,10 @@ def test_what_is_not_for_the_kernels_is_left_to_torch() -> None:
         assert row_products.product(x[:0], matrix) is None
         assert row_products.product(x[:1, :20], matrix[:, ::2]) is None
         assert row_products.product(x.T[:1, :3].contiguous(), torch.randn(8, 3)) is not None
+        for other in (x[:1, :39], x[0], x[:1].double(), x[:1].to(torch.bfloat16), x[:1, None]):
+            assert row_products.product(other, matrix) is None
+        assert row_products.product(x[:1], matrix.double()) is None
+        assert row_products.product(x[:1], matrix[0]) is None
 
 
 def test_torch_has_its_threads_again_whatever_happens() -> None:
