@@ -36,9 +36,8 @@ class CachedRows:
     slots: Tensor
     ends: NDArray[np.int64]
     runs: NDArray[np.int64]
-    _in_elements: dict[tuple[str, int], Runs] = field(
-        default_factory=dict
-    )  # those that layers have in common
+    #: The runs of elements that layers have in common.
+    _in_elements: dict[tuple[str, int], Runs] = field(default_factory=dict)
 
     @classmethod
     def of(cls, rows: list[Tensor]) -> CachedRows:

@@ -14,6 +14,7 @@ from numba import carray, njit, types
 from numba.extending import intrinsic
 
 from lockstep.engine.compiled import OPTIONS
+from lockstep.engine.taps.cpu_kernels import pointer
 
 LEFT, DONE, PRODUCT, SIZE = 0, 16, 32, 48
 _PAUSE = "llvm.x86.sse2.pause" if platform.machine() in ("x86_64", "AMD64") else None
@@ -69,16 +70,6 @@ def pause(typing):
     return types.void(), generate
 
 
-@intrinsic
-def pointer(typing, address):
-    """A pointer to float32."""
-
-    def generate(context, builder, signature, arguments):
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.float32)(types.int64), generate
-
-
 @njit(**OPTIONS)
 def dots(x, matrix, out, first, last):
     """x [T, columns], matrix [rows, columns] -> out [T, rows], of rows `first` to `last`."""
@@ -102,9 +93,9 @@ def take_part(board):
         x, matrix, out, tokens, rows, columns, chunks = board[PRODUCT : PRODUCT + 7]
         number = chunks - left
         dots(
-            carray(pointer(x), (tokens, columns)),
-            carray(pointer(matrix), (rows, columns)),
-            carray(pointer(out), (tokens, rows)),
+            carray(pointer(np.float32, x), (tokens, columns)),
+            carray(pointer(np.float32, matrix), (rows, columns)),
+            carray(pointer(np.float32, out), (tokens, rows)),
             number * rows // chunks,
             (number + 1) * rows // chunks,
         )

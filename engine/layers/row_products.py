@@ -115,7 +115,7 @@ def refusal() -> str | None:
     random = torch.Generator().manual_seed(0)
     x, matrix = torch.randn(3, 500, generator=random), torch.randn(301, 500, generator=random)
     try:
-        found = _crew(2).product(x, matrix)
+        found = _crew(torch.get_num_threads()).product(x, matrix)
     except Exception as error:  # whatever importing or compiling throws
         return first_line("no products of few rows here", error)
     apart = (found.double() - x.double() @ matrix.double().T).abs().max()

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.taps import cpu_pass, one_pass
-from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, Measurand, PerSequence
+from lockstep.engine.taps.measurands import SIGNED_ODD, Measurand, Piece
 from lockstep.engine.taps.parts import PARTS
 
 #: Bytes of tensors that are kept until they are measured; on a CPU what its caches hold.
@@ -22,49 +22,41 @@ class Collected:
 
     def __init__(self) -> None:
         self.count = 0
-        #: Pieces that wait, and the number of each (of several the first); on a CPU apart from tensors that are one.
-        self._pieces: list[Measurand | Growing | PerSequence] = []
-        self._numbers: list[int] = []
-        self._wholes: list[Tensor] = []
-        self._of_wholes: list[int] = []
+        self._pieces: list[Piece | Tensor] = []
         self._bytes = 0
         self.measured: list[tuple[Tensor, Tensor]] = []
         self.tables = one_pass.Tables()
 
-    def add(self, piece: Measurand | Growing | PerSequence) -> int:
+    def add(self, piece: Piece) -> int:
         """Keep a piece, which nothing may overwrite; its number, or of several the first."""
-        number = self.count
-        self._pieces.append(piece)
-        self._numbers.append(number)
-        self.count += piece.count
-        self._bytes += piece.nbytes
-        if self._bytes >= (HELD if piece.x.is_cuda else CPU_HELD):
-            self.flush()
-        return number
+        return self._keep(piece, piece.count, piece.nbytes, piece.x.is_cuda)
 
     def add_whole(self, x: Tensor) -> int:
-        """Keep a contiguous tensor, which nothing may overwrite, as one piece; its number."""
-        if x.is_cuda:
-            return self.add(Measurand(x))
+        """Keep a contiguous tensor, which nothing may overwrite, as one piece; its number. There is no record of it: a
+        step has hundreds."""
+        return self._keep(x, 1, x.nbytes, x.is_cuda)
+
+    def _keep(self, piece: Piece | Tensor, count: int, nbytes: int, on_gpu: bool) -> int:
         number = self.count
-        self._wholes.append(x)
-        self._of_wholes.append(number)
-        self.count += 1
-        self._bytes += x.nbytes
-        if self._bytes >= CPU_HELD:
+        self._pieces.append(piece)
+        self.count += count
+        self._bytes += nbytes
+        if self._bytes >= (HELD if on_gpu else CPU_HELD):
             self.flush()
         return number
 
     def flush(self) -> None:
         """Measure those that wait. Their memory is free for what the device is given from now on."""
-        if not self._pieces and not self._wholes:
+        if not self._pieces:
             return
-        if self._pieces and self._pieces[0].x.is_cuda:
-            self.measured.append(one_pass.measured(self._pieces, self.tables))
+        first = self._pieces[0]
+        if (first if isinstance(first, Tensor) else first.x).is_cuda:
+            pieces = [Measurand(one) if isinstance(one, Tensor) else one for one in self._pieces]
+            self.measured.append(one_pass.measured(pieces, self.tables))
         else:
-            parts, sums = cpu_pass.measured(self._pieces, self._numbers, self._wholes, self._of_wholes)
+            parts, sums = cpu_pass.measured(self._pieces)
             self.measured.append((parts, sums * SIGNED_ODD))
-        self._pieces, self._numbers, self._wholes, self._of_wholes, self._bytes = [], [], [], [], 0
+        self._pieces, self._bytes = [], 0
 
 
 def side_by_side(measured: Sequence[tuple[Tensor, Tensor]]) -> Tensor:

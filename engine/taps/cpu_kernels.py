@@ -101,7 +101,7 @@ def add(x, first, mask, infinite, shift, scale, parts):
 
 @intrinsic
 def pointer(typing, like, address):
-    """A pointer to elements as those of the array `like`."""
+    """A pointer to elements as those of the array `like`, or of that dtype."""
 
     def generate(context, builder, signature, arguments):
         return builder.inttoptr(arguments[1], context.get_value_type(signature.return_type))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from lockstep.engine.compiled import kernels, on_threads, runs
-from lockstep.engine.taps.measurands import FLAT, ROWS, Growing, Measurand, PerSequence, Runs, bits_of
+from lockstep.engine.taps.measurands import FLAT, ROWS, Growing, Measurand, PerSequence, Piece, Runs, bits_of
 from lockstep.engine.taps.parts import ODD, PARTS, checksums, merge_runs
 from lockstep.engine.taps.parts import measured as of_host
 from lockstep.engine.text import first_line
@@ -67,20 +67,21 @@ def rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return torch.from_numpy(parts), torch.from_numpy(sums)
 
 
-def measured(
-    pieces: Sequence[Measurand | Growing | PerSequence],
-    numbers: Sequence[int],
-    wholes: Sequence[Tensor] = (),
-    of_wholes: Sequence[int] = (),
-) -> tuple[Tensor, Tensor]:
-    """The same of pieces, wherever they lie, and of contiguous tensors: [n, len(PARTS)] and [n], in the order of their
-    numbers, of which a piece of several sequences has one for each, from its own on. None may be `Growing`, which only
-    a step that a GPU replays needs."""
+def measured(pieces: Sequence[Piece | Tensor]) -> tuple[Tensor, Tensor]:
+    """The same of each piece, wherever it lies, of each contiguous tensor, and of each sequence of what several have:
+    [n, len(PARTS)] and [n]. None may be `Growing`, which only a step that a GPU replays needs."""
     kinds: defaultdict[torch.dtype, _Kind] = defaultdict(_Kind)
-    for number, piece in zip(numbers, pieces, strict=True):
-        kinds[piece.x.dtype].add(number, piece)
-    for number, x in zip(of_wholes, wholes, strict=True):
-        kinds[x.dtype].wholes.append((number, x))
+    number = 0
+    for piece in pieces:
+        if isinstance(piece, PerSequence):
+            kinds[piece.x.dtype].each.setdefault(piece.runs, []).append((number, piece.x))
+            number += piece.count
+            continue
+        if isinstance(piece, Measurand | Growing):
+            kinds[piece.x.dtype].others.append((number, piece))
+        else:
+            kinds[piece.dtype].wholes.append((number, piece))
+        number += 1
     found = [_measured(*kind.strips(), dtype) for dtype, kind in kinds.items()]
     of, parts, sums = (np.concatenate(columns) for columns in zip(*found, strict=True))
     order = np.argsort(of)
@@ -98,12 +99,6 @@ class _Kind:
         self.each: dict[Runs, list[tuple[int, Tensor]]] = {}
         self.others: list[tuple[int, Measurand | Growing]] = []
         self.wholes: list[tuple[int, Tensor]] = []
-
-    def add(self, number: int, piece: Measurand | Growing | PerSequence) -> None:
-        if isinstance(piece, PerSequence):
-            self.each.setdefault(piece.runs, []).append((number, piece.x))
-        else:
-            self.others.append((number, piece))
 
     def strips(self) -> _Strips:
         """All strips, by the numbers."""

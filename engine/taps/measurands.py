@@ -137,6 +137,9 @@ class PerSequence:
         return [torch.cat(runs) for runs in found]
 
 
+Piece = Measurand | Growing | PerSequence
+
+
 def pieces_of(x: Tensor) -> list[Measurand]:
     """A tensor of any shape, in pieces that the kernel takes. One that is neither contiguous nor columns of one that
     is, as parts of a packed product are, is copied."""

@@ -234,7 +234,7 @@ class TiledStatistics:
         if self._waiting is not None:
             self._numbers.append(self._waiting.add(piece))
         elif cpu_pass.takes(block):
-            parts, total = cpu_pass.measured([piece], [0])
+            parts, total = cpu_pass.measured([piece])
             self._parts.append(parts)
             self._sum += total[0]
         else:

@@ -18,7 +18,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from lockstep.engine.taps.measurands import SIGNED_ODD, Growing, Measurand, PerSequence, bits_of
+from lockstep.engine.taps.measurands import SIGNED_ODD, Measurand, PerSequence, Piece, bits_of
 from lockstep.engine.taps.parts import PARTS, checksums
 from lockstep.engine.taps.parts import measured as of_host
 from lockstep.engine.text import first_line
@@ -65,7 +65,7 @@ class CapturedTables(Tables):
             room.copy_(torch.from_numpy(table))
 
 
-def measured(pieces: Sequence[Measurand | Growing | PerSequence], tables: Tables) -> tuple[Tensor, Tensor]:
+def measured(pieces: Sequence[Piece], tables: Tables) -> tuple[Tensor, Tensor]:
     """Parts [n, len(PARTS)] float64 and checksums [n] int64 of each piece, on their device; as `measure` has them, but
     for the order of float64 sums. None may be `PerSequence`, which lies on a CPU."""
     device = pieces[0].x.device

@@ -160,13 +160,8 @@ def test_pieces_are_measured_where_they_lie(used: None, monkeypatch: pytest.Monk
     whole = [packed, half, packed[:, 20:120], torch.empty(0, 5), half.T, packed[3]]
     pieces = [piece for x in whole for piece in pieces_of(x)]
     assert len(pieces) == len(whole)
-    apart = [
-        number for number, x in enumerate(whole) if x.is_contiguous()
-    ]  # tensors of which there is no record
-    others = [number for number in range(len(whole)) if number not in apart]
-    parts, sums = cpu_pass.measured(
-        [pieces[number] for number in others], others, [whole[number] for number in apart], apart
-    )
+    mixed = [x if x.is_contiguous() else piece for x, piece in zip(whole, pieces, strict=True)]
+    parts, sums = cpu_pass.measured(mixed)
     assert len(parts) == len(whole)
     for number, x in enumerate(whole):
         row = x.reshape(1, -1)
@@ -190,7 +185,7 @@ def test_what_several_sequences_have_of_a_tensor_is_measured_as_one_each(
     assert [part.tolist() for part in each.parts()] == [part.flatten().tolist() for part in own]
     assert each.nbytes == 4 * 220
     expected = [*pieces_of(whole), *(piece for part in own for piece in pieces_of(part)), *pieces_of(whole)]
-    parts, sums = cpu_pass.measured([each, *pieces_of(whole)], [1, 4], [whole], [0])
+    parts, sums = cpu_pass.measured([whole, each, *pieces_of(whole)])
     for number, piece in enumerate(expected):
         row = piece.x.reshape(1, -1)
         assert_as_numpy_has_them(row, parts[number, None], sums[number, None] * SIGNED_ODD)
@@ -199,4 +194,4 @@ def test_what_several_sequences_have_of_a_tensor_is_measured_as_one_each(
 
 def test_a_length_that_is_on_a_gpu_is_refused() -> None:
     with pytest.raises(TypeError, match="a length that is on a GPU"):
-        cpu_pass.measured([Growing(torch.ones(4), torch.ones(1, dtype=torch.int32), 2, 2)], [0])
+        cpu_pass.measured([Growing(torch.ones(4), torch.ones(1, dtype=torch.int32), 2, 2)])
