@@ -19,7 +19,6 @@ from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph import GATE_UP, final_norm_of, operations_of
 from lockstep.engine.kv.pool import KVPool
 from lockstep.engine.kv.states import LayerState
-from lockstep.engine.layers import row_products
 from lockstep.engine.layers.attention import Attention
 from lockstep.engine.layers.embedding import VocabParallelEmbedding, VocabParallelHead
 from lockstep.engine.layers.experts import Biases, Expert, MixtureOfExperts, Router, SharedExpert
@@ -42,6 +41,7 @@ from lockstep.engine.layers.wiring import TapCallback, Wiring
 from lockstep.engine.layers.xielu import XIELUMLP
 from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.comm import Comm
+from lockstep.engine.rows import products
 from lockstep.engine.rules import Rules
 from lockstep.engine.taps import cpu_pass
 
@@ -178,7 +178,7 @@ class Decoder:
         self._reads_rows = (
             self._store.in_float32
             and not (self._store.kept or self._store.for_many)
-            and 3 * model.num_layers * model.intermediate_size * model.hidden_size >= row_products.WORTH
+            and 3 * model.num_layers * model.intermediate_size * model.hidden_size >= products.WORTH
         )
         if self._reads_rows:
             cpu_pass.use(cpu_pass.WORTH)  # numba is imported anyhow
@@ -403,10 +403,10 @@ class Decoder:
 
     def reading(self, batch: Batch) -> AbstractContextManager[None]:
         """Within the block a pass of the batch is made, and what follows from it chosen."""
-        few = len(batch.ids) <= row_products.FEW
-        if not few or not self._reads_rows or max(span.kv_len for span in batch.spans) > row_products.LONGEST:
+        few = len(batch.ids) <= products.FEW
+        if not few or not self._reads_rows or max(span.kv_len for span in batch.spans) > products.LONGEST:
             return nullcontext()
-        return row_products.reading()
+        return products.reading()
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""

@@ -23,7 +23,7 @@ from torch import Tensor
 from lockstep.engine.batch import Batch, DecodeInputs, SequenceSpan
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.kv.pool import KVPool
-from lockstep.engine.layers import cpu_decode, decode_attention, paged_attention, row_products
+from lockstep.engine.layers import cpu_decode, decode_attention, paged_attention
 from lockstep.engine.layers.cpu_decode import CachedRows
 from lockstep.engine.layers.linear import (
     MergedColumnParallelLinear,
@@ -38,6 +38,7 @@ from lockstep.engine.layers.tiles import Tile, Tiling
 from lockstep.engine.layers.weight import KeptTensor
 from lockstep.engine.layers.wiring import MeasuringTap, Wiring
 from lockstep.engine.parallel import shards
+from lockstep.engine.rows import products
 from lockstep.engine.rules import CORRECT
 from lockstep.engine.rules.rope import in_heads_of
 from lockstep.engine.taps.measurands import Growing
@@ -230,7 +231,7 @@ class Attention:
         """Whether one kernel takes all of so many sequences of a decode step on a CPU: several of a large model, one
         where products are made of its row alone, any number in an engine for many."""
         weight = self.o_proj.weight
-        several = weight.large if sequences > 1 else row_products.is_reading()
+        several = weight.large if sequences > 1 else products.is_reading()
         if not weight.for_many and not several:
             return False
         if self._at_once is None:

@@ -24,6 +24,8 @@ from lockstep.engine.text import first_line
 
 #: Largest error of the self-test beside float64, on outputs of about 1.
 TOLERANCE = 1e-5
+#: Products that are worth a thread: to wake one takes as long as some ten thousand.
+WORTH = 1 << 18
 _KERNELS = "lockstep.engine.layers.cpu_decode_kernels"
 _NO_WINDOW = 1 << 30
 
@@ -83,18 +85,20 @@ def attend(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """q [S, heads, D] over the pool's keys and values [slots, kv_heads, D] -> scores and probabilities, of each
     sequence [heads, K], one behind the other; and the context [S, heads, D]. -inf beyond the window."""
-    (count, heads, _), kv_heads = q.shape, keys.shape[1]
+    (count, heads, width), kv_heads = q.shape, keys.shape[1]
     cells = heads * int(rows.ends[-1])
-    scores, probs, out = q.new_empty(cells), q.new_empty(cells), q.new_empty(q.shape)
-    arrays = [x.detach().numpy() for x in (q.contiguous(), keys, values, rows.slots)]
-    factor, most = np.float32(scale), window or _NO_WINDOW
-    some = runs(count * kv_heads, 1)
+    q = q.contiguous()
+    scores, probs, out = torch.empty(cells), torch.empty(cells), torch.empty(q.shape)
+    addresses = [x.data_ptr() for x in (q, keys, values, rows.slots, scores, probs, out)]
+    shapes = count, heads, kv_heads, width, keys.shape[0]
+    items = count * kv_heads
+    some = runs(items, WORTH * items // (2 * width * cells))
 
     def work(number: int) -> None:
+        part = some[number]
         kernels(_KERNELS).attend(
-            *arrays, rows.ends, factor, most, scores.numpy(), probs.numpy(), out.numpy(),
-            some[number].start, some[number].stop,
-        )  # fmt: skip
+            *addresses, *shapes, rows.ends, scale, window or _NO_WINDOW, part.start, part.stop
+        )
 
     on_threads(work, len(some))
     return scores, probs, out

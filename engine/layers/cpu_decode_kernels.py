@@ -4,13 +4,52 @@
 import math
 
 import numpy as np
-from numba import njit
+from numba import carray, njit
 
 from lockstep.engine.compiled import OPTIONS
+from lockstep.engine.taps.cpu_kernels import pointer
 
 
 @njit(**OPTIONS)
-def attend(q, keys, values, slots, ends, scale, window, scores, probs, out, first, last):
+def attend(
+    q,
+    keys,
+    values,
+    slots,
+    scores,
+    probs,
+    out,
+    sequences,
+    heads,
+    kv_heads,
+    width,
+    room,
+    ends,
+    scale,
+    window,
+    first,
+    last,
+):
+    """`attend_each` of tensors at those addresses; `room`: slots of the pool."""
+    rows, cells = ends[-1], heads * ends[-1]
+    attend_each(
+        carray(pointer(np.float32, q), (sequences, heads, width)),
+        carray(pointer(np.float32, keys), (room, kv_heads, width)),
+        carray(pointer(np.float32, values), (room, kv_heads, width)),
+        carray(pointer(np.int64, slots), rows),
+        ends,
+        np.float32(scale),
+        window,
+        carray(pointer(np.float32, scores), cells),
+        carray(pointer(np.float32, probs), cells),
+        carray(pointer(np.float32, out), (sequences, heads, width)),
+        first,
+        last,
+    )
+
+
+@njit(**OPTIONS)
+def attend_each(q, keys, values, slots, ends, scale, window, scores, probs, out, first, last):
     """q [S, heads, D] of a token of each sequence over rows `slots` of the pool's keys and values [slots, kv_heads, D],
     of sequence s those from ends[s] to ends[s + 1]: what the numbers `first` to `last` of S * kv_heads give. Scores and
     probabilities [heads, K] of each sequence stand behind those of the sequences before it; out is [S, heads, D]."""

@@ -18,8 +18,8 @@ from torch import Tensor
 
 from lockstep.engine.checkpoint.gguf.source import Blocks
 from lockstep.engine.errors import CheckpointError
-from lockstep.engine.layers import row_products
 from lockstep.engine.layers.q8_tiles import BLOCK, Q8Tiles
+from lockstep.engine.rows import products
 from lockstep.engine.rules import CORRECT, Rules
 
 #: Elements that a kept matrix is made dense at a time, whole rows: 2 MiB of float32, which stay in the cache.
@@ -234,8 +234,8 @@ class Store:
 
     def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """[T, in] -> [T, out]; `batch_invariant`: each row the same bits whatever T is."""
-        if self.in_float32 and len(x) <= FEW_TOKENS:
-            if (out := row_products.product(x, weight)) is not None:
+        if self.in_float32 and x.shape[0] <= FEW_TOKENS:
+            if (out := products.product(x, weight)) is not None:
                 return out if bias is None else out.add_(bias)
             if torch.backends.mkl.is_available():
                 return by_slabs(x, weight, bias)

@@ -9,6 +9,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from lockstep.engine.config.families import NormForm
+from lockstep.engine.rows import vectors
 from lockstep.engine.rules.self_test import agrees
 
 #: Forms that a kernel of its own computes, in half precision, and the widest row that one program takes.
@@ -23,7 +24,9 @@ def rms_norm(x: Tensor, weight: Tensor, eps: float, form: NormForm = "rms") -> T
     models' own training code. The other one moves every norm by an ulp in bfloat16.
     """
     if x.dtype == torch.float32:  # nothing to round: one fused operation does the same
-        return F.rms_norm(x, x.shape[-1:], effective(weight, form), eps)
+        weight = effective(weight, form)
+        few = None if x.is_cuda else vectors.rms_norm(x, weight, eps)
+        return F.rms_norm(x, x.shape[-1:], weight, eps) if few is None else few
     if x.is_cuda and x.dim() in (2, 3) and _in_one_kernel(x.device, x.dtype, form, x.shape[-1]):
         return _by_kernel(x, weight, eps, form)
     return scaled(F.rms_norm(x.float(), x.shape[-1:], None, eps), weight, form, x.dtype)

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.config import ModelConfig, rope_frequencies
+from lockstep.engine.rows import vectors
 from lockstep.engine.rules.self_test import agrees
 
 
@@ -35,6 +36,8 @@ def rotate_half_split(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     """Rotate pairs (i, i + D/2) of x [T, heads, D]: the convention of Hugging Face checkpoints."""
     if x.is_cuda and _fits(x, cos) and _fits(x, sin) and _in_one_kernel(x.device, x.dtype):
         return _by_kernel(x, cos, sin)
+    if not x.is_cuda and (few := vectors.rotate(x, cos, sin)) is not None:
+        return few
     first, second = x.chunk(2, dim=-1)
     return torch.cat((first * cos - second * sin, second * cos + first * sin), dim=-1)
 

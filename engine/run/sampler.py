@@ -63,14 +63,15 @@ def choose_by(found: NDArray[np.float64], logits: Tensor, draws: Sequence[Draw])
 def summary(logits: Tensor, top: int = TOP) -> Tensor:
     """What rows of logits [S, vocab] come to, [S, 3 + 2 * top] float64: normaliser, entropy, likeliest token, and the
     best tokens with their logits. Numbers of tokens are exact in float64. Nothing here waits for a GPU."""
-    rows = logits.double()
+    # Their copy is changed in place: to get and lose a megabyte of memory takes as long as a pass over it.
+    rows = logits.to(torch.float64, copy=True)
     highest = rows.amax(-1, keepdim=True)
     # Below -800 exp is 0 in float64: cut there, so that 0 * -inf cannot make a NaN of the entropy.
-    shifted = (rows - highest).clamp_(min=-800)
+    shifted = rows.sub_(highest).clamp_(min=-800)
     weights = shifted.exp()
     total = weights.sum(-1, keepdim=True)
     log_z = highest + total.log()
-    entropy = total.log() - (weights * shifted).sum(-1, keepdim=True) / total  # minus the sum of p log p
+    entropy = total.log() - weights.mul_(shifted).sum(-1, keepdim=True) / total  # minus the sum of p log p
     # As they are: to select from two bytes takes a GPU a fraction of what eight take.
     best, ids = logits.topk(min(top, logits.shape[-1]))
     likeliest = logits.argmax(-1, keepdim=True)

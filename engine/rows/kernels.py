@@ -1,4 +1,4 @@
-"""The kernels of `row_products`, which numba compiles; imported by it alone.
+"""The kernels of `products`, which numba compiles; imported by it alone.
 
 A board of whole numbers stands between threads. `LEFT` chunks of a product are to be taken, each thread takes the next
 by counting down, and counts it as `DONE`; where they lie stands from `PRODUCT` on, which is read after a chunk has been

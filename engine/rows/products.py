@@ -31,7 +31,7 @@ WORTH = 1 << 26
 CHUNK = 1 << 16
 #: How often a thread that helps looks for the next product before it sleeps: for some milliseconds.
 PATIENCE = 1 << 17
-_KERNELS = "lockstep.engine.layers.row_kernels"
+_KERNELS = "lockstep.engine.rows.kernels"
 
 
 @contextmanager
@@ -60,9 +60,10 @@ def product(x: Tensor, matrix: Tensor) -> Tensor | None:
     """[T, columns], [rows, columns] -> [T, rows], all of float32; None where it is not for these kernels, which read by
     address: torch reports what does not fit."""
     crew = _CREW.get()
-    if crew is None or not 0 < len(x) <= FEW or not matrix.is_contiguous():
+    if crew is None or not x.dim() == matrix.dim() == 2 or not matrix.is_contiguous():
         return None
-    if x.shape != (len(x), matrix.shape[-1]) or matrix.dim() != 2:
+    tokens, columns = x.shape
+    if not 0 < tokens <= FEW or columns != matrix.shape[1]:
         return None
     if not x.dtype == matrix.dtype == torch.float32:
         return None
@@ -82,15 +83,15 @@ class _Crew:
 
     def product(self, x: Tensor, matrix: Tensor) -> Tensor:
         """One that sleeps is woken, and not waited for: it takes part as soon as it is there."""
-        rows, columns = matrix.shape
-        out = torch.empty((len(x), rows))
+        (tokens, columns), rows = x.shape, matrix.shape[0]
+        out = torch.empty((tokens, rows))
         chunks = max(1, min(rows, matrix.nbytes // CHUNK))
         with self._one_at_a_time:
             for wanted in self._wanted:
                 if not wanted.is_set():
                     wanted.set()
             self._kernels.multiply(
-                self._board, x.data_ptr(), matrix.data_ptr(), out.data_ptr(), len(x), rows, columns, chunks
+                self._board, x.data_ptr(), matrix.data_ptr(), out.data_ptr(), tokens, rows, columns, chunks
             )
         return out
 

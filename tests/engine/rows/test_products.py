@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from lockstep.engine.compiled import kernels
-from lockstep.engine.layers import row_products
+from lockstep.engine.rows import products
 from lockstep.engine.rules import CORRECT
 from lockstep.engine.run.sampling import Sampling
 from lockstep.engine.taps import cpu_pass
@@ -33,8 +33,8 @@ def two_threads() -> object:
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 33), (1, 5000), (3001, 96), (896, 4864)])
 def test_a_product_is_that_of_float64(rows: int, columns: int, tokens: int) -> None:
     x, matrix = torch.randn(tokens, columns), torch.randn(rows, columns)
-    with row_products.reading():
-        found = row_products.product(x, matrix)
+    with products.reading():
+        found = products.product(x, matrix)
     assert found is not None
     assert found.shape == (tokens, rows)
     noise = torch.finfo(torch.float32).eps * columns * (x.double().abs() @ matrix.double().abs().T)
@@ -47,85 +47,85 @@ def test_bits_depend_on_no_thread_no_chunk_no_shard_and_no_other_row(
     threads: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     x, matrix = torch.randn(2, 896), torch.randn(1000, 896)
-    with row_products.reading():
-        whole = row_products.product(x, matrix)
-    monkeypatch.setattr(row_products, "CHUNK", chunk)
+    with products.reading():
+        whole = products.product(x, matrix)
+    monkeypatch.setattr(products, "CHUNK", chunk)
     torch.set_num_threads(threads)
-    with row_products.reading():
-        assert torch.equal(row_products.product(x, matrix), whole)
-        assert torch.equal(row_products.product(x[1:], matrix), whole[1:])
-        assert torch.equal(row_products.product(x, matrix[333:999]), whole[:, 333:999])
+    with products.reading():
+        assert torch.equal(products.product(x, matrix), whole)
+        assert torch.equal(products.product(x[1:], matrix), whole[1:])
+        assert torch.equal(products.product(x, matrix[333:999]), whole[:, 333:999])
 
 
 def test_threads_that_come_and_go_lose_no_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     """More of them than cores, which sleep between many of the products and wake in the middle of others."""
-    monkeypatch.setattr(row_products, "PATIENCE", 20)
-    monkeypatch.setattr(row_products, "CHUNK", 256)
+    monkeypatch.setattr(products, "PATIENCE", 20)
+    monkeypatch.setattr(products, "CHUNK", 256)
     torch.set_num_threads(4)
     random = torch.Generator().manual_seed(0)
-    with row_products.reading():
+    with products.reading():
         for number in range(2000):
             rows, columns = 1 + number * 7 % 190, 1 + number * 13 % 70
             x, matrix = (torch.randint(-9, 9, (n, columns), generator=random).float() for n in (1, rows))
-            assert torch.equal(row_products.product(x, matrix), x @ matrix.T), (rows, columns)
+            assert torch.equal(products.product(x, matrix), x @ matrix.T), (rows, columns)
 
 
 def test_what_is_not_for_the_kernels_is_left_to_torch() -> None:
     x, matrix = torch.randn(3, 40), torch.randn(50, 40)
-    assert row_products.product(x[:1], matrix) is None  # outside
-    with row_products.reading():
-        assert row_products.product(x, matrix) is None
-        assert row_products.product(x[:0], matrix) is None
-        assert row_products.product(x[:1, :20], matrix[:, ::2]) is None
-        assert row_products.product(x.T[:1, :3].contiguous(), torch.randn(8, 3)) is not None
+    assert products.product(x[:1], matrix) is None  # outside
+    with products.reading():
+        assert products.product(x, matrix) is None
+        assert products.product(x[:0], matrix) is None
+        assert products.product(x[:1, :20], matrix[:, ::2]) is None
+        assert products.product(x.T[:1, :3].contiguous(), torch.randn(8, 3)) is not None
         for other in (x[:1, :39], x[0], x[:1].double(), x[:1].to(torch.bfloat16), x[:1, None]):
-            assert row_products.product(other, matrix) is None
-        assert row_products.product(x[:1], matrix.double()) is None
-        assert row_products.product(x[:1], matrix[0]) is None
+            assert products.product(other, matrix) is None
+        assert products.product(x[:1], matrix.double()) is None
+        assert products.product(x[:1], matrix[0]) is None
 
 
 def test_torch_has_its_threads_again_whatever_happens() -> None:
     seen = []
 
     def aborted() -> None:
-        with row_products.reading():
-            seen.append((torch.get_num_threads(), row_products.is_reading()))
+        with products.reading():
+            seen.append((torch.get_num_threads(), products.is_reading()))
             raise RuntimeError("aborted")
 
     with pytest.raises(RuntimeError, match="aborted"):
         aborted()
-    assert [*seen, (torch.get_num_threads(), row_products.is_reading())] == [(1, True), (2, False)]
+    assert [*seen, (torch.get_num_threads(), products.is_reading())] == [(1, True), (2, False)]
 
 
 def test_without_numba_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "numba", None)
-    monkeypatch.setattr(row_products, "kernels", kernels.__wrapped__)
-    monkeypatch.setattr(row_products, "_crew", row_products._crew.__wrapped__)
-    monkeypatch.setattr(row_products, "refusal", row_products.refusal.__wrapped__)
-    assert row_products.refusal() == (
+    monkeypatch.setattr(products, "kernels", kernels.__wrapped__)
+    monkeypatch.setattr(products, "_crew", products._crew.__wrapped__)
+    monkeypatch.setattr(products, "refusal", products.refusal.__wrapped__)
+    assert products.refusal() == (
         "no products of few rows here: ModuleNotFoundError: import of numba halted; None in sys.modules"
     )
-    with row_products.reading():
-        assert (torch.get_num_threads(), row_products.is_reading()) == (2, False)
+    with products.reading():
+        assert (torch.get_num_threads(), products.is_reading()) == (2, False)
 
 
 def test_a_wrong_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = row_products._Crew.product
-    monkeypatch.setattr(row_products._Crew, "product", lambda self, x, matrix: right(self, x, matrix) + 1e-2)
-    refusal = row_products.refusal.__wrapped__()
+    right = products._Crew.product
+    monkeypatch.setattr(products._Crew, "product", lambda self, x, matrix: right(self, x, matrix) + 1e-2)
+    refusal = products.refusal.__wrapped__()
     assert refusal == "no products of few rows here: the kernel is wrong on this CPU"
 
 
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the products that were made."""
-    right, found = row_products._Crew.product, list[tuple[int, ...]]()
+    right, found = products._Crew.product, list[tuple[int, ...]]()
 
     def product(self: object, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
         found.append((len(x), *matrix.shape))
         return right(self, x, matrix)
 
-    monkeypatch.setattr(row_products._Crew, "product", product)
+    monkeypatch.setattr(products._Crew, "product", product)
     return found
 
 
@@ -138,22 +138,28 @@ def test_a_heavy_decoder_reads_its_matrices_once_a_token(
     plain.add(0, PROMPT, Sampling())
     by_torch = [plain.step().sequences[0].choice for _ in range(5)]
     assert not made
-    monkeypatch.setattr(row_products, "WORTH", 0)
+    monkeypatch.setattr(products, "WORTH", 0)
     monkeypatch.setattr(cpu_pass, "_use", cpu_pass._use)  # as it was, afterwards
-    monkeypatch.setattr(row_products, "LONGEST", len(PROMPT) + 3)
+    monkeypatch.setattr(products, "LONGEST", len(PROMPT) + 3)
     heavy = local_runner(path)
     runs = []
     for measured in (True, False):
         heavy.reset(CORRECT)
         heavy.watch(CapturePolicy(statistics=measured))
         heavy.add(0, PROMPT, Sampling())
-        found, products = [], []
+        found, multiplied = [], []
         for _ in range(5):
             found.append(heavy.step())
-            products.append(len(made))
+            multiplied.append(len(made))
             made.clear()
         each = 4 * heavy.model.num_layers + 1  # q, k and v in one, o, gate and up in one, down; and the head
-        assert products == [0, each, each, each, 0]  # the prompt, three tokens, and one of too many behind it
+        assert multiplied == [
+            0,
+            each,
+            each,
+            each,
+            0,
+        ]  # the prompt, three tokens, and one of too many behind it
         runs.append([step.sequences[0].choice for step in found])
     for one, right in zip([*runs[0], *runs[1]], by_torch * 2, strict=True):
         assert one.top_ids == right.top_ids
@@ -168,7 +174,7 @@ def test_a_heavy_decoder_reads_its_matrices_once_a_token(
 def test_other_engines_go_as_before(
     config: dict[str, object], variant: Callable[[str], Path], made: list, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(row_products, "WORTH", 0)
+    monkeypatch.setattr(products, "WORTH", 0)
     monkeypatch.setattr(cpu_pass, "_use", cpu_pass._use)  # as it was, afterwards
     runner = local_runner(variant("qwen2-tied"), **config)
     runner.add(0, PROMPT, Sampling())
