@@ -18,7 +18,8 @@ def test_a_turn_has_a_share_of_each_table() -> None:
     for turn in range(TURNS):
         kept = set(CASES) - left_out(CASES, turn)
         counts = [sum(f"test_{table}.py" in case for case in kept) for table in (1, 2, 3, 4, 8, 12)]
-        assert counts == [1, 2, 3, 2, 4, 3]
+        assert counts[:5] == [1, 2, 3, 2, 4]
+        assert counts[5] in (2, 3)  # 12 cases in five shares
         assert CASES[-1] in kept
 
 

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from zlib import crc32
 
 #: After so many turns every case was run.
-TURNS = 4
+TURNS = 5
 #: Up to so many cases of a test each turn has all, up to so many every second.
 _ALL, _HALF = 3, 8
 
