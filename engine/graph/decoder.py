@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import replace
-from functools import cache
+from functools import cache, lru_cache
 
 from lockstep.engine.config import Family, ModelConfig
 from lockstep.engine.graph import indexer
@@ -387,8 +387,9 @@ def outside_of(parts: Collection[Part]) -> tuple[Operation, ...]:
 
 def operation_of(model: ModelConfig, tap: str) -> Operation | None:
     """The operation of a tap, by its name within the layer or its whole name outside; None where the model has none."""
-    found = _by_tap(parts_of(model), model.family).get(tap) or _outside(model.family).get(tap)
-    if found is None or not found.is_in(parts_of(model)):
+    parts = parts_of(model)
+    found = _by_tap(parts, model.family).get(tap) or _outside(model.family).get(tap)
+    if found is None or not found.is_in(parts):
         return None
     return _reading(found, model)
 
@@ -417,6 +418,7 @@ OUTSIDE_MODULES: Mapping[str, str] = {
 }
 
 
+@lru_cache(1 << 12)
 def instead_of(tap: str) -> tuple[str, ...]:
     """The tap, and what takes its place in models and engines that lack it, nearest first."""
     operation = LAYER.get(tap)

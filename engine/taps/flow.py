@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Container
+from functools import lru_cache
 
 from lockstep.engine.errors import EngineError
 from lockstep.engine.graph import LAYER, LAYER_OUTPUT, OUTSIDE, STREAM, instead_of
@@ -38,6 +39,19 @@ def near(name: str, layer: int | None, num_layers: int) -> str:
     return (
         name if layer is None or name in OUTSIDE or layer_of(name) is not None else f"layers.{layer}.{name}"
     )
+
+
+@lru_cache(1 << 12)
+def sources_in_layer(tap: str, num_layers: int = 0) -> frozenset[str]:
+    """All taps of its layer that `tap` is computed from, on whichever way, and itself."""
+    layer, reached, left = layer_of(tap), {tap}, [tap]
+    while left:
+        new = [
+            one for one in inputs_of(left.pop(), num_layers) if layer_of(one) == layer and one not in reached
+        ]
+        reached.update(new)
+        left += new
+    return frozenset(reached)
 
 
 def inputs_of(tap: str, num_layers: int = 0, known: Container[str] = ()) -> tuple[str, ...]:

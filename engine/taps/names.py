@@ -133,6 +133,7 @@ def _specs(layers: Sequence[Mapping[str, TapLayout]], parts: Collection[Part] = 
     return (*outside[:-_BEHIND], *inside, *outside[-_BEHIND:])
 
 
+@lru_cache(_NAMES)
 def operation_at(tap: str) -> Operation | None:
     """The operation of a tap by its full name; None for a name that is none of ours."""
     return (OUTSIDE if layer_of(tap) is None else LAYER).get(local_name(tap))

@@ -14,7 +14,6 @@ import numpy as np
 
 from lockstep.engine.graph import LAYER, LAYER_OUTPUT, final_norm_of, operations_of
 from lockstep.engine.graph.formula import FORMULAS, Node, formula_of
-from lockstep.engine.taps.flow import inputs_of
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.workbench.diagnosis.hypotheses.edits import node_at, nodes, put
 from lockstep.workbench.diagnosis.operations.facts import Facts
@@ -149,19 +148,6 @@ def _places(site: Site) -> Iterator[tuple[str, int]]:
                 yield f"layers.{other}.{kind}", site.rank
             if other == at and len(site.taps.ranks) > 1:
                 yield from ((f"layers.{other}.{kind}", rank) for rank in site.taps.ranks if rank != site.rank)
-
-
-def follows(name: str, tap: str, layers: int) -> bool:
-    """Whether a tensor is made of what the operation gives."""
-    if layer_of(name) != layer_of(tap):
-        return False
-    reached, left = {name}, [name]
-    while left:
-        for one in inputs_of(left.pop(), layers):
-            if one not in reached and layer_of(one) == layer_of(tap):
-                reached.add(one)
-                left.append(one)
-    return tap in reached
 
 
 def norm_vectors(facts: Facts, own: str, length: int) -> Iterator[str]:

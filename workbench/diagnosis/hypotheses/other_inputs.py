@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph import LAYER, STREAM, Operation, operations_of
 from lockstep.engine.graph.formula import FORMULAS, evaluate
-from lockstep.workbench.diagnosis.hypotheses.operands import follows
+from lockstep.engine.taps.flow import sources_in_layer
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting
 from lockstep.workbench.diagnosis.hypotheses.trial import Indices, evenly
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
@@ -144,7 +144,7 @@ def _tensors(site: Site, width: int) -> Iterator[tuple[str, Array]]:
         x = None if name == site.tap else site.rows_of(name)
         if x is None or len(x) != len(site.seen) or x.size != len(x) * width:
             continue
-        if np.isfinite(x).all() and not follows(name, site.tap, layers):
+        if np.isfinite(x).all() and site.tap not in sources_in_layer(name, layers):
             yield name, x.reshape(len(x), width)
     routed = _routed(site)
     if routed is not None and routed.shape == (len(site.seen), width):
@@ -156,7 +156,7 @@ def _routed(site: Site) -> Array | None:
     if site.layer is None:
         return None
     outputs, weights = (site.near(f"mlp.{one}") for one in ("experts.down", "topk_weights"))
-    if any(follows(one, site.tap, site.facts.model.num_layers) for one in (outputs, weights)):
+    if any(site.tap in sources_in_layer(one, site.facts.model.num_layers) for one in (outputs, weights)):
         return None
     x, by = site.rows_of(outputs), site.rows_of(weights)
     if x is None or by is None or x.shape[:2] != by.shape:

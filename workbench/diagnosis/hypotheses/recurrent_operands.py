@@ -11,8 +11,9 @@ import numpy as np
 
 from lockstep.engine.graph import LAYER, operations_of
 from lockstep.engine.graph.operation import state_of
+from lockstep.engine.taps.flow import sources_in_layer
 from lockstep.workbench.diagnosis.hypotheses.head_orders import by_columns, head_width, orders
-from lockstep.workbench.diagnosis.hypotheses.operands import follows, of_other_layers
+from lockstep.workbench.diagnosis.hypotheses.operands import of_other_layers
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.recorded import SequencePass
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
@@ -147,7 +148,7 @@ def other_rows(site: Site) -> dict[str, dict[str, list[Array]]]:
     found: dict[str, dict[str, list[Array]]] = {}
     for kind, one in LAYER.items():
         tap = site.near(kind)
-        if one.form != "rows" or follows(tap, site.tap, site.facts.model.num_layers):
+        if one.form != "rows" or site.tap in sources_in_layer(tap, site.facts.model.num_layers):
             continue
         tensors = site.taps.tensors(tap, site.rank)
         rows = [x for i in site.passes if (x := tensors[i]) is not None]
