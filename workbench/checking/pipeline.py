@@ -38,6 +38,7 @@ from lockstep.workbench.diagnosis.judgement import Judgement
 from lockstep.workbench.diagnosis.ledger import ledger
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
+from lockstep.workbench.diagnosis.one_thread import one_thread
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.quantisation import quantisation_loss
 from lockstep.workbench.diagnosis.reconcile import agreed
@@ -137,6 +138,7 @@ class CheckResult:
         }
 
 
+@one_thread()
 def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
     """Record `run`, judge it, explain what is wrong, and store the verdicts.
 

@@ -31,6 +31,7 @@ from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
 from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
+from lockstep.workbench.diagnosis.one_thread import one_thread
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.reconcile import agreed, reason_of, reconciled
 from lockstep.workbench.diagnosis.recording import Recording
@@ -54,6 +55,7 @@ _SHOWN = 4
 Counted = Callable[[int, int], None]
 
 
+@one_thread()
 def diagnose_recording(
     session: Session,
     checkpoint: Path,

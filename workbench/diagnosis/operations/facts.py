@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import DTYPES, DType, ModelConfig
+from lockstep.engine.graph.formula import in_chunks
 from lockstep.engine.graph.index_choice import as_seen
 from lockstep.engine.parallel.shards import held_in
 from lockstep.engine.taps.names import local_name, operation_at
@@ -159,14 +160,12 @@ def _nbytes(array: NDArray[Any] | None) -> int:
     return 0 if array is None else array.nbytes
 
 
-def spread(x: Array, weight: NDArray[Any], chunk: int = 16384) -> Array:
+def spread(x: Array, weight: NDArray[Any]) -> Array:
     """The root of the sum of squares of a product's terms, [N, out]: what its rounding is measured by. Coarse:
     in float32. Rows that are not finite are NaN."""
     largest = np.abs(x).max(axis=1, keepdims=True, initial=0.0)
     largest[largest == 0] = 1.0
     with np.errstate(invalid="ignore"):
         square = np.square(x / largest, dtype=np.float64).astype(np.float32)
-    parts = [
-        square @ np.square(weight[i : i + chunk], dtype=np.float32).T for i in range(0, len(weight), chunk)
-    ]
+    parts = [square @ np.square(some, dtype=np.float32).T for some in in_chunks(weight)]
     return np.asarray(np.sqrt(np.concatenate(parts, axis=1).astype(np.float64)) * largest)
