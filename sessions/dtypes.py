@@ -40,8 +40,7 @@ def widen(array: NDArray[Any], dtype: str) -> NDArray[Any]:
     """bfloat16 bits as the float32 of the same value; anything else as it is."""
     if dtype != "bfloat16":
         return array
-    bits = np.array(array, dtype=np.uint32)
-    np.left_shift(bits, 16, out=bits)
+    bits: NDArray[np.uint32] = np.left_shift(array, np.uint32(16), dtype=np.uint32)
     return bits.view(np.float32)
 
 
