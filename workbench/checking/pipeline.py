@@ -38,7 +38,7 @@ from lockstep.workbench.diagnosis.judgement import Judgement
 from lockstep.workbench.diagnosis.ledger import ledger
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
-from lockstep.workbench.diagnosis.one_thread import one_thread
+from lockstep.workbench.diagnosis.one_thread import one_thread_for
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.quantisation import quantisation_loss
 from lockstep.workbench.diagnosis.reconcile import agreed
@@ -138,7 +138,6 @@ class CheckResult:
         }
 
 
-@one_thread()
 def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
     """Record `run`, judge it, explain what is wrong, and store the verdicts.
 
@@ -153,6 +152,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
             None if reference.floor is None else stack.enter_context(Session.open(reference.floor, UNLIMITED))
         )
         stack.enter_context(keeping(engine, golden, floor))
+        stack.enter_context(one_thread_for(engine))
         prefill = sum(engine.step(step).phase == "prefill" for step in engine.steps())
         facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
         run.progress("judging every tap", 0, 0)

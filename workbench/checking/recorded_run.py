@@ -31,7 +31,7 @@ from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
 from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
-from lockstep.workbench.diagnosis.one_thread import one_thread
+from lockstep.workbench.diagnosis.one_thread import one_thread_for
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.reconcile import agreed, reason_of, reconciled
 from lockstep.workbench.diagnosis.recording import Recording
@@ -55,7 +55,6 @@ _SHOWN = 4
 Counted = Callable[[int, int], None]
 
 
-@one_thread()
 def diagnose_recording(
     session: Session,
     checkpoint: Path,
@@ -86,6 +85,7 @@ def diagnose_recording(
         truth = None if golden is None else stack.enter_context(Session.open(golden, UNLIMITED))
         noise = None if floor is None else stack.enter_context(Session.open(floor, UNLIMITED))
         stack.enter_context(keeping(session, truth, noise))
+        stack.enter_context(one_thread_for(session, branch))
         rests = coverage(session, truth, branch=branch)
         report("judging each operation on its own inputs, and naming causes")
         found = diagnose(

@@ -19,7 +19,6 @@ from lockstep.workbench.diagnosis.findings import Survey, WrongOperation, survey
 from lockstep.workbench.diagnosis.greedy_choice import WrongChoices, wrong_choices
 from lockstep.workbench.diagnosis.injection.reproduction import AT_LEAST, proved, reproduce
 from lockstep.workbench.diagnosis.merging import FindingGroup, groups
-from lockstep.workbench.diagnosis.one_thread import one_thread
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.site import Unjudged
@@ -60,7 +59,6 @@ class Explanation:
     otherwise: Callable[[], Explanation] | None = None
 
 
-@one_thread()
 def diagnose(
     engine: Session,
     facts: Facts,

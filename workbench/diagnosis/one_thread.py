@@ -1,26 +1,34 @@
-"""numpy's products on one thread, while a recording is judged.
+"""numpy's products on one thread, while a short recording is judged.
 
-They have few rows and take as long as reading a weight, so that a second thread gains little. Where cores are not idle
-it costs much: OpenBLAS's threads wait for each other in a loop that gives up the core. On two cores of a virtual
-machine a product of 12 rows with [2432, 896] took 40 ms by two threads and 3.7 by one, a check at 0.5B shapes 94 s and
-49.
+Products of few rows take as long as reading the weight, so that a second thread gains nothing. Where cores are not idle
+it costs much: OpenBLAS's threads wait for each other in a loop that gives up the core. On two idle cores a product of
+12 rows with [2432, 896] takes 4.5 ms by two threads and 3 by one; beside other work 40 and 3.7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, nullcontext
 from functools import cache
+from typing import Any
 
 from threadpoolctl import ThreadpoolController
 
+from lockstep.sessions.session import Session
 
-@contextmanager
-def one_thread() -> Iterator[None]:
-    """Inside, or in a function that it decorates. What others have set is there again afterwards; libraries other than
-    OpenBLAS, and torch, keep their threads."""
-    with _openblas().limit(limits=1):
-        yield
+#: Tokens of a recording, which are judged at once, from which on a second thread gains more than it risks.
+MANY = 64
+
+
+def one_thread_for(session: Session, branch: int = 0) -> AbstractContextManager[Any]:
+    """Inside, numpy's products have one thread if the branch has few tokens. What others have set is there again
+    afterwards; libraries other than OpenBLAS, and torch, keep their threads."""
+    tokens = 0
+    for step in session.steps(branch):
+        tokens += sum(len(one.ids) for one in session.step(step, branch).sequences)
+        if tokens >= MANY:
+            return nullcontext()
+    limited: AbstractContextManager[Any] = _openblas().limit(limits=1)
+    return limited
 
 
 @cache

@@ -39,7 +39,6 @@ from lockstep.workbench.diagnosis.measure import (
     relative,
 )
 from lockstep.workbench.diagnosis.nearness import nearer
-from lockstep.workbench.diagnosis.one_thread import one_thread
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.own_inputs import OwnInputs
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
@@ -62,7 +61,6 @@ FAIL_SINGLE = 8.0
 AMPLIFIED = 4 * FAIL
 
 
-@one_thread()
 def judge(sides: Recordings, facts: Facts | None = None) -> Judgement:
     """Judge every tap of every step of the engine's branch.
 

@@ -21,7 +21,6 @@ from lockstep.workbench.diagnosis.confidence import confidence_after
 from lockstep.workbench.diagnosis.injection.graph_run import ComputedTap, GraphRun
 from lockstep.workbench.diagnosis.injection.hypothesis_output import Injected, NotInjected, Rounded
 from lockstep.workbench.diagnosis.merging import FindingGroup
-from lockstep.workbench.diagnosis.one_thread import one_thread
 from lockstep.workbench.diagnosis.operations.deviation import WRONG
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
@@ -69,7 +68,6 @@ class _Compared:
         return "partly" if self.after <= PARTLY * self.before else "not reproduced"
 
 
-@one_thread()
 def reproduce(
     groups: Sequence[FindingGroup],
     taps: RecordedTaps,

@@ -29,7 +29,6 @@ from lockstep.workbench.diagnosis.loaded.places import HeldPart, Parameters, Sha
 from lockstep.workbench.diagnosis.loaded.rank_weights import RankWeights
 from lockstep.workbench.diagnosis.loaded.rows import BLOCK, RowRun, RowTable
 from lockstep.workbench.diagnosis.loaded.stack_parts import StackPart
-from lockstep.workbench.diagnosis.one_thread import one_thread
 
 _LAYER = re.compile(r"(?<=layers\.)\d+", re.ASCII)
 _EXPERT = re.compile(r"(?<=experts\.)\d+", re.ASCII)
@@ -67,7 +66,6 @@ class LoadedWeights:
     adapted: dict[str, int] = field(default_factory=dict)
 
 
-@one_thread()
 def compare_weights(
     ranks: Sequence[RankWeights],
     checkpoint: LoadedFrom,
