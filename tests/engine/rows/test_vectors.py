@@ -44,6 +44,17 @@ def test_a_rotation_has_the_bits_of_torch(tokens: int) -> None:
             assert torch.equal(rotate_half_split(x, *angles(tokens)), right)
 
 
+def test_the_bits_of_a_row_depend_on_no_other_and_not_on_where_it_lies() -> None:
+    """Ranks hold replicas of a norm, which are compared bit by bit."""
+    x, weight = torch.randn(2, 897), torch.randn(897)
+    with products.reading():
+        both = vectors.rms_norm(x, weight, 1e-6)
+        assert both is not None
+        for shift in range(4):
+            moved = torch.empty(897 + shift)[shift:].copy_(x[1])
+            assert torch.equal(vectors.rms_norm(moved[None], weight, 1e-6), both[1:])
+
+
 def test_a_norm_of_infinities_and_nan_is_that_of_torch() -> None:
     weight = torch.ones(4)
     for values in ([1.0, float("inf"), 2.0, 3.0], [1.0, float("nan"), 2.0, 3.0], [0.0] * 4, [3e30] * 4):
