@@ -30,8 +30,9 @@ def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor | None:
     bits that torch gives; None outside of such a pass, and where something is to be broadcast or converted."""
     if not products.is_reading() or not x.dtype == cos.dtype == sin.dtype == torch.float32:
         return None
-    angles = (x.shape[0], 1, x.shape[-1] // 2)
-    if x.dim() != 3 or not cos.shape == sin.shape == angles or x.stride(2) != 1 or refusal() is not None:
+    if x.dim() != 3 or x.shape[2] % 2 or x.stride(2) != 1 or refusal() is not None:
+        return None
+    if not cos.shape == sin.shape == (x.shape[0], 1, x.shape[2] // 2):
         return None
     return _rotate(x, cos, sin) if cos.is_contiguous() and sin.is_contiguous() else None
 

@@ -75,6 +75,7 @@ def test_what_is_not_for_the_kernels_is_left_to_torch() -> None:
         for other in (x.double(), x[0], x[..., :32], torch.randn(1, 2, 128)[..., ::2], torch.randn(2, 2, 64)):
             assert vectors.rotate(other, cos, sin) is None
         assert vectors.rotate(x, cos[0], sin[0]) is None
+        assert vectors.rotate(torch.randn(1, 2, 65), cos, sin) is None
         assert vectors.rotate(x, torch.randn(1, 1, 64)[..., ::2], sin) is None
 
 
