@@ -22,11 +22,11 @@ MANY = 64
 def one_thread_for(session: Session, branch: int = 0) -> AbstractContextManager[Any]:
     """Inside, numpy's products have one thread if the branch has few tokens. What others have set is there again
     afterwards; libraries other than OpenBLAS, and torch, keep their threads."""
-    tokens = 0
-    for step in session.steps(branch):
-        tokens += sum(len(one.ids) for one in session.step(step, branch).sequences)
-        if tokens >= MANY:
-            return nullcontext()
+    steps = session.steps(branch)
+    if len(steps) >= MANY:
+        return nullcontext()
+    if sum(len(one.ids) for step in steps for one in session.step(step, branch).sequences) >= MANY:
+        return nullcontext()
     limited: AbstractContextManager[Any] = _openblas().limit(limits=1)
     return limited
 
