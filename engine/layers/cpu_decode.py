@@ -24,8 +24,6 @@ from lockstep.engine.text import first_line
 
 #: Largest error of the self-test beside float64, on outputs of about 1.
 TOLERANCE = 1e-5
-#: Products that are worth a thread: to wake one takes as long as some ten thousand.
-WORTH = 1 << 18
 _KERNELS = "lockstep.engine.layers.cpu_decode_kernels"
 _NO_WINDOW = 1 << 30
 
@@ -91,8 +89,7 @@ def attend(
     scores, probs, out = torch.empty(cells), torch.empty(cells), torch.empty(q.shape)
     addresses = [x.data_ptr() for x in (q, keys, values, rows.slots, scores, probs, out)]
     shapes = count, heads, kv_heads, width, keys.shape[0]
-    items = count * kv_heads
-    some = runs(items, WORTH * items // (2 * width * cells))
+    some = runs(count * kv_heads, 1)
 
     def work(number: int) -> None:
         part = some[number]

@@ -31,7 +31,7 @@ WORTH = 1 << 26
 CHUNK = 1 << 16
 #: How often a thread that helps looks for the next product before it sleeps: for some milliseconds.
 PATIENCE = 1 << 17
-_KERNELS = "lockstep.engine.rows.kernels"
+_KERNELS = "lockstep.engine.rows.product_kernels"
 
 
 @contextmanager

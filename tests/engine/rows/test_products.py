@@ -153,13 +153,8 @@ def test_a_heavy_decoder_reads_its_matrices_once_a_token(
             multiplied.append(len(made))
             made.clear()
         each = 4 * heavy.model.num_layers + 1  # q, k and v in one, o, gate and up in one, down; and the head
-        assert multiplied == [
-            0,
-            each,
-            each,
-            each,
-            0,
-        ]  # the prompt, three tokens, and one of too many behind it
+        # The prompt, three tokens, and one of too many behind it.
+        assert multiplied == [0, each, each, each, 0]
         runs.append([step.sequences[0].choice for step in found])
     for one, right in zip([*runs[0], *runs[1]], by_torch * 2, strict=True):
         assert one.top_ids == right.top_ids
