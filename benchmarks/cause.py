@@ -5,7 +5,8 @@
 
 The weights are random, the seed fixed, the k-biases as large as those of the published checkpoints. The command runs
 twice: first the reference is recorded, then it is in the cache, which is what counts. Reported are the seconds by the
-clock, those of all processors (the ranks' among them), and by part those of the clock and of the command's own process.
+clock, those of all processors (the ranks' among them), and by part those of the clock. Parts go on at once: they add up
+to more than the whole.
 """
 
 from __future__ import annotations
@@ -32,7 +33,8 @@ PARTS = {
     "start the engine": ("lockstep.workbench.inferior.inferior.Inferior.start",),
     "run and record": ("lockstep.workbench.checking.forced_run.ForcedRun.record",),
     "judge against the reference": tuple(
-        f"lockstep.workbench.checking.pipeline.{name}" for name in ("judge", "judge_untapped", "ledger")
+        f"lockstep.workbench.checking.reference_judge.JudgeBeside.{name}"
+        for name in ("taps", "untapped", "ledger")
     ),
     "judge on its own inputs, name": tuple(
         f"lockstep.workbench.checking.pipeline.{name}" for name in ("diagnose", "named")
@@ -74,8 +76,8 @@ def main() -> None:
     print(f"lockstep {' '.join(command)}\n{reported['verdict']}: {reported['cause']}")
     print(f"{reported['clock']:.1f} s ({reported['processors']:.1f} s of all processors); "
           f"{first['clock']:.1f} s where the reference had to be recorded")  # fmt: skip
-    for part, (clock, processor) in reported["parts"].items():
-        print(f"{part:32}{clock:8.1f} s {processor:8.1f} s")
+    for part, clock in reported["parts"].items():
+        print(f"{part:32}{clock:8.1f} s")
 
 
 def _run(command: list[str], folder: Path) -> dict[str, Any]:
@@ -110,30 +112,29 @@ def _inside(parts: Path, command: list[str]) -> int:
     """Run the command here, its parts timed."""
     from lockstep.workbench.cli.main import run
 
-    seconds: dict[str, list[float]] = {}
+    seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
     with ExitStack() as stack:
         for part, names in PARTS.items():
             for name in names:
                 module, _, attribute = name.rpartition(".")
                 owner = pkgutil.resolve_name(module)
-                timed = _timed(getattr(owner, attribute), seconds.setdefault(part, [0.0, 0.0]))
+                timed = _timed(getattr(owner, attribute), part, seconds)
                 stack.enter_context(mock.patch.object(owner, attribute, timed))
         code = run(command)
     parts.write_text(json.dumps(seconds))
     return code
 
 
-def _timed(function: Callable[..., Any], total: list[float]) -> Callable[..., Any]:
-    """The function, whose seconds are added to `total`: by the clock, of this process's processor."""
+def _timed(function: Callable[..., Any], part: str, seconds: dict[str, float]) -> Callable[..., Any]:
+    """The function, whose seconds are added to those of its part."""
 
     @wraps(function)
     def timed(*args: Any, **options: Any) -> Any:
-        clock, processor = time.perf_counter(), time.process_time()
+        started = time.perf_counter()
         try:
             return function(*args, **options)
         finally:
-            total[0] += time.perf_counter() - clock
-            total[1] += time.process_time() - processor
+            seconds[part] += time.perf_counter() - started
 
     return timed
 

@@ -14,6 +14,8 @@ from lockstep.sessions.limits import DEFAULT, ReadLimits, tensor_bytes
 from lockstep.sessions.session import Session
 
 _MOST_PROBLEMS = 100
+#: Tensors that are read of one state of the file.
+_TOGETHER = 200
 
 #: Rows that refer to what is not there, by what they are.
 _DANGLING = {
@@ -115,18 +117,25 @@ def _records(session: Session) -> Iterator[str]:
 def _blobs(archive: Archive) -> Iterator[str]:
     """Every tensor's bytes against its hash, one at a time: they are the bulk of a session."""
     last = -(2**63)
-    while found := archive.query("SELECT id FROM blobs WHERE id > ? ORDER BY id LIMIT 1000", last):
-        for (identity,) in found:
-            where = f"blob {identity}"
-            try:
-                name, dtype, shape, data = archive.one(
-                    "SELECT hash, dtype, shape, data FROM blobs WHERE id = ?", identity
-                )
-                kind, dims = blobs.parse_shape(shape, dtype, where)
-                archive.meter.room(tensor_bytes(math.prod(dims), kind.itemsize), where)
-                if blobs.tensor_hash(codec.decode(data, kind, dims, where), dtype) != name:
-                    yield f"{where}: its content does not have its hash"
-            except SessionError as error:
-                archive.meter.check_time()
-                yield str(error)
+    while found := archive.query(f"SELECT id FROM blobs WHERE id > ? ORDER BY id LIMIT {_TOGETHER}", last):
+        with archive.snapshot():  # else each query looks whether the file has grown
+            problems = [problem for (identity,) in found if (problem := _blob(archive, identity))]
+        yield from problems
         last = found[-1][0]
+
+
+def _blob(archive: Archive, identity: int) -> str:
+    """What is wrong with a tensor's bytes; "" for nothing."""
+    where = f"blob {identity}"
+    try:
+        name, dtype, shape, data = archive.one(
+            "SELECT hash, dtype, shape, data FROM blobs WHERE id = ?", identity
+        )
+        kind, dims = blobs.parse_shape(shape, dtype, where)
+        archive.meter.room(tensor_bytes(math.prod(dims), kind.itemsize), where)
+        if blobs.tensor_hash(codec.decode(data, kind, dims, where), dtype) != name:
+            return f"{where}: its content does not have its hash"
+    except SessionError as error:
+        archive.meter.check_time()
+        return str(error)
+    return ""

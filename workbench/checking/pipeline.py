@@ -7,49 +7,49 @@
       → where a tap has failed: record the run again under corrections, for the error ledger
       → store a verdict a tap, and the golden event that sums them up
 
-How a run is recorded, and where its verdicts go, is a `CheckedRun`'s matter. Torch-free: transformers runs in a
-recorder of its own, the engine in its ranks.
+Of few tokens the four in the middle go on at once. How a run is recorded, and where its verdicts go, is a
+`CheckedRun`'s matter. Torch-free: transformers runs in a recorder of its own, the engine in its ranks.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import Future
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Protocol
 
 from msgspec import structs
 
-from lockstep.engine.scratch import ScratchFolder
-from lockstep.sessions import Session, VerdictRecord
+from lockstep.engine.machine import usable_cores
+from lockstep.sessions import Session
 from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.records import JSON
+from lockstep.workbench.checking.checked_run import CheckedRun, RunsAgain
 from lockstep.workbench.checking.contradiction import contradiction, excused
 from lockstep.workbench.checking.corrections import Corrections, corrections
+from lockstep.workbench.checking.lanes import awaited, lane
 from lockstep.workbench.checking.reach import not_reached
-from lockstep.workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of, judge_untapped
+from lockstep.workbench.checking.reference_judge import reference_judge
+from lockstep.workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of
 from lockstep.workbench.checking.verdicts import summary, verdict_rows
 from lockstep.workbench.diagnosis.by_statistics import MovedTap
-from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
 from lockstep.workbench.diagnosis.judgement import Judgement
-from lockstep.workbench.diagnosis.ledger import ledger
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
-from lockstep.workbench.diagnosis.one_thread import one_thread_for
+from lockstep.workbench.diagnosis.one_thread import has_few_tokens, one_thread_for
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.quantisation import quantisation_loss
 from lockstep.workbench.diagnosis.reconcile import agreed
-from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.judgements.cause import Cause
-from lockstep.workbench.judgements.golden_event import GoldenEvent, plain
+from lockstep.workbench.judgements.golden_event import GoldenEvent, UntappedRun, plain
 from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.references.request import GoldenSequence
 
-#: `progress(what, done, of)`: what is done, and how many of its forward passes are over (`of` 0: it makes none).
-Progress = Callable[[str, int, int], None]
+#: What is reported meanwhile.
+_JUDGING = "judging every tap"
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,44 +66,6 @@ class Reference:
     golden: Path
     floor: Path | None
     stored: Path | None = None
-
-
-class CheckedRun(Protocol):
-    """A run that can be made again and again on the same tokens."""
-
-    @property
-    def path(self) -> Path:
-        """Where the run as it is gets recorded."""
-        ...
-
-    @property
-    def branch(self) -> int:
-        """The branch whose run it is, in the session that keeps the verdicts."""
-        ...
-
-    @property
-    def checkpoint(self) -> Path:
-        """Whose weights let more causes be named."""
-        ...
-
-    @property
-    def rules(self) -> Mapping[str, str]:
-        """Those in force."""
-        ...
-
-    @property
-    def progress(self) -> Progress:
-        """Takes how far the comparison has come; what it raises ends it."""
-        ...
-
-    def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
-        """Run it from the beginning and record what `capture` names, as branch 0 of a new session at `path`;
-        `corrected(step)` are patches of that step."""
-        ...
-
-    def store(self, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
-        """Keep what was found."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +105,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
 
     DiagnosisError where the comparison would mean nothing.
     """
-    run.record(run.path, None)
+    run.record(run.path)
     with ExitStack() as stack:
         engine, golden = (
             stack.enter_context(Session.open(path, UNLIMITED)) for path in (run.path, reference.golden)
@@ -155,17 +117,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         stack.enter_context(one_thread_for(engine))
         prefill = sum(engine.step(step).phase == "prefill" for step in engine.steps())
         facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
-        run.progress("judging every tap", 0, 0)
-        sides = Recordings.of(engine, golden, floor)
-        judgement = judge(sides, facts)
-        run.progress("naming causes", 0, 0)
-        found = diagnose(engine, facts, golden=golden, floor=floor)
-        without = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
-        untapped = judge_untapped(without, sides, judgement, facts)
-        if judgement.failed:
-            patches = partial(corrections, engine, golden)
-            again = stack.enter_context(_again(run, "ledger", patches))
-            judgement = ledger(judgement, sides.held(again))
+        judgement, untapped, found = _judged(run, Recordings.of(engine, golden, floor), facts)
         judgement, found = agreed(judgement, found)
         judgement = excused(judgement, found, contradiction(golden, floor))
         if (
@@ -186,20 +138,38 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
     return CheckResult(judgement, event, run.path, reference.golden)
 
 
+def _judged(run: CheckedRun, sides: Recordings, facts: Facts) -> tuple[Judgement, UntappedRun, Explanation]:
+    """The verdicts on taps and on the run without them, and what is wrong with operations on their own inputs.
+
+    Of few tokens they are found at once: the taps' in a process of its own, while the engine runs again and causes are
+    named here."""
+    engine, golden = sides.engine.session, sides.golden.session
+    floor = None if sides.floor is None else sides.floor.session
+    beside = has_few_tokens(engine) and usable_cores() > 1
+    with ExitStack() as stack:
+        again = stack.enter_context(RunsAgain.of(run, beside))
+        judge = stack.enter_context(reference_judge(sides, facts, run.checkpoint, beside))
+        judging = stack.enter_context(lane(beside, judge.close))
+
+        def judged() -> tuple[Judgement, Future[Path] | None]:
+            judgement = judge.taps()
+            patches = partial(corrections, engine, golden)
+            return judgement, again.record("ledger", patches) if judgement.failed else None
+
+        without = again.record("untapped", capture=UNTAPPED)
+        run.progress(_JUDGING, 0, 0)
+        taps = judging.submit(judged)
+        run.progress("naming causes", 0, 0)
+        found = diagnose(engine, facts, golden=golden, floor=floor)
+        judgement, corrected = awaited(taps, partial(run.progress, _JUDGING, 0, 0))
+        untapped = judge.untapped(again.awaited(without))
+        if corrected is not None:
+            judgement = judge.ledger(again.awaited(corrected))
+    return judgement, untapped, found
+
+
 def recording_name(dtype: str, tp: int, corrected: Corrections | None, capture: Capture) -> str:
     """What a recording of a run is called while it is made: "engine on golden inputs, float32, tp=2"."""
     inputs = "" if corrected is None else " on golden inputs"
     taps = "" if capture == FULL else " without taps"
     return f"engine{inputs}{taps}, {dtype}, tp={tp}"
-
-
-@contextmanager
-def _again(
-    run: CheckedRun, name: str, corrected: Corrections | None, capture: Capture = FULL
-) -> Iterator[Session]:
-    """The same run once more, recorded aside."""
-    with ScratchFolder.make(name) as folder:
-        path = folder.path / f"{name}.session"
-        run.record(path, corrected, capture)
-        with Session.open(path, UNLIMITED) as session, keeping(session):
-            yield session

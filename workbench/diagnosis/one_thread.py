@@ -22,13 +22,18 @@ MANY = 64
 def one_thread_for(session: Session, branch: int = 0) -> AbstractContextManager[Any]:
     """Inside, numpy's products have one thread if the branch has few tokens. What others have set is there again
     afterwards; libraries other than OpenBLAS, and torch, keep their threads."""
-    steps = session.steps(branch)
-    if len(steps) >= MANY:
-        return nullcontext()
-    if sum(len(one.ids) for step in steps for one in session.step(step, branch).sequences) >= MANY:
+    if not has_few_tokens(session, branch):
         return nullcontext()
     limited: AbstractContextManager[Any] = _openblas().limit(limits=1)
     return limited
+
+
+def has_few_tokens(session: Session, branch: int = 0) -> bool:
+    """Whether the branch is judged on one thread."""
+    steps = session.steps(branch)
+    if len(steps) >= MANY:
+        return False
+    return sum(len(one.ids) for step in steps for one in session.step(step, branch).sequences) < MANY
 
 
 @cache

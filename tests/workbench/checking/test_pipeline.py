@@ -15,6 +15,7 @@ from lockstep.sessions import Session
 from lockstep.sessions.format import captures
 from lockstep.sessions.format.archive import Archive
 from lockstep.sessions.format.rows import Row
+from lockstep.workbench.checking import pipeline
 from lockstep.workbench.checking.forced_run import check, check_fits, record_reference
 from lockstep.workbench.checking.pipeline import CheckResult, Reference
 from lockstep.workbench.inferior.inferior import Inferior
@@ -87,6 +88,18 @@ CAUSE = {
 QUICK = ("mask=additive", "qkv_shard_dim=1", "rope=interleaved", "cache_layer=shared")
 
 
+@pytest.mark.parametrize("rules", [{}, {"mask": "additive"}])
+def test_many_tokens_are_judged_in_turn_with_the_same_result(
+    rules: dict[str, str], at_two: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Few are judged by threads, beside the engine that runs again: nothing depends on which of them is first."""
+    beside = at_two(rules)
+    monkeypatch.setattr(pipeline, "has_few_tokens", lambda session: False)
+    in_turn = at_two(rules)
+    assert in_turn.to_json() == beside.to_json()
+    assert in_turn.event.untapped is not None
+
+
 @pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "rule", [pytest.param(rule, marks=[pytest.mark.slow] * (rule not in QUICK)) for rule in FIRST]
@@ -151,6 +164,7 @@ def test_each_tensor_is_decoded_once(
     at_two: Check, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many steps of the judgement read it: two thirds of their time went there."""
+    monkeypatch.setattr(pipeline, "has_few_tokens", lambda session: False)  # no other process reads
     counts: Counter[tuple[Path, object]] = Counter()
     decode = captures._decoded
 

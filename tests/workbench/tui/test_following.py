@@ -8,15 +8,17 @@ import numpy as np
 import pytest
 from textual import events
 from textual.pilot import Pilot
+from textual.widget import Widget
 
 from lockstep.workbench.export.pooling import pool
 from lockstep.workbench.tui.navigator import updated
+from lockstep.workbench.tui.panes.base import Pane
 from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 from lockstep.workbench.tui.widgets.command_line import CommandLine
 from lockstep.workbench.tui.widgets.grid import Grid
 from lockstep.workbench.tui.widgets.multiples import Multiples, Tiles
 from lockstep.workbench.views.where import Where
-from tests.workbench.tui.conftest import Bench, press, settle
+from tests.workbench.tui.conftest import Bench, press, settle, until
 
 
 def _screen(pilot: Pilot[int]) -> WorkbenchScreen:
@@ -171,3 +173,33 @@ def test_matrices_that_are_pooled_at_once_are_as_each_by_itself(shape: tuple[int
         assert np.array_equal(alone.values, drawn)
         assert np.array_equal(alone.kind, kind)
         assert (alone.rows.tolist(), alone.pooled) == (several.rows.tolist(), several.pooled)
+
+
+async def test_a_pane_that_was_asked_for_before_there_is_any_stays(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As by a key while the first step of a run ends, when the first pane comes to the front by itself."""
+    async with bench() as pilot:
+        panes = _screen(pilot).panes
+        panes.front = None
+        may_be_made, asked = asyncio.Event(), list[int]()
+        bring, add = panes.bring, panes.add_content
+
+        async def noted(number: int) -> Pane:
+            asked.append(number)
+            return await bring(number)
+
+        async def slow(made: Widget) -> None:
+            await may_be_made.wait()
+            await add(made)
+
+        monkeypatch.setattr(panes, "bring", noted)
+        monkeypatch.setattr(panes, "add_content", slow)
+        chosen = asyncio.create_task(_screen(pilot).show_pane(2))
+        await until(lambda: len(asked) == 1, pilot)
+        following = asyncio.create_task(_screen(pilot).follower.follow())
+        await until(lambda: len(asked) == 2, pilot)
+        may_be_made.set()
+        await asyncio.gather(chosen, following)
+        assert _screen(pilot).pane == 2
+        assert panes.current == "pane-2"

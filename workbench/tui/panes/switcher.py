@@ -27,11 +27,13 @@ class PaneSwitcher(ContentSwitcher, PaintedWidget):
         super().__init__(id=id)
         self.reader, self.messages, self.driver = reader, messages, driver
         self.front: Pane | None = None
+        self.wanted = 0  # the pane that was asked for last, which comes to the front once it is made; 0: none
         self._made: dict[int, Pane] = {}
         self._making = asyncio.Lock()
 
     async def bring(self, number: int) -> Pane:
         """Bring a pane to the front."""
+        self.wanted = number
         async with self._making:  # two may ask for the same one
             if number not in self._made:
                 made = pane_class(number)(self.reader)

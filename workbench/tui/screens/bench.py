@@ -45,5 +45,8 @@ class Bench(Protocol):
         """Show a text in the message line, and in the Journal if it is to be kept: as an error where it is `wrong`,
         unless it is a `finding` about the model."""
 
+    def show_some_pane(self) -> Coroutine[Any, Any, None]:
+        """Bring the first pane to the front, unless the user has asked for another one."""
+
     def show_pane(self, number: int) -> Coroutine[Any, Any, None]:
         """Bring a pane to the front."""

@@ -51,4 +51,4 @@ class Follower:
                     kept = ("branch", "step", "tap", "rank", "seq")
                 bench.look(updated(there, before, bench.place, kept))
             if bench.front is None:
-                await bench.show_pane(1)
+                await bench.show_some_pane()

@@ -95,7 +95,7 @@ class WorkbenchScreen(Guarded, Screen[None]):
         last = await self.navigator.last()
         if last is not None:
             self.look(last)
-            await self.show_pane(self.pane)
+            await self.show_some_pane()
         if lost := self.overview.lost:
             self.report(lost, True)
         try:
@@ -153,6 +153,10 @@ class WorkbenchScreen(Guarded, Screen[None]):
                     self.front.line = line
         except SessionError as error:
             self.report(str(error), True)
+
+    async def show_some_pane(self) -> None:
+        """Bring the first pane to the front, unless the user has asked for another one, maybe a moment ago."""
+        await self.show_pane(self.panes.wanted or self.pane)
 
     async def show_pane(self, number: int) -> None:
         """Bring a pane to the front."""

@@ -82,9 +82,13 @@ def test_a_match_has_no_ledger_and_reports_how_far_it_has_come(live: Live) -> No
     assert reported.to_json()["faulty"] is None
     engine = [ProgressEvent("engine, float32, tp=1", done, 2) for done in range(3)]
     judged = [ProgressEvent("judging every tap", 0, 0), ProgressEvent("naming causes", 0, 0)]
-    untapped = [ProgressEvent("engine without taps, float32, tp=1", done, 2) for done in range(3)]
     recorded = [event for event in heard if event.what in ("loading transformers", "golden reference")]
-    assert heard[len(recorded) :] == [*engine, *judged, *untapped]
+    rest = heard[len(recorded) :]
+    assert rest[: len(engine) + len(judged)] == [*engine, *judged]
+    # What goes on beside that is reported while it is waited for, if it is.
+    assert {event.what for event in rest[len(engine) :]} - {event.what for event in judged} <= {
+        "engine without taps, float32, tp=1"
+    }
     assert all(event.done <= event.of == 4 for event in recorded[1:]), "none where it was in the cache"
 
 
