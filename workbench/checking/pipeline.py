@@ -7,8 +7,8 @@
       → where a tap has failed: record the run again under corrections, for the error ledger
       → store a verdict a tap, and the golden event that sums them up
 
-Of few tokens the four in the middle go on at once. How a run is recorded, and where its verdicts go, is a
-`CheckedRun`'s matter. Torch-free: transformers runs in a recorder of its own, the engine in its ranks.
+Of few tokens of a large model the four in the middle go on at once. How a run is recorded, and where its verdicts go,
+is a `CheckedRun`'s matter. Torch-free: transformers runs in a recorder of its own, the engine in its ranks.
 """
 
 from __future__ import annotations
@@ -50,6 +50,8 @@ from lockstep.workbench.references.request import GoldenSequence
 
 #: What is reported meanwhile.
 _JUDGING = "judging every tap"
+#: Taps, each in every step, from which on a process of its own is worth it: some 0.6 ms each, beside a second.
+_PLACES = 2000
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,11 +143,11 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
 def _judged(run: CheckedRun, sides: Recordings, facts: Facts) -> tuple[Judgement, UntappedRun, Explanation]:
     """The verdicts on taps and on the run without them, and what is wrong with operations on their own inputs.
 
-    Of few tokens they are found at once: the taps' in a process of its own, while the engine runs again and causes are
-    named here."""
+    Of few tokens of a large model they are found at once: the taps' in a process of its own, while the engine runs
+    again and causes are named here."""
     engine, golden = sides.engine.session, sides.golden.session
     floor = None if sides.floor is None else sides.floor.session
-    beside = has_few_tokens(engine) and usable_cores() > 1
+    beside = _worth_a_process(engine)
     with ExitStack() as stack:
         again = stack.enter_context(RunsAgain.of(run, beside))
         judge = stack.enter_context(reference_judge(sides, facts, run.checkpoint, beside))
@@ -166,6 +168,13 @@ def _judged(run: CheckedRun, sides: Recordings, facts: Facts) -> tuple[Judgement
         if corrected is not None:
             judgement = judge.ledger(again.awaited(corrected))
     return judgement, untapped, found
+
+
+def _worth_a_process(engine: Session) -> bool:
+    """Whether a second process would have judged the taps before this one has: it takes a second to start, and of many
+    tokens each needs all cores and much memory."""
+    places = len(engine.taps) * len(engine.steps())
+    return places >= _PLACES and has_few_tokens(engine) and usable_cores() > 1
 
 
 def recording_name(dtype: str, tp: int, corrected: Corrections | None, capture: Capture) -> str:

@@ -89,13 +89,13 @@ QUICK = ("mask=additive", "qkv_shard_dim=1", "rope=interleaved", "cache_layer=sh
 
 
 @pytest.mark.parametrize("rules", [{}, {"mask": "additive"}])
-def test_many_tokens_are_judged_in_turn_with_the_same_result(
+def test_a_process_that_judges_beside_changes_no_result(
     rules: dict[str, str], at_two: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Few are judged by threads, beside the engine that runs again: nothing depends on which of them is first."""
-    beside = at_two(rules)
-    monkeypatch.setattr(pipeline, "has_few_tokens", lambda session: False)
+    """As of large models, where the engine runs again meanwhile: nothing depends on which of them is first."""
     in_turn = at_two(rules)
+    monkeypatch.setattr(pipeline, "_worth_a_process", lambda session: True)
+    beside = at_two(rules)
     assert in_turn.to_json() == beside.to_json()
     assert in_turn.event.untapped is not None
 
@@ -164,7 +164,6 @@ def test_each_tensor_is_decoded_once(
     at_two: Check, reference: Reference, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """However many steps of the judgement read it: two thirds of their time went there."""
-    monkeypatch.setattr(pipeline, "has_few_tokens", lambda session: False)  # no other process reads
     counts: Counter[tuple[Path, object]] = Counter()
     decode = captures._decoded
 

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.sessions import Session
+from lockstep.workbench.checking import pipeline
 from lockstep.workbench.checking.forced_run import check
 from lockstep.workbench.checking.pipeline import Reference
 from lockstep.workbench.debugger.core.judgements import last_judgement
@@ -81,14 +82,10 @@ def test_a_match_has_no_ledger_and_reports_how_far_it_has_come(live: Live) -> No
     assert reported.to_text() == "golden: match over 2 steps"
     assert reported.to_json()["faulty"] is None
     engine = [ProgressEvent("engine, float32, tp=1", done, 2) for done in range(3)]
-    judged = [ProgressEvent("judging every tap", 0, 0), ProgressEvent("naming causes", 0, 0)]
+    untapped = [ProgressEvent("engine without taps, float32, tp=1", done, 2) for done in range(3)]
+    judged = [ProgressEvent(what, 0, 0) for what in ("judging every tap", "naming causes")]
     recorded = [event for event in heard if event.what in ("loading transformers", "golden reference")]
-    rest = heard[len(recorded) :]
-    assert rest[: len(engine) + len(judged)] == [*engine, *judged]
-    # What goes on beside that is reported while it is waited for, if it is.
-    assert {event.what for event in rest[len(engine) :]} - {event.what for event in judged} <= {
-        "engine without taps, float32, tp=1"
-    }
+    assert heard[len(recorded) :] == [*engine, *untapped, *judged]
     assert all(event.done <= event.of == 4 for event in recorded[1:]), "none where it was in the cache"
 
 
@@ -96,10 +93,12 @@ def test_a_match_has_no_ledger_and_reports_how_far_it_has_come(live: Live) -> No
     "stage",
     [pytest.param("golden reference", marks=pytest.mark.slow), "engine, float32, tp=1", "naming causes"],
 )
+@pytest.mark.parametrize("beside", [False, True])
 @pytest.mark.sampled(2)
 def test_an_interrupt_ends_it_wherever_it_is(
-    live: Live, stage: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    live: Live, stage: str, beside: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr(pipeline, "_worth_a_process", lambda session: beside)
     if stage == "golden reference":
         monkeypatch.setenv("LOCKSTEP_CACHE_DIR", str(tmp_path))
     debugger = live(prompts=PROMPTS)
