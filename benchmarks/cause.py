@@ -5,8 +5,8 @@
 
 The weights are random, the seed fixed, the k-biases as large as those of the published checkpoints. The command runs
 twice: first the reference is recorded, then it is in the cache, which is what counts. Reported are the seconds by the
-clock, those of all processors (the ranks' among them), and by part those of the clock. Parts go on at once: they add up
-to more than the whole.
+clock, those of all processors (the ranks' among them), and by part those of the clock. Of judging against the
+reference, which goes on beside the last part, it is what that was awaited for.
 """
 
 from __future__ import annotations

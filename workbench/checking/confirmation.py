@@ -13,9 +13,8 @@ from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions import Session
 from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED
-from lockstep.workbench.checking.checked_run import Progress
 from lockstep.workbench.checking.forced_run import ForcedRun
-from lockstep.workbench.checking.pipeline import CheckResult, Reference
+from lockstep.workbench.checking.pipeline import CheckResult, Progress, Reference
 from lockstep.workbench.checking.search import smallest_restoring
 from lockstep.workbench.diagnosis.diagnose import diagnose
 from lockstep.workbench.diagnosis.measure import Recordings

@@ -21,9 +21,8 @@ from lockstep.sessions import SessionWriteError, VerdictRecord
 from lockstep.sessions.copy import copy
 from lockstep.sessions.errors import RecordingLost
 from lockstep.sessions.meta import ModelMeta, SessionMeta
-from lockstep.workbench.checking.checked_run import Progress
 from lockstep.workbench.checking.corrections import Corrections
-from lockstep.workbench.checking.pipeline import CheckResult, Reference, check_run, recording_name
+from lockstep.workbench.checking.pipeline import CheckResult, Progress, Reference, check_run, recording_name
 from lockstep.workbench.checking.verdicts import store_judgement
 from lockstep.workbench.inferior.inferior import Inferior
 from lockstep.workbench.inferior.session import create_session
@@ -153,27 +152,18 @@ class ForcedRun:
         """What the inferior runs."""
         return self.inferior.path
 
-    def record(
-        self,
-        path: Path,
-        corrected: Corrections | None = None,
-        capture: Capture = FULL,
-        progress: Progress | None = None,
-    ) -> None:
+    def record(self, path: Path, corrected: Corrections | None = None, capture: Capture = FULL) -> None:
         """The prefill and the reference's decode steps, teacher-forced."""
-        progress = progress or self.progress
         try:
-            self._record(path, corrected, capture, progress)
+            self._record(path, corrected, capture)
         except SessionWriteError as error:
             if path != self.path or self.spare is None:
                 raise
             self.lost = str(error) if isinstance(error, RecordingLost) else f"the run: {error}"
             self.path = self.spare
-            self._record(self.spare, None, capture, progress)
+            self._record(self.spare, None, capture)
 
-    def _record(
-        self, path: Path, corrected: Corrections | None, capture: Capture, progress: Progress
-    ) -> None:
+    def _record(self, path: Path, corrected: Corrections | None, capture: Capture) -> None:
         inferior, reference = self.inferior, self.reference
         self._start_over()
         inferior.watch(capture)
@@ -189,7 +179,7 @@ class ForcedRun:
                 inferior.check_aligned()
                 if inferior.recorder.trouble:
                     raise RecordingLost(f"the run from step {step} on: {inferior.recorder.trouble}")
-                progress(what, step + 1, reference.steps + 1)
+                self.progress(what, step + 1, reference.steps + 1)
         if inferior.patched:
             inferior.set_patches([])
 

@@ -7,35 +7,36 @@
       → where a tap has failed: record the run again under corrections, for the error ledger
       → store a verdict a tap, and the golden event that sums them up
 
-Of few tokens of a large model the four in the middle go on at once. How a run is recorded, and where its verdicts go,
-is a `CheckedRun`'s matter. Torch-free: transformers runs in a recorder of its own, the engine in its ranks.
+Of few tokens of a large model taps are judged by another process, while this one names causes. How a run is recorded,
+and where its verdicts go, is a `CheckedRun`'s matter. Torch-free: transformers runs in a recorder of its own, the
+engine in its ranks.
 """
 
 from __future__ import annotations
 
-from concurrent.futures import Future
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Protocol
 
 from msgspec import structs
 
 from lockstep.engine.machine import usable_cores
-from lockstep.sessions import Session
+from lockstep.engine.scratch import ScratchFolder
+from lockstep.sessions import Session, VerdictRecord
 from lockstep.sessions.keeping import keeping
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.records import JSON
-from lockstep.workbench.checking.checked_run import CheckedRun, RunsAgain
 from lockstep.workbench.checking.contradiction import contradiction, excused
 from lockstep.workbench.checking.corrections import Corrections, corrections
-from lockstep.workbench.checking.lanes import awaited, lane
 from lockstep.workbench.checking.reach import not_reached
 from lockstep.workbench.checking.reference_judge import reference_judge
 from lockstep.workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of
 from lockstep.workbench.checking.verdicts import summary, verdict_rows
 from lockstep.workbench.diagnosis.by_statistics import MovedTap
-from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
+from lockstep.workbench.diagnosis.diagnose import diagnose
 from lockstep.workbench.diagnosis.judgement import Judgement
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
@@ -44,13 +45,14 @@ from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.quantisation import quantisation_loss
 from lockstep.workbench.diagnosis.reconcile import agreed
 from lockstep.workbench.judgements.cause import Cause
-from lockstep.workbench.judgements.golden_event import GoldenEvent, UntappedRun, plain
+from lockstep.workbench.judgements.golden_event import GoldenEvent, plain
 from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.references.request import GoldenSequence
 
-#: What is reported meanwhile.
-_JUDGING = "judging every tap"
-#: Taps, each in every step, from which on a process of its own is worth it: some 0.6 ms each, beside a second.
+#: `progress(what, done, of)`: what is done, and how many of its forward passes are over (`of` 0: it makes none).
+Progress = Callable[[str, int, int], None]
+
+#: Taps, each in every step, from which on a process of its own judges them: some 2 ms each, beside a second or two.
 _PLACES = 2000
 
 
@@ -68,6 +70,44 @@ class Reference:
     golden: Path
     floor: Path | None
     stored: Path | None = None
+
+
+class CheckedRun(Protocol):
+    """A run that can be made again and again on the same tokens."""
+
+    @property
+    def path(self) -> Path:
+        """Where the run as it is gets recorded."""
+        ...
+
+    @property
+    def branch(self) -> int:
+        """The branch whose run it is, in the session that keeps the verdicts."""
+        ...
+
+    @property
+    def checkpoint(self) -> Path:
+        """Whose weights let more causes be named."""
+        ...
+
+    @property
+    def rules(self) -> Mapping[str, str]:
+        """Those in force."""
+        ...
+
+    @property
+    def progress(self) -> Progress:
+        """Takes how far the comparison has come; what it raises ends it."""
+        ...
+
+    def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
+        """Run it from the beginning and record what `capture` names, as branch 0 of a new session at `path`;
+        `corrected(step)` are patches of that step."""
+        ...
+
+    def store(self, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
+        """Keep what was found."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,7 +147,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
 
     DiagnosisError where the comparison would mean nothing.
     """
-    run.record(run.path)
+    run.record(run.path, None)
     with ExitStack() as stack:
         engine, golden = (
             stack.enter_context(Session.open(path, UNLIMITED)) for path in (run.path, reference.golden)
@@ -119,7 +159,20 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         stack.enter_context(one_thread_for(engine))
         prefill = sum(engine.step(step).phase == "prefill" for step in engine.steps())
         facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
-        judgement, untapped, found = _judged(run, Recordings.of(engine, golden, floor), facts)
+        sides, judging = (
+            Recordings.of(engine, golden, floor),
+            partial(run.progress, "judging every tap", 0, 0),
+        )
+        judging()
+        with reference_judge(sides, facts, run.checkpoint, judging, _worth_a_process(engine)) as judge:
+            run.progress("naming causes", 0, 0)
+            found = diagnose(engine, facts, golden=golden, floor=floor)
+            judgement = judge.taps()
+            with _again(run, "untapped", None, UNTAPPED) as path:
+                untapped = judge.untapped(path)
+            if judgement.failed:
+                with _again(run, "ledger", partial(corrections, engine, golden)) as path:
+                    judgement = judge.ledger(path)
         judgement, found = agreed(judgement, found)
         judgement = excused(judgement, found, contradiction(golden, floor))
         if (
@@ -140,34 +193,11 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
     return CheckResult(judgement, event, run.path, reference.golden)
 
 
-def _judged(run: CheckedRun, sides: Recordings, facts: Facts) -> tuple[Judgement, UntappedRun, Explanation]:
-    """The verdicts on taps and on the run without them, and what is wrong with operations on their own inputs.
-
-    Of few tokens of a large model they are found at once: the taps' in a process of its own, while the engine runs
-    again and causes are named here."""
-    engine, golden = sides.engine.session, sides.golden.session
-    floor = None if sides.floor is None else sides.floor.session
-    beside = _worth_a_process(engine)
-    with ExitStack() as stack:
-        again = stack.enter_context(RunsAgain.of(run, beside))
-        judge = stack.enter_context(reference_judge(sides, facts, run.checkpoint, beside))
-        judging = stack.enter_context(lane(beside, judge.close))
-
-        def judged() -> tuple[Judgement, Future[Path] | None]:
-            judgement = judge.taps()
-            patches = partial(corrections, engine, golden)
-            return judgement, again.record("ledger", patches) if judgement.failed else None
-
-        without = again.record("untapped", capture=UNTAPPED)
-        run.progress(_JUDGING, 0, 0)
-        taps = judging.submit(judged)
-        run.progress("naming causes", 0, 0)
-        found = diagnose(engine, facts, golden=golden, floor=floor)
-        judgement, corrected = awaited(taps, partial(run.progress, _JUDGING, 0, 0))
-        untapped = judge.untapped(again.awaited(without))
-        if corrected is not None:
-            judgement = judge.ledger(again.awaited(corrected))
-    return judgement, untapped, found
+def recording_name(dtype: str, tp: int, corrected: Corrections | None, capture: Capture) -> str:
+    """What a recording of a run is called while it is made: "engine on golden inputs, float32, tp=2"."""
+    inputs = "" if corrected is None else " on golden inputs"
+    taps = "" if capture == FULL else " without taps"
+    return f"engine{inputs}{taps}, {dtype}, tp={tp}"
 
 
 def _worth_a_process(engine: Session) -> bool:
@@ -177,8 +207,12 @@ def _worth_a_process(engine: Session) -> bool:
     return places >= _PLACES and has_few_tokens(engine) and usable_cores() > 1
 
 
-def recording_name(dtype: str, tp: int, corrected: Corrections | None, capture: Capture) -> str:
-    """What a recording of a run is called while it is made: "engine on golden inputs, float32, tp=2"."""
-    inputs = "" if corrected is None else " on golden inputs"
-    taps = "" if capture == FULL else " without taps"
-    return f"engine{inputs}{taps}, {dtype}, tp={tp}"
+@contextmanager
+def _again(
+    run: CheckedRun, name: str, corrected: Corrections | None, capture: Capture = FULL
+) -> Iterator[Path]:
+    """The same run once more, recorded aside."""
+    with ScratchFolder.make(name) as folder:
+        path = folder.path / f"{name}.session"
+        run.record(path, corrected, capture)
+        yield path

@@ -1,17 +1,18 @@
-"""Who holds a run against the reference: this process, or one beside it, which leaves this one to name causes.
+"""Who holds a run against the reference: this process, or one beside it, while this one names causes.
 
-Both are Python that keeps a core busy, so that threads would gain nothing.
+Both keep a core busy with Python, so that threads gain nothing.
 """
 
 from __future__ import annotations
 
 import socket
 import subprocess
-from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from select import select
 from typing import Protocol
 
 from lockstep.engine.children import start_python
@@ -39,6 +40,8 @@ from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.judgements.golden_event import UntappedRun
 
+#: Seconds between two calls of who waits.
+_TICK = 0.1
 _PROGRAM = "lockstep.workbench.checking.judge_program"
 
 
@@ -53,9 +56,6 @@ class ReferenceJudge(Protocol):
 
     def ledger(self, recording: Path) -> Judgement:
         """That on every tap, with what each operation does wrong where all before it are corrected."""
-
-    def close(self) -> None:
-        """Nobody waits for a verdict any more."""
 
 
 @dataclass
@@ -83,9 +83,6 @@ class JudgeHere:
         with _read(recording) as session:
             return ledger(self._judged, self.sides.held(session))
 
-    def close(self) -> None:
-        """Nothing goes on of which nobody knows."""
-
 
 @contextmanager
 def _read(recording: Path) -> Iterator[Session]:
@@ -95,53 +92,59 @@ def _read(recording: Path) -> Iterator[Session]:
 
 @dataclass
 class JudgeBeside:
-    """Judges in a process of its own, and where that is lost or has no answer `here`: the error is raised there."""
+    """Judges in a process of its own, which was asked about the taps; where that is lost or has no answer `here`: an
+    error is raised there. `waiting` is called now and then while it is awaited."""
 
     here: JudgeHere
+    waiting: Callable[[], None]
     _connection: Connection[JudgeAnswer]
-    _closed: bool = field(default=False, init=False)
 
     def taps(self) -> Judgement:
         """The verdict on every tap."""
-        answer = self._ask(JudgeTaps())
+        return self._judged
+
+    @cached_property
+    def _judged(self) -> Judgement:
+        answer = self._answer()  # to what it was asked first
         return answer.judgement if isinstance(answer, JudgedTaps) else self.here.taps()
 
     def untapped(self, recording: Path) -> UntappedRun:
         """That on the run without taps."""
-        answer = self._ask(JudgeUntapped(str(recording)))
+        answer = self._asked(JudgeUntapped(str(recording)))
         return answer.run if isinstance(answer, JudgedUntapped) else self.here.untapped(recording)
 
     def ledger(self, recording: Path) -> Judgement:
         """That on every tap, with the error ledger."""
-        answer = self._ask(JudgeLedger(str(recording)))
+        answer = self._asked(JudgeLedger(str(recording)))
         return answer.judgement if isinstance(answer, JudgedTaps) else self.here.ledger(recording)
 
-    def _ask(self, request: JudgeRequest) -> JudgeAnswer | None:
+    def _asked(self, request: JudgeRequest) -> JudgeAnswer | None:
+        self.taps()  # answers come in turn
         try:
             self._connection.send(request)
+        except Disconnected:
+            return None
+        return self._answer()
+
+    def _answer(self) -> JudgeAnswer | None:
+        while not select([self._connection], [], [], _TICK)[0]:
+            self.waiting()
+        try:
             return self._connection.receive()
         except Disconnected:
-            if self._closed:  # nobody waits for an answer
-                raise
             return None
-
-    def close(self) -> None:
-        """Nobody waits for a verdict any more: who does is Disconnected."""
-        self._closed = True
-        self._connection.socket.shutdown(socket.SHUT_RDWR)
 
 
 @contextmanager
 def reference_judge(
-    sides: Recordings, facts: Facts, checkpoint: Path, beside: bool
+    sides: Recordings, facts: Facts, checkpoint: Path, waiting: Callable[[], None], beside: bool
 ) -> Iterator[ReferenceJudge]:
-    """A judge of `sides`, `beside` this process, which ends with the context."""
+    """A judge of `sides`, who has judged every tap or does so `beside` this process until the context ends."""
+    here = JudgeHere(sides, facts)
     if not beside:
-        yield JudgeHere(sides, facts)
+        here.taps()
+        yield here
         return
-    here = JudgeHere(
-        sides, Facts.of(checkpoint, facts.dtype)
-    )  # weights are kept, and no two threads may keep them
     ours, theirs = socket.socketpair()
     lifeline = Lifeline()
     with ours:
@@ -155,8 +158,10 @@ def reference_judge(
                 lifeline.handed_over()
         try:
             connection = Connection(ours, ANSWERS)
-            connection.send(_sides(here, checkpoint))
-            yield JudgeBeside(here, connection)
+            with suppress(Disconnected):  # it is lost: it will have no answer
+                connection.send(_sides(here, checkpoint))
+                connection.send(JudgeTaps())
+            yield JudgeBeside(here, waiting, connection)
         finally:
             lifeline.close()
             process.kill()

@@ -21,10 +21,9 @@ from lockstep.engine.scratch import ScratchFolder
 from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
-from lockstep.workbench.checking.checked_run import Progress
 from lockstep.workbench.checking.corrections import corrections
 from lockstep.workbench.checking.forced_run import ForcedRun
-from lockstep.workbench.checking.pipeline import CheckResult, Reference
+from lockstep.workbench.checking.pipeline import CheckResult, Progress, Reference
 from lockstep.workbench.diagnosis.quantisation import divergence_of
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.inferior.inferior import Inferior

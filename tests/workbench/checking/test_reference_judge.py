@@ -12,7 +12,6 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from lockstep.engine.ranks.wire import Disconnected
 from lockstep.sessions import Session
 from lockstep.workbench.checking.reference_judge import JudgeBeside, JudgeHere, reference_judge
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
@@ -32,7 +31,7 @@ def judges(case: Case, engine: Session) -> Iterator[tuple[JudgeHere, JudgeBeside
     sides = Recordings.of(engine, case.golden, case.floor)
     facts = Facts.of(case.model_dir, "float32")
     before = set(_children())
-    with reference_judge(sides, facts, case.model_dir, True) as beside:
+    with reference_judge(sides, facts, case.model_dir, lambda: None, True) as beside:
         assert isinstance(beside, JudgeBeside)
         (process,) = set(_children()) - before
         yield JudgeHere(sides, facts), beside, process
@@ -74,18 +73,12 @@ def test_an_error_is_raised_in_this_process(case: Case, tmp_path: Path) -> None:
         beside.taps()
 
 
-def test_who_waits_for_a_verdict_that_nobody_wants_is_let_go(case: Case, wrong: Session) -> None:
-    ended: list[BaseException] = []
+def test_who_waits_is_asked_whether_to_wait_on(case: Case, wrong: Session) -> None:
+    def interrupted() -> None:
+        raise InterruptedError
+
     with judges(case, wrong) as (_, beside, process):
         os.kill(process, signal.SIGSTOP)
-
-        def wait() -> None:
-            with pytest.raises(Disconnected) as raised:
-                beside.taps()
-            ended.append(raised.value)
-
-        waiting = threading.Thread(target=wait)
-        waiting.start()
-        beside.close()
-        waiting.join(10)
-        assert ended
+        beside.waiting = interrupted
+        with pytest.raises(InterruptedError):
+            beside.taps()

@@ -11,7 +11,6 @@ from lockstep.engine.scratch import ScratchFolder
 from lockstep.sessions import SessionWriter, VerdictRecord
 from lockstep.sessions.meta import ConfigMeta, ModelMeta, SessionMeta
 from lockstep.sessions.text import clean
-from lockstep.workbench.checking.checked_run import Progress
 from lockstep.workbench.checking.corrections import Corrections
 from lockstep.workbench.checking.forced_run import record_reference
 from lockstep.workbench.checking.pipeline import Reference, check_run, recording_name
@@ -120,15 +119,8 @@ class BranchRun:
         self.debugger.interrupts.check()
         self.debugger.events(ProgressEvent(what, done, of))
 
-    def record(
-        self,
-        path: Path,
-        corrected: Corrections | None = None,
-        capture: Capture = FULL,
-        progress: Progress | None = None,
-    ) -> None:
+    def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
         """What `capture` asks for, as a session of its own."""
-        progress = progress or self.progress
         engine, config = self.debugger.engine, self.debugger.engine.inferior.config
         meta = SessionMeta(
             model=ModelMeta(path=str(self.checkpoint)), config=ConfigMeta(dtype=config.dtype, tp=config.tp)
@@ -139,14 +131,14 @@ class BranchRun:
             engine.reach(self.branch, 0)
             with engine.capturing(capture):
                 for step in range(passes):
-                    progress(what, step, passes)
+                    self.progress(what, step, passes)
                     if corrected is None and capture == FULL:
                         record = engine.rerun(self.branch, step)
                     else:  # other numbers than those of the branch: nothing to verify
                         patches = () if corrected is None else corrected(step)
                         record = engine.rerun_corrected(self.branch, step, patches)
                     writer.step(0, record)
-                progress(what, passes, passes)
+                self.progress(what, passes, passes)
 
     def store(self, verdicts: Sequence[VerdictRecord], event: GoldenEvent) -> None:
         """Into the debugger's session. A step that an ancestor ran is judged as part of this branch all the same."""

@@ -85,7 +85,7 @@ def test_a_match_has_no_ledger_and_reports_how_far_it_has_come(live: Live) -> No
     untapped = [ProgressEvent("engine without taps, float32, tp=1", done, 2) for done in range(3)]
     judged = [ProgressEvent(what, 0, 0) for what in ("judging every tap", "naming causes")]
     recorded = [event for event in heard if event.what in ("loading transformers", "golden reference")]
-    assert heard[len(recorded) :] == [*engine, *untapped, *judged]
+    assert heard[len(recorded) :] == [*engine, *judged, *untapped]
     assert all(event.done <= event.of == 4 for event in recorded[1:]), "none where it was in the cache"
 
 
