@@ -17,6 +17,7 @@ from typing import Protocol
 
 from lockstep.engine.children import start_python
 from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.ranks.vitals import Waiting, vitals_of
 from lockstep.engine.ranks.wire import Connection, Disconnected
 from lockstep.sessions import Session
 from lockstep.sessions.keeping import keeping
@@ -42,6 +43,8 @@ from lockstep.workbench.judgements.golden_event import UntappedRun
 
 #: Seconds between two calls of who waits.
 _TICK = 0.1
+#: Seconds after which a process that somebody has stopped is done without.
+_PATIENCE = 5.0
 _PROGRAM = "lockstep.workbench.checking.judge_program"
 
 
@@ -92,12 +95,14 @@ def _read(recording: Path) -> Iterator[Session]:
 
 @dataclass
 class JudgeBeside:
-    """Judges in a process of its own, which was asked about the taps; where that is lost or has no answer `here`: an
-    error is raised there. `waiting` is called now and then while it is awaited."""
+    """Judges in a process of its own, which was asked about the taps; where that is lost, stopped or has no answer
+    `here`: an error is raised there. `waiting` is called now and then while it is awaited."""
 
     here: JudgeHere
     waiting: Callable[[], None]
     _connection: Connection[JudgeAnswer]
+    _pid: int
+    _lost: bool = False
 
     def taps(self) -> Judgement:
         """The verdict on every tap."""
@@ -120,6 +125,8 @@ class JudgeBeside:
 
     def _asked(self, request: JudgeRequest) -> JudgeAnswer | None:
         self.taps()  # answers come in turn
+        if self._lost:
+            return None
         try:
             self._connection.send(request)
         except Disconnected:
@@ -127,8 +134,12 @@ class JudgeBeside:
         return self._answer()
 
     def _answer(self) -> JudgeAnswer | None:
+        waited = Waiting()
         while not select([self._connection], [], [], _TICK)[0]:
             self.waiting()
+            if waited.look() >= _PATIENCE and vitals_of(self._pid).held:
+                self._lost = True
+                return None
         try:
             return self._connection.receive()
         except Disconnected:
@@ -161,7 +172,7 @@ def reference_judge(
             with suppress(Disconnected):  # it is lost: it will have no answer
                 connection.send(_sides(here, checkpoint))
                 connection.send(JudgeTaps())
-            yield JudgeBeside(here, waiting, connection)
+            yield JudgeBeside(here, waiting, connection, process.pid)
         finally:
             lifeline.close()
             process.kill()

@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from lockstep.sessions import Session
+from lockstep.workbench.checking import reference_judge as module
 from lockstep.workbench.checking.reference_judge import JudgeBeside, JudgeHere, reference_judge
 from lockstep.workbench.diagnosis.judgement import DiagnosisError
 from lockstep.workbench.diagnosis.measure import Recordings
@@ -62,6 +63,17 @@ def test_a_process_that_is_lost_is_done_without(case: Case, wrong: Session) -> N
     with judges(case, wrong) as (here, beside, process):
         os.kill(process, signal.SIGKILL)
         assert beside.taps().first_divergence == here.taps().first_divergence
+
+
+def test_a_process_that_is_stopped_is_done_without(
+    case: Case, wrong: Session, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(module, "_PATIENCE", 0.0)
+    with judges(case, wrong) as (here, beside, process):
+        os.kill(process, signal.SIGSTOP)
+        assert beside.taps().first_divergence == here.taps().first_divergence
+        os.kill(process, signal.SIGCONT)  # its answer comes too late, and is none to the next question
+        assert beside.untapped(wrong.path) == here.untapped(wrong.path)
 
 
 def test_an_error_is_raised_in_this_process(case: Case, tmp_path: Path) -> None:
