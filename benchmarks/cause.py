@@ -33,7 +33,8 @@ PARTS = {
     "start the engine": ("lockstep.workbench.inferior.inferior.Inferior.start",),
     "run and record": ("lockstep.workbench.checking.forced_run.ForcedRun.record",),
     "judge against the reference": tuple(
-        f"lockstep.workbench.checking.reference_judge.JudgeBeside.{name}"
+        f"lockstep.workbench.checking.reference_judge.{judge}.{name}"
+        for judge in ("JudgeHere", "JudgeBeside")  # the first of small models
         for name in ("taps", "untapped", "ledger")
     ),
     "judge on its own inputs, name": tuple(

@@ -159,10 +159,8 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         stack.enter_context(one_thread_for(engine))
         prefill = sum(engine.step(step).phase == "prefill" for step in engine.steps())
         facts = Facts.of(run.checkpoint, engine.meta.config.dtype or "float32")
-        sides, judging = (
-            Recordings.of(engine, golden, floor),
-            partial(run.progress, "judging every tap", 0, 0),
-        )
+        sides = Recordings.of(engine, golden, floor)
+        judging = partial(run.progress, "judging every tap", 0, 0)
         judging()
         with reference_judge(sides, facts, run.checkpoint, judging, _worth_a_process(engine)) as judge:
             run.progress("naming causes", 0, 0)

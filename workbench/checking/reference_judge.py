@@ -5,8 +5,6 @@ Both keep a core busy with Python, so that threads gain nothing.
 
 from __future__ import annotations
 
-import socket
-import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -15,8 +13,7 @@ from pathlib import Path
 from select import select
 from typing import Protocol
 
-from lockstep.engine.children import start_python
-from lockstep.engine.lifeline import Lifeline
+from lockstep.engine.answering import AnsweringProcess
 from lockstep.engine.ranks.vitals import Waiting, vitals_of
 from lockstep.engine.ranks.wire import Connection, Disconnected
 from lockstep.sessions import Session
@@ -156,27 +153,15 @@ def reference_judge(
         here.taps()
         yield here
         return
-    ours, theirs = socket.socketpair()
-    lifeline = Lifeline()
-    with ours:
-        with theirs:
-            try:
-                process = start_python(
-                    "-m", _PROGRAM, str(theirs.fileno()), str(lifeline.fd), stdout=subprocess.DEVNULL,
-                    stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno(), lifeline.fd],
-                )  # fmt: skip
-            finally:
-                lifeline.handed_over()
-        try:
-            connection = Connection(ours, ANSWERS)
-            with suppress(Disconnected):  # it is lost: it will have no answer
-                connection.send(_sides(here, checkpoint))
-                connection.send(JudgeTaps())
-            yield JudgeBeside(here, waiting, connection, process.pid)
-        finally:
-            lifeline.close()
-            process.kill()
-            process.wait()
+    started = AnsweringProcess.start(_PROGRAM)
+    try:
+        connection = Connection(started.socket, ANSWERS)
+        with suppress(Disconnected):  # it is lost: it will have no answer
+            connection.send(_sides(here, checkpoint))
+            connection.send(JudgeTaps())
+        yield JudgeBeside(here, waiting, connection, started.process.pid)
+    finally:
+        started.end()
 
 
 def _sides(judge: JudgeHere, checkpoint: Path) -> SidesToJudge:

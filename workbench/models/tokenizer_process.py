@@ -8,7 +8,6 @@ side of its starter.
 from __future__ import annotations
 
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -16,10 +15,9 @@ import weakref
 from collections.abc import Sequence
 from pathlib import Path
 
-from lockstep.engine.children import start_python
+from lockstep.engine.answering import AnsweringProcess
 from lockstep.engine.errors import CheckpointError
 from lockstep.engine.extras import need
-from lockstep.engine.lifeline import Lifeline
 from lockstep.engine.ranks.wire import Connection, Disconnected, MalformedMessage
 from lockstep.engine.text import bytes_text, printable
 from lockstep.workbench.models.tokenizer_messages import (
@@ -98,23 +96,14 @@ class TokenizerProcess:
             return self._answer(_ANSWER + _ANSWER_EACH * size)
 
     def _start(self) -> tuple[Connection[TokenizerAnswer], weakref.finalize[..., TokenizerProcess]]:
-        ours, theirs = socket.socketpair()
-        lifeline = Lifeline()
-        with theirs:
-            try:
-                self._process = start_python(
-                    "-m", _PROGRAM, str(theirs.fileno()), str(lifeline.fd), str(self._checkpoint),
-                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, pass_fds=[theirs.fileno(), lifeline.fd],
-                    settings={"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"},
-                )  # fmt: skip
-            except BaseException:
-                ours.close()
-                lifeline.close()
-                raise
-            finally:
-                lifeline.handed_over()
-        connection = Connection(ours, ANSWERS, deadline=time.monotonic() + _PATIENCE * SECONDS)
-        return connection, weakref.finalize(self, _ended, self._process, ours, lifeline)
+        started = AnsweringProcess.start(
+            _PROGRAM,
+            str(self._checkpoint),
+            settings={"TOKENIZERS_PARALLELISM": "false", "MALLOC_ARENA_MAX": "1"},
+        )
+        self._process = started.process
+        connection = Connection(started.socket, ANSWERS, deadline=time.monotonic() + _PATIENCE * SECONDS)
+        return connection, weakref.finalize(self, started.end)
 
     def _answer(self, most: int) -> TokenizerAnswer:
         self._connection.most = most
@@ -147,10 +136,3 @@ class TokenizerProcess:
             f"{where}: the tokenizer failed: {why}; download it again, or take it out of the model and give token ids "
             "with --ids 1,2,3"
         )
-
-
-def _ended(process: subprocess.Popen[bytes], connection: socket.socket, lifeline: Lifeline) -> None:
-    connection.close()
-    lifeline.close()
-    process.kill()
-    process.wait()

@@ -92,7 +92,7 @@ QUICK = ("mask=additive", "qkv_shard_dim=1", "rope=interleaved", "cache_layer=sh
 def test_a_process_that_judges_beside_changes_no_result(
     rules: dict[str, str], at_two: Check, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """As of large models, where the engine runs again meanwhile: nothing depends on which of them is first."""
+    """As of large models: what it has judged is what this process would have."""
     in_turn = at_two(rules)
     monkeypatch.setattr(pipeline, "_worth_a_process", lambda session: True)
     beside = at_two(rules)
