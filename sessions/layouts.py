@@ -115,6 +115,19 @@ def rebuild_records(layout: Layout | str, records: Mapping[int, TensorRecord], r
     return rebuild(layout, arrays, ranks, part)
 
 
+def rebuilt_shape(
+    layout: Layout | str, shapes_by_rank: Mapping[int, tuple[int, ...]], ranks: int
+) -> tuple[int, ...] | None:
+    """The shape of what `rebuild` gives of tensors of these shapes and one dtype; None where ranks are missing.
+    `LayoutError` as there."""
+    if len(shapes_by_rank) < ranks:
+        return None
+    # One value behind each shape: nothing is read but by a concatenation.
+    held = {shape: np.broadcast_to(np.float32(0), shape) for shape in set(shapes_by_rank.values())}
+    array = rebuild(layout, {rank: held[shape] for rank, shape in shapes_by_rank.items()}, ranks).array
+    return None if array is None else array.shape
+
+
 def shard_groups(layout: Layout, ranks: int) -> list[range]:
     """The ranks that hold each distinct shard, in shard order, group by group."""
     if ranks % (layout.replicas * layout.groups):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -9,10 +11,14 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from lockstep.sessions import Layout, LayoutError, rebuild
-from lockstep.sessions.layouts import cut, parse, sizes
+from lockstep.sessions.layouts import cut, parse, rebuilt_shape, sizes
 
 SHAPES = hnp.array_shapes(min_dims=1, max_dims=4, min_side=0, max_side=5)
 FLOATS = SHAPES.flatmap(lambda shape: hnp.arrays(np.float32, shape))  # NaN and infinity included
+
+
+def shape_of(layout: str, parts: Mapping[int, np.ndarray]) -> tuple[int, ...] | None:
+    return rebuilt_shape(layout, {rank: part.shape for rank, part in parts.items()}, len(parts))
 
 
 def same(a: np.ndarray, b: np.ndarray) -> bool:
@@ -53,6 +59,7 @@ def test_uneven_shards_with_replicas_rebuild_to_the_original(array: np.ndarray, 
     assert sizes(layout, parts, len(parts)) == lengths
     whole = rebuild(str(layout), parts)
     assert same(whole.array, array)
+    assert shape_of(str(layout), parts) == array.shape
     assert (whole.disagreeing_ranks, whole.missing_ranks, whole.note) == ((), (), "")
 
 
@@ -61,6 +68,7 @@ def test_replicas_rebuild_to_the_original(array: np.ndarray, ranks: int) -> None
     parts = {rank: part.copy() for rank, part in cut("replicate", array, ranks).items()}
     whole = rebuild("replicate", parts)
     assert same(whole.array, array)
+    assert shape_of("replicate", parts) == array.shape
     assert whole.disagreeing_ranks == ()
 
 
@@ -72,6 +80,7 @@ def test_partial_sums_are_taken_in_float64(parts: list[np.ndarray]) -> None:
     expected = [[sum((float(p[i, j]) for p in parts), 0.0) for j in range(4)] for i in range(3)]
     assert whole.array.dtype == np.float32
     assert np.array_equal(whole.array, np.float32(expected))
+    assert shape_of("partial", dict(enumerate(parts))) == (3, 4)
 
 
 def test_a_wrong_replica_is_named() -> None:
@@ -108,6 +117,7 @@ def test_missing_ranks_are_named() -> None:
     assert rebuild("partial", {0: array}, ranks=2).array is None
     assert rebuild("replicate", {1: array}, ranks=2).array is array
     assert rebuild("replicate", {}, ranks=2).array is None
+    assert rebuilt_shape("replicate", {0: (2, 4)}, 2) is None
 
 
 @pytest.mark.parametrize(
@@ -122,6 +132,8 @@ def test_missing_ranks_are_named() -> None:
 def test_shapes_that_make_no_tensor(layout: str, shapes: list[tuple[int, ...]]) -> None:
     with pytest.raises(LayoutError) as error:
         rebuild(layout, {rank: np.zeros(shape, np.float32) for rank, shape in enumerate(shapes)})
+    with pytest.raises(LayoutError):
+        rebuilt_shape(layout, dict(enumerate(shapes)), len(shapes))
     assert "replicas" in str(error.value) or all(str(shape) in str(error.value) for shape in shapes)
 
 
@@ -162,6 +174,7 @@ def test_rows_divided_among_groups_add_up_to_the_original(
     whole = rebuild(str(layout), parts)
     assert np.array_equal(whole.array, array)
     assert whole.disagreeing_ranks == ()
+    assert shape_of(str(layout), parts) == array.shape
     assert rebuild(layout, {0: parts[0]}, len(lengths) + groups).array is None
 
 
