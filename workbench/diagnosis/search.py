@@ -56,6 +56,8 @@ class Search:
             self._try(site, found, tried)
         except (SearchEnded, LimitExceeded) as error:
             self.ended[site.tap] = str(error)
+        finally:
+            site.derived.clear()  # it may be larger than what was recorded
         found.sort(key=preference)
         explained = _explained(found)
         self.names[site.kind] = explained or self.names[site.kind]

@@ -19,7 +19,7 @@ from lockstep.engine.graph.formula import Node, numbers_of, silu
 from lockstep.engine.graph.operation import READ_FROM, STATES, state_of
 from lockstep.engine.graph.recurrence import mean_of_groups
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
-from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, given_before, narrower, resolution
+from lockstep.workbench.diagnosis.hypotheses.fits import GivenBefore, factor_of, narrower, resolution
 from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
@@ -96,7 +96,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             known | met.get((part.rows[-1].step, part.rows[-1].seq), {})
             for known, part in zip(given, site.parts, strict=True)
         ]
-    known: list[Array] = []
+    given_before = GivenBefore()
     for edits in dict.fromkeys(_candidates(site, formula, given, others, rows)):
         try:
             tree = together(edits, formula)
@@ -112,7 +112,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             continue
         predicted = [one for one in found if one is not None]
         if len(predicted) == len(found):
-            again = given_before(predicted, known)
+            again = given_before(predicted)
             if not again or edits[0].kind == "operand":  # of other tensors each is an answer of its own
                 yield _variant(site, edits, predicted)
     if site.operation in GATES:

@@ -53,6 +53,8 @@ def distance(seen: Array, right: Array, largest: float) -> Array:
     infinite; infinite where else one of the two is not finite."""
     with np.errstate(all="ignore"):
         apart = np.abs(seen - right)
+        if np.isfinite(apart).all():
+            return np.asarray(apart)
         same = (seen == right) | (np.isnan(seen) & np.isnan(right))
         same |= np.isinf(seen) & (np.abs(right) >= largest * 0.998) & (np.sign(seen) == np.sign(right))
     apart[np.isnan(apart)] = np.inf

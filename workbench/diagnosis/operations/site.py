@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 from lockstep.engine.graph import Operation, Width, operation_of
 from lockstep.engine.graph.formula import FORMULAS, formula_of
@@ -62,6 +63,11 @@ class Site:
     span: slice | None = None
     columns: slice | None = None
     held: range | None = None
+
+    @cached_property
+    def derived(self) -> dict[type[Any], Any]:
+        """What several banks of hypotheses make of it, by its class: made once."""
+        return {}
 
     @property
     def declared(self) -> Operation | None:

@@ -6,6 +6,7 @@ Of scores, probabilities and contexts that were recorded by themselves the same,
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from itertools import chain, combinations, product
 
@@ -72,8 +73,8 @@ _PAIRED, _OF_A_POINT, _MASKED, _MASKED_OF_A_POINT = 24, 6, 6, 3
 def likely(site: Site) -> Iterator[Variant]:
     """What engines do: another scale, other rows of the cache, heads, masks, functions; numbers solved for."""
     if judged(site):
-        tree = AttentionTree(site)
-        yield from tried(tree, _likely(tree))
+        tree = AttentionTree.of(site)
+        yield from _all_likely(tree)
         for choice in head_choices(tree):
             yield _chosen(tree, choice)
 
@@ -82,7 +83,7 @@ def unlikely(site: Site) -> Iterator[Variant]:
     """Anything that may be done to any tensor of the tree; then two edits at once."""
     if not judged(site):
         return
-    tree = AttentionTree(site)
+    tree = AttentionTree.of(site)
     partly: list[tuple[float, Trial]] = []
     yield from tried(tree, _ranges(tree))
     coarse = _coarse_scores(tree) if site.operation == "scores" else ()  # of others they are tried before
@@ -90,8 +91,10 @@ def unlikely(site: Site) -> Iterator[Variant]:
     yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse, blocks), partly)
     for choice in query_choices(tree) if "allowed" in tree.points else ():
         yield _chosen(tree, choice)
-    for _ in tried(tree, _likely(tree), partly):
-        pass  # none of them fits alone: what they leave is what counts
+    if _Likely not in site.derived:
+        for _ in _all_likely(tree):
+            pass  # none of them fits alone: what they leave is what counts
+    partly += site.derived[_Likely].partly
     best = _best(partly, _OF_A_POINT)
     yield from tried(tree, _pairs(combinations(best, 2)))
     if (
@@ -100,6 +103,19 @@ def unlikely(site: Site) -> Iterator[Variant]:
         unmasked = [one for one in _best(partly, _MASKED_OF_A_POINT) if "allowed" not in one.changes]
         usual = chain(product(unmasked[:_MASKED], _masks(tree)), product(best, scales(tree)))
         yield from tried(tree, _pairs(usual))
+
+
+@dataclass(frozen=True, slots=True)
+class _Likely:
+    """What the likely edits of a site's tree leave, of those that explain some of the sample."""
+
+    partly: list[tuple[float, Trial]]
+
+
+def _all_likely(tree: AttentionTree) -> Iterator[Variant]:
+    partly: list[tuple[float, Trial]] = []
+    yield from tried(tree, _likely(tree), partly)
+    tree.site.derived[_Likely] = _Likely(partly)
 
 
 def _best(partly: Sequence[tuple[float, Trial]], of_a_point: int) -> list[Trial]:

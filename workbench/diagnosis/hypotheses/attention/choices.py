@@ -158,8 +158,9 @@ def query_choices(tree: AttentionTree) -> Iterator[Choice]:
 
 def _left_by_query(tree: AttentionTree, changes: Changes) -> Array:
     """What changes leave of each query of the sample."""
-    outs, found = tree.outs(changes), []
-    for one, out in zip(tree.sample, outs or [x.right for x in tree.sample], strict=True):
+    made, found = tree.sampled(changes), []
+    outs = [one.right for one in tree.sample] if made is None else made[0]
+    for one, out in zip(tree.sample, outs, strict=True):
         axis = tree.site.token_axis
         rest = tuple(j for j in range(out.ndim) if j != axis)
         apart = _apart(out, one.seen, tree.site.parts[one.part].largest) * one.scope

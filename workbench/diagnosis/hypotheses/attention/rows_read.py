@@ -66,7 +66,7 @@ def rows_read(site: Site) -> Iterator[Variant]:
     """Other rows than each wrong query should have read: of its sequence, of other ones, or zeros."""
     if not judged(site) or not site.parts[0].inputs["v"].size:
         return
-    tree = AttentionTree(site)
+    tree = AttentionTree.of(site)
     for way in _WAYS:
         if (found := _variant(tree, way)) is not None:
             yield found

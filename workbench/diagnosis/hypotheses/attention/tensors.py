@@ -165,22 +165,32 @@ def spans(keys: int) -> Iterator[str]:
 
 def of_rows(change: Change, which: str) -> Change:
     """The change made to some rows of a cache alone."""
-    name, _, number = which.partition(" ")
+    name, _, numbers = which.partition(" ")
+    first, last = (int(number or 0) for number in numbers.partition("-")[::2])
 
     def some(x: Array, given: Given) -> Array:
         at = np.arange(len(x))
-        first, _, last = number.partition("-")
-        chosen = {
-            "earlier": at < len(x) - given.new,
-            "new": at >= len(x) - given.new,
-            "newest": at == len(x) - 1,
-            "decoded": at >= given.prompt,
-            "prompt": at < given.prompt,
-            "row": at == int(first or 0),
-            "rows": (at >= int(first or 0)) & (at <= int(last or 0)),
-            "from": at >= int(first or 0),
-            "before": at < int(first or 0),
-        }[name]
+        match name:
+            case "earlier":
+                chosen = at < len(x) - given.new
+            case "new":
+                chosen = at >= len(x) - given.new
+            case "newest":
+                chosen = at == len(x) - 1
+            case "decoded":
+                chosen = at >= given.prompt
+            case "prompt":
+                chosen = at < given.prompt
+            case "row":
+                chosen = at == first
+            case "rows":
+                chosen = (at >= first) & (at <= last)
+            case "from":
+                chosen = at >= first
+            case "before":
+                chosen = at < first
+            case _:
+                raise ValueError(f"no rows are called {which!r}")
         return np.where(chosen[:, None, None], change(x, given), x)
 
     return change if which == "all" else some

@@ -113,7 +113,7 @@ def softmax(scores: Array) -> Array:
     top = scores.max(-1, keepdims=True, initial=-np.inf)
     weights = np.exp(scores - np.where(np.isfinite(top), top, 0.0))
     total = weights.sum(-1, keepdims=True)
-    return np.asarray(np.divide(weights, total, out=np.zeros_like(weights), where=total != 0))
+    return np.asarray(weights / np.where(total == 0, 1.0, total))
 
 
 def _products(q: Array, keys: Array) -> Array:
@@ -135,6 +135,12 @@ class AttentionTree:
     """The tree of a site at which attention, or a part of it, is wrong."""
 
     site: Site
+
+    @classmethod
+    def of(cls, site: Site) -> AttentionTree:
+        """The one of a site."""
+        found: AttentionTree = site.derived.setdefault(cls, cls(site))
+        return found
 
     @cached_property
     def given(self) -> list[Given]:
@@ -271,7 +277,9 @@ class AttentionTree:
             q, k = at("q", one.q), at("k", one.k)
             keys = at("keys", formula.expand(k, q.shape[1]))
             raw = self._raw(at("products", _products(q, keys)))
-        allowed = at("allowed", one.allowed.astype(np.float64)).astype(bool)
+        allowed = one.allowed
+        if "allowed" in changes:
+            allowed = at("allowed", allowed.astype(np.float64)).astype(bool)
         hidden = changes["hidden"](raw, one) if "hidden" in changes else -np.inf
         return np.where(allowed, raw, hidden)
 
@@ -279,6 +287,8 @@ class AttentionTree:
         """Scores of which those that leave no probability are -inf wherever the recorded ones are so for that reason;
         rounding may have taken either just over the limit."""
         gone = ~one.allowed & np.isneginf(one.seen)
+        if not (gone & (scores != -np.inf)).any():
+            return scores
         return np.where(gone & ~visible(self.site.facts, scores, _NEARLY), -np.inf, scores)
 
     @cached_property
@@ -311,38 +321,50 @@ class AttentionTree:
         return of
 
     def left(self, changes: Changes) -> float:
-        """The norm of what changes leave in the sample, over that of the error; infinite where they do not fit."""
-        outs = self.outs(changes)
-        return np.inf if outs is None else self.left_by(outs)
+        """What `sampled` gives of that; infinite where changes do not fit."""
+        found = self.sampled(changes)
+        return np.inf if found is None else found[1]
 
-    def outs(self, changes: Changes, most: float = np.inf) -> list[Array] | None:
-        """What changes give in the sample; None where they do not fit, or leave more than `most` of its
-        largest part."""
+    def sampled(self, changes: Changes, most: float = np.inf) -> tuple[list[Array], float] | None:
+        """What changes give in the sample, and the norm of what they leave there, over that of the error; None where
+        they do not fit, or leave more than `most` of its largest part."""
         outs: list[Array] = []
-        for one in reversed(self.sample):
-            try:
-                with np.errstate(all="ignore"):
-                    outs.append(self.make(one, changes).out)
-            except (ValueError, IndexError, KeyError):
-                return None
-            if outs[-1].shape != one.seen.shape:
-                return None
-            if len(outs) == 1 and self._square(one, outs[0]) > most**2 * max(
-                self._square(one, one.right), 1e-300
-            ):
-                return None
-        return outs[::-1]
-
-    def left_by(self, outs: list[Array]) -> float:
-        left = sum(self._square(one, out) for one, out in zip(self.sample, outs, strict=True))
-        return float(np.sqrt(left / max(self._error, 1e-300)))
+        left = 0.0
+        with np.errstate(all="ignore"):
+            for i in reversed(range(len(self.sample))):
+                try:
+                    out = self.make(self.sample[i], changes).out
+                except (ValueError, IndexError, KeyError):
+                    return None
+                if out.shape != self.sample[i].seen.shape:
+                    return None
+                square = self._square(i, out)
+                if not outs and square > most**2 * max(self._errors[i], 1e-300):
+                    return None
+                outs.append(out)
+                left += square
+        return outs[::-1], float(np.sqrt(left / max(sum(self._errors), 1e-300)))
 
     @cached_property
-    def _error(self) -> float:
-        return sum(self._square(one, one.right) for one in self.sample)
+    def _errors(self) -> list[float]:
+        """The squared error of each of the sample."""
+        with np.errstate(all="ignore"):
+            return [self._square(i, one.right) for i, one in enumerate(self.sample)]
 
-    def _square(self, one: Given, out: Array) -> float:
-        apart = distance(one.seen, out, self.site.parts[one.part].largest)[one.scope]
+    @cached_property
+    def _seen_wrong(self) -> list[Array]:
+        return [one.seen[one.scope] for one in self.sample]
+
+    def _square(self, i: int, out: Array) -> float:
+        """How far a result is from what was seen of one of the sample where that is wrong, squared. What is not finite
+        is ignored by numpy."""
+        one, seen = self.sample[i], self._seen_wrong[i]
+        out = out[one.scope]
+        apart = seen - out
+        total = float(apart @ apart)
+        if total < GROSS**2:  # neither NaN nor infinities
+            return total
+        apart = distance(seen, out, self.site.parts[one.part].largest)
         return float(np.square(np.minimum(apart, GROSS)).sum())
 
     def whole(self, changes: Changes, grown: float = 1.0) -> tuple[list[Array], list[Array]] | None:

@@ -13,7 +13,7 @@ import numpy as np
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Changes, Given
 from lockstep.workbench.diagnosis.hypotheses.attention.words import wording
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, EditKind
-from lockstep.workbench.diagnosis.hypotheses.fits import given_before
+from lockstep.workbench.diagnosis.hypotheses.fits import GivenBefore
 from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -52,21 +52,21 @@ def tried(
     tree: AttentionTree, trials: Iterable[Trial], partly: list[tuple[float, Trial]] | None = None
 ) -> Iterator[Variant]:
     """Variants of the trials that explain enough of the sample; in `partly` those that explain some of it."""
-    known: list[Array] = []
+    given_before = GivenBefore()
     for trial in trials:
         if not trial.changes.keys() <= tree.points:
             continue
-        outs = tree.outs(trial.changes, PARTLY)
-        if outs is None:
+        found = tree.sampled(trial.changes, PARTLY)
+        if found is None:
             continue
-        left = tree.left_by(outs)
+        outs, left = found
         if not left < PARTLY:
             continue
         if partly is not None:
             partly.append((left, trial))
         if left > NEAR:
             continue
-        if given_before(outs, known):
+        if given_before(outs):
             continue
         if (made := tree.whole(trial.changes, trial.grown)) is not None:
             unseen = "allowed" in trial.changes and any(_hides_all(trial.changes, one) for one in tree.sample)

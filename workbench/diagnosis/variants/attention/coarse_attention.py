@@ -55,7 +55,7 @@ _ROUNDINGS: tuple[tuple[str, _Rounding], ...] = (
 def coarse_probabilities(site: Site) -> Iterator[Variant]:
     """Probabilities in few bits, as they came out or as they met the values, made to add up to 1 again or not."""
     if judged(site):
-        yield from tried(AttentionTree(site), _coarse())
+        yield from tried(AttentionTree.of(site), _coarse())
 
 
 def _coarse() -> Iterator[Trial]:

@@ -63,7 +63,7 @@ def masks(site: Site) -> Iterator[Variant]:
     """Variants of the mask of one layer on one rank."""
     if site.deviation is None or not all(part.fits for part in site.parts):
         return
-    tree, scope = AttentionTree(site), scopes(site)
+    tree, scope = AttentionTree.of(site), scopes(site)
     right = [one.raw for one in tree.given]
     shown = [visible(site.facts, part.seen) for part in site.parts]
     allowed = [one.allowed for one in tree.given]
@@ -208,5 +208,5 @@ def irregular_masks(site: Site) -> Iterator[Variant]:
     )
     fitted = {"hidden": hidden, "shown": shown}
     yield _variant(
-        site, [one.raw for one in AttentionTree(site).given], "mask_irregular", text, fitted, cells, 1
+        site, [one.raw for one in AttentionTree.of(site).given], "mask_irregular", text, fitted, cells, 1
     )

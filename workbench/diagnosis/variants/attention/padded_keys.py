@@ -25,7 +25,7 @@ _MOST_EMPTY, _LISTED = 1 << 20, 6
 def padded_keys(site: Site) -> Iterator[Variant]:
     """Variants of probabilities, or of what a fused attention gives: each denominator has so many exp(0) more."""
     if judged(site):
-        tree = AttentionTree(site)
+        tree = AttentionTree.of(site)
         yield from tried(tree, _trials(tree))
 
 

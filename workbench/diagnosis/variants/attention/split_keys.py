@@ -36,7 +36,7 @@ def split_keys(site: Site) -> Iterator[Variant]:
     """Variants of one layer's probabilities, or of its context, of which the keys' parts have wrong shares."""
     if not judged(site):
         return
-    tree, known = AttentionTree(site), set()
+    tree, known = AttentionTree.of(site), set()
     right = [tree.make(one, {}) for one in tree.sample]
     of = "context" if "context" in tree.points else "softmax"
     divided = "softmax" if site.operation in FUSED else of

@@ -27,7 +27,7 @@ def strided_parts(site: Site) -> Iterator[Variant]:
     """Either part of each way to cut the keys in two."""
     if not judged(site):
         return
-    tree = AttentionTree(site)
+    tree = AttentionTree.of(site)
     if "context" not in tree.points:
         return
     for words, split in splits(max(one.raw.shape[2] for one in tree.given)):

@@ -45,7 +45,7 @@ def foreign_inside(site: Site) -> Iterator[Variant]:
     """The first rows, or a page, of each wrong sequence hold other keys and values than were written."""
     if not judged(site) or site.facts.model.score_cap or site.operation != "attention":
         return
-    tree = AttentionTree(site)
+    tree = AttentionTree.of(site)
     if any(one.sinks is not None or not np.isfinite(one.seen).all() for one in tree.given):
         return
     found: dict[int, tuple[range, Array, Array]] = {}

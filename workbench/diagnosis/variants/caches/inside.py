@@ -45,7 +45,7 @@ def caches_inside(site: Site) -> Iterator[Variant]:
     all that are wrong where they leave little in these."""
     if not judged(site):
         return
-    tree = AttentionTree(site)
+    tree = AttentionTree.of(site)
     for bank, ranges in _BANKS:
         some = _trials(tree, bank, ranges, [one.part for one in tree.sample])
         near = {key for key, trial in some if _left(tree, trial) <= NEAR}
@@ -54,8 +54,8 @@ def caches_inside(site: Site) -> Iterator[Variant]:
 
 
 def _left(tree: AttentionTree, trial: Trial) -> float:
-    outs = tree.outs(trial.changes, PARTLY)
-    return np.inf if outs is None else tree.left_by(outs)
+    found = tree.sampled(trial.changes, PARTLY)
+    return np.inf if found is None else found[1]
 
 
 def _trials(
@@ -67,11 +67,18 @@ def _trials(
 ) -> Iterator[tuple[_Key, Trial]]:
     """What a bank has for some passes, all or of those keys."""
     caches = {role: as_cache(tree.site, role, parts) for role in tree.roles}
+    ranges = _that_divide(ranges, max(len(part.expected) for at in caches.values() for part in at.parts))
     found = {role: dict(_keyed(bank, at, keys)) for role, at in caches.items()}
     for key in dict.fromkeys(key for every in found.values() for key in every):
         variants = {role: every[key] for role, every in found.items() if key in every}
         changes = {role: _change(one, parts) for role, one in variants.items()}
         yield from ((key, trial) for trial in _of_roles(variants, changes, caches, ranges))
+
+
+def _that_divide(ranges: Sequence[str], longest: int) -> list[str]:
+    """Those of a page that hold some rows of a cache, and not all."""
+    pages = {f"{which} {page}" for page in _PAGES if page >= longest for which in ("before", "from")}
+    return [one for one in ranges if one not in pages]
 
 
 def _keyed(bank: Bank, cache: Site, keys: Container[_Key] | None) -> Iterator[tuple[_Key, Variant]]:
