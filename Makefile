@@ -3,7 +3,7 @@
 # make test-all   the slow tests as well, those for a GPU or llama.cpp where there is one, and which parts have failed;
 #                 PART=diagnosis for one, PART="tui cli" for some: quick engine sessions checking diagnosis debugger tui
 #                 cli e2e soak rest backends (tests/parts.py). Of long tables of cases a run has a share: TURN=1 to
-#                 TURN=4 have the others, TURN=all has every case (tests/turns.py)
+#                 TURN=7 have the others, TURN=all has every case (tests/turns.py)
 # make vllm       attach to vLLM itself, faultless and with planted bugs; makes its environment once, in VLLM_VENV
 # make soak       kills, cuts and damages, and writes what was lost to docs/reliability.md; ONLY=rank SEED=7 for one try
 # make real-bugs  put fixed bugs of vLLM, transformers and others back, look for each, and write docs/real-bugs.md;

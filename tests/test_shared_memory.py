@@ -38,6 +38,7 @@ def test_what_nobody_holds_is_left(place: Path) -> None:
     assert place.name not in left({*before, place.name}, 0.3), "it was there before"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("body", "code"), [("pass", 0), ("open({!r}, 'w').close()", 1)], ids=["nothing", "file"]
 )

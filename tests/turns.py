@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from zlib import crc32
 
 #: After so many turns every case was run.
-TURNS = 5
-#: Up to so many cases of a test each turn has all, up to so many every second.
-_ALL, _HALF = 3, 8
+TURNS = 8
+#: Up to so many cases of a test each turn has every second.
+_HALF = 4
 
 
 def left_out(cases: Sequence[str], turn: int) -> set[str]:
@@ -30,6 +30,6 @@ def left_out(cases: Sequence[str], turn: int) -> set[str]:
 
 
 def _shares(cases: int) -> int:
-    if cases <= _ALL:
+    if cases == 1:
         return 1
     return 2 if cases <= _HALF else TURNS

@@ -137,6 +137,7 @@ def test_the_home_screen_fits_any_size_and_ends_with_its_terminal(terminals: Cal
     here.nothing_is_left()
 
 
+@pytest.mark.slow
 def test_ctrl_z_under_a_script_gives_the_terminal_back(terminals: Callable[..., Terminal]) -> None:
     """The script stops at once, and the shell takes the terminal back: by then the screens must have left it."""
     here = terminals()
@@ -178,6 +179,7 @@ def test_a_crash_is_reported_and_restores_the_terminal(terminals: Callable[..., 
     here.nothing_is_left()
 
 
+@pytest.mark.slow
 def test_where_there_is_no_terminal_no_screens_are_drawn(terminals: Callable[..., Terminal]) -> None:
     here = terminals()
     for line in (

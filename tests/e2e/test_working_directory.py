@@ -127,6 +127,7 @@ def folder(planted: Folder) -> Folder:
     return planted
 
 
+@pytest.mark.slow
 def test_the_planted_code_would_show(folder: Folder) -> None:
     subprocess.run([sys.executable, "-c", "import msgspec, transformers"], cwd=folder.path, check=True)
     assert {file.stem for file in folder.ran.iterdir()} >= {"msgspec", "transformers"}
@@ -178,6 +179,7 @@ def test_every_subcommand_is_tried() -> None:
     assert {*LINES, *LASTING} == set(COMMANDS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in LINES]
 )

@@ -24,6 +24,7 @@ def example() -> str:
     return textwrap.dedent("\n\n".join(part for part in block if part.startswith("    ")))
 
 
+@pytest.mark.slow
 def test_the_example_runs_and_loads_no_torch(variant: Callable[[str], Path]) -> None:
     code = example().replace("path/to/checkpoint", str(variant("qwen2-tied")))
     assert len(code.splitlines()) <= 12

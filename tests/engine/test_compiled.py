@@ -33,6 +33,7 @@ def test_settings_in_the_working_directory_are_not_obeyed(tmp_path: Path, monkey
     assert "numba" not in sys.modules
 
 
+@pytest.mark.slow
 def test_nor_those_that_come_later(tmp_path: Path) -> None:
     run = subprocess.run(
         [sys.executable, "-P", "-c", _LATER], cwd=tmp_path, capture_output=True, text=True, check=False

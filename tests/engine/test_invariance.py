@@ -96,6 +96,7 @@ def test_sequences_that_join_late_and_leave_early_disturb_nobody(variant: Callab
     runner.blocks.check_integrity()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen2-window"])
 def test_the_block_size_changes_no_bit(name: str, variant: Callable[[str], Path]) -> None:
     def run(size: int) -> np.ndarray:

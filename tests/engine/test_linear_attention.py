@@ -32,6 +32,7 @@ def golden(name: str) -> tuple[np.ndarray, list[int]]:
     return logits.numpy(), tokens
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "tp", "ep"),
     [
@@ -82,7 +83,7 @@ def path(request: pytest.FixtureRequest, variant: Callable[[str], Path]) -> Path
     return variant(request.param)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_chunks_and_other_sequences_change_nothing(path: Path) -> None:
     alone = decoded(prepared(path), STEPS)
     for chunk, others in ((4, ()), (1, ([5, 6, 7, 8, 9], [100])), (None, ([100], [9] * 90))):
@@ -97,6 +98,7 @@ def test_a_rewind_restores_the_states(path: Path) -> None:
     assert torch.equal(decoded(runner, STEPS - 3), before[3:])
 
 
+@pytest.mark.sampled(2)
 def test_states_that_were_let_go_of_are_made_again(path: Path) -> None:
     runner = prepared(path, ([5, 6, 7],), chunk=5)
     runner.pool.states.kept_bytes = 0

@@ -47,7 +47,7 @@ def reference(name: str, ids: list[int], steps: int) -> tuple[torch.Tensor, list
         for quick in [(2,) if name in (*ALIKE, *ALIKE_WITH_EXPERTS) else (1, 2)]
     ],
 )
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(24)
 def test_logits_match_transformers(
     name: str, tp: int, steps: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]
 ) -> None:
@@ -100,6 +100,7 @@ def cached_reference(name: str, ids: list[int], steps: int) -> tuple[np.ndarray,
     return torch.stack(rows).numpy(), tokens
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("name", "tp"),
     [pytest.param(name, tp, marks=[pytest.mark.slow] * (tp == 4)) for name in GROWING for tp in (1, 2, 4)],
@@ -133,6 +134,7 @@ def test_a_prompt_in_chunks_is_rotated_as_the_whole(
     assert np.abs(np.stack([one.logits() for one in passes]) - golden).max() <= TOLERANCE
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize("name", ["qwen2-window", "llama-bias", "glm-moe-dsa"])
 def test_a_ragged_batch_matches_each_sequence_alone(

@@ -31,6 +31,7 @@ def rms(error: np.ndarray) -> float:
     return float(np.sqrt((error**2).mean()))
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("tp", [1, 2])
 @pytest.mark.parametrize(
     ("name", "dtype"), [("qwen2-tied", "bfloat16"), ("qwen3", "bfloat16"), ("llama-yarn", "float16")]

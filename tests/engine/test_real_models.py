@@ -37,6 +37,7 @@ def demo() -> tuple[list[int], torch.Tensor, list[int]]:
     return ids, *reference_logits(model.eval(), ids, STEPS)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tp", [1, 2, 4, pytest.param(8, marks=pytest.mark.slow)])
 def test_the_demo_model_matches_transformers(
     tp: int, engine_of: Callable[[int], Engine], demo: tuple[list[int], torch.Tensor, list[int]]

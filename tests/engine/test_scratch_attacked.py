@@ -125,6 +125,7 @@ def sweep_it(ground: Ground, folder: ScratchFolder) -> None:
 STRIKES = (put_link, put_folder, exchange_parent, put_link_inside, put_folder_inside)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("strike", STRIKES)
 @pytest.mark.parametrize("act", [close, sweep_it])
 def test_whenever_something_is_exchanged_nothing_else_is_emptied(

@@ -17,6 +17,7 @@ PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]
 STEPS = 5
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("name", "tp"), [*((name, 2) for name in WRAPPED), ("gemma3", 1), ("qwen3_vl_moe", 1)]
 )

@@ -11,6 +11,7 @@ from tests.fuzz.tries import deviations, exact
 from tests.soak.trial import Trial, attempt
 
 
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize(
     ("trial", "seed"),
     [pytest.param(one, seed, id=f"{one.name}-{seed}") for one in TRIALS for seed in range(one.quick)],

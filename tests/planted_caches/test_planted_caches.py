@@ -41,7 +41,7 @@ def test_no_right_engine_is_accused() -> None:
     "key",
     [pytest.param(one.key, marks=() if one.name in QUICK else pytest.mark.slow) for one in PAGED],
 )
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 def test_a_planted_bug_is_named(key: str, tmp_path: Path) -> None:
     plant = plants()[key]
     reported = looked_for(plant, model_of(plant, tmp_path))

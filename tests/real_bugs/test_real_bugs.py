@@ -110,7 +110,7 @@ HERE_AND_NOW: dict[str, tuple[object, str, str]] = {
 }
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.slow
 @pytest.mark.parametrize("bug", ["", *HERE_AND_NOW])
 @pytest.mark.parametrize("model", ["gemma2", "llama-dynamic"])
 def test_a_row_in_this_process(

@@ -39,6 +39,7 @@ def jump(path: Path, seconds: float) -> None:
     os.utime(path, (at, at))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("order", [(DAY, -DAY), (-DAY, DAY), (-DAY, -2 * DAY)])
 def test_a_session_is_read_while_its_clock_jumps(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, order: tuple[float, float]

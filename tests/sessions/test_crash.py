@@ -148,6 +148,7 @@ except SessionWriteError as error:
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("limit", [300_000, 1_000_000, 2_500_000])
 def test_a_full_disk_leaves_all_that_was_committed(tmp_path: Path, limit: int) -> None:
     path = tmp_path / "a.session"

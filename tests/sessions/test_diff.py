@@ -149,6 +149,7 @@ def test_a_wrong_summand_is_named_against_a_run_of_the_same_tp(tmp_path: Path) -
     assert (against_whole.rank, dict(against_whole.per_rank), against_whole.equal) == (None, {}, False)
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=25)
 @given(ranks=st.sampled_from([1, 2, 4]), seed=st.integers(0, 2**32), scale=st.sampled_from([1e-6, 1e-3, 1.0]))
 def test_the_metrics_are_those_of_the_whole_tensors(

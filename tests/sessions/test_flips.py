@@ -55,6 +55,7 @@ def test_no_flipped_bit_changes_silently_what_is_shown(tmp_path: Path, short_chu
     check(tmp_path, short_chunks + 3, 40, log=False)
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_the_log_loses_steps_silently(tmp_path: Path, short_chunks: int) -> None:
     check(tmp_path, short_chunks + 3, 15, log=True)
 
@@ -193,6 +194,7 @@ def places(path: Path) -> dict[str, object]:
     return found.places
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("old", ["version_2.session", "v0_1.session"])
 def test_packing_an_old_file_protects_it(tmp_path: Path, old: str) -> None:
     path = Path(shutil.copyfile(OLD.with_name(old), tmp_path / "a.session"))

@@ -67,6 +67,7 @@ def refused(path: Path, match: str) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("statement", "name"),
     [
@@ -208,7 +209,7 @@ def frame(content: bytes, claims: int | None = None) -> bytes:
 TENSOR = "UPDATE blobs SET {} = ? WHERE id = (SELECT blob FROM tensors WHERE step = 0 AND rank = 0)"
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     ("column", "value"),
     [
@@ -243,7 +244,7 @@ def test_a_tensor_whose_header_lies_is_refused(path: Path, column: str, value: o
     assert verify(path) != []
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "statement",
     [

@@ -106,6 +106,7 @@ _old = ("model_name", "model_path", "checkpoint", "dtype", "device", "tp", "back
 _keys = st.sampled_from([*SessionMeta.__struct_fields__, *_old, "token_texts.7", "weights.1"])
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(rows=st.dictionaries(_keys, _json, max_size=6), version=st.sampled_from([1, 2]))
 def test_any_table_reads_as_a_meta(rows: dict[str, Any], version: int) -> None:

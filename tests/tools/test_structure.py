@@ -71,5 +71,6 @@ def test_untyped_data_is_counted(
     assert len(problems({"engine/b.py": line})) == 1
 
 
+@pytest.mark.slow
 def test_the_product_keeps_the_rules(structure: ModuleType) -> None:
     assert list(structure.problems(structure.modules(ROOT))) == []

@@ -27,6 +27,7 @@ def blocks(language: str) -> list[str]:
     return re.findall(rf"```{language}\n(.*?)```", PAGE, re.DOTALL)
 
 
+@pytest.mark.slow
 def test_the_page_is_a_package_that_works(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (project,), (package, inside), (commands,) = (blocks(one) for one in ("toml", "python", "sh"))
     reported = tomllib.loads(project)["project"]

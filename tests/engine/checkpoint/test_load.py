@@ -44,7 +44,7 @@ def _equal(ours: Tensors, theirs: Tensors) -> None:
         assert torch.equal(tensor, theirs[name]), name
 
 
-@pytest.mark.sampled(6)
+@pytest.mark.sampled(18)
 @pytest.mark.parametrize("variant", EVERY_VARIANT)
 def test_the_shards_of_all_ranks_are_the_checkpoint_cut(variant: str, tmp_path: Path) -> None:
     path = tiny_variant(tmp_path, variant, max_shard_size="100KB")

@@ -131,6 +131,7 @@ needs_proc = pytest.mark.skipif(
 )
 
 
+@pytest.mark.slow
 @needs_proc
 def test_peak_memory_is_the_shards_and_one_tensor(large: Path) -> None:
     model, source = open_checkpoint(large)

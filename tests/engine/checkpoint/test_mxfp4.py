@@ -40,6 +40,7 @@ def test_every_byte_under_every_scale_has_the_bits_of_transformers() -> None:
     assert np.array_equal(torch.from_numpy(ours).bfloat16().float().numpy(), ours, equal_nan=True)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("sizes", [{}, {"hidden_size": 96, "intermediate_size": 96}])
 def test_shards_are_those_of_what_transformers_loads(sizes: dict[str, int], tmp_path: Path) -> None:
     """96 columns over two and four ranks begin and end within groups."""
@@ -132,6 +133,7 @@ def test_other_families_in_mxfp4_are_refused(tmp_path: Path) -> None:
         open_checkpoint(config.parent)
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 1), (2, 2), (4, 1), (4, 2)])
 def test_logits_are_those_of_transformers(
     tp: int, ep: int, engine_of: Callable[[int], Engine], tmp_path: Path

@@ -158,7 +158,7 @@ def use(engine: Engine, path: Path, correct: dict[str, np.ndarray]) -> np.ndarra
     return correct[str(path)]
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.id)
 def test_a_fault_shows_first_where_the_catalogue_states(
     fault: Fault,
@@ -181,7 +181,7 @@ def test_a_fault_shows_first_where_the_catalogue_states(
         assert (run_engine(engine, {}, reload=False) == golden).all(), "the correct rules do not restore it"
 
 
-@pytest.mark.sampled(10)
+@pytest.mark.sampled(30)
 @pytest.mark.parametrize("fault", [f for f in FAULTS if f.level == "step"], ids=lambda fault: fault.id)
 def test_a_fault_of_level_step_acts_from_the_next_step_on_the_cache_as_it_is(
     fault: Fault,

@@ -113,7 +113,7 @@ NAMES = (
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("tp", [1, 2])
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(10)
 def test_the_engine_computes_the_formulas(
     name: str, tp: int, variant: Callable[[str], Path], engine_of: Callable[[int], Engine]
 ) -> None:

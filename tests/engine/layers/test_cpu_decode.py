@@ -25,6 +25,7 @@ from tests.engine.harness import local_runner
 PROMPTS = [[5, 6, 7] * 9, [9, 8], [3], [11, 12, 13, 14]]
 
 
+@pytest.mark.slow
 @given(
     st.sampled_from([(4, 4, 8), (6, 2, 16), (7, 1, 64)]),
     st.lists(st.integers(1, 40), min_size=1, max_size=6),
@@ -68,6 +69,7 @@ def test_what_is_no_number_is_where_torch_has_it(bad: float) -> None:
     assert context[1].isfinite().all()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen2-window"])
 @pytest.mark.parametrize("threads", [1, 3])
 def test_a_step_is_the_same_as_sequence_by_sequence(

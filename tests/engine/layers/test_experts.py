@@ -69,6 +69,7 @@ def rank_of(theirs: Any, model: ModelConfig, tp: int, rank: int, ep: int) -> Mix
     return ours
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("tp", "ep"), [(1, 1), (2, 1), (2, 2), (4, 2), (4, 4), (8, 2)])
 @pytest.mark.parametrize("family", BLOCKS)
 def test_the_ranks_parts_add_up_to_transformers(family: str, tp: int, ep: int) -> None:

@@ -86,6 +86,7 @@ def logits(path: Path, passes: int, **config: Any) -> Tensor:
     return torch.stack([torch.cat([c.tensor for c in runner.step().captured]) for _ in range(passes)])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", ["qwen2-tied", "qwen2-window", "llama-mha"])
 @pytest.mark.parametrize("config", [{}, {"chunk_tokens": 3}])
 def test_a_ragged_batch_gets_what_sdpa_gives(
@@ -187,6 +188,7 @@ def test_on_the_gpu_a_ragged_batch_gets_what_sdpa_gives(
     torch.testing.assert_close(paged, run(), atol=0.1, rtol=0.02)  # logits of up to ~6 in bfloat16
 
 
+@pytest.mark.slow
 def test_a_rank_on_the_cpu_does_not_load_torch_dynamo() -> None:
     """It would double the time that every rank takes to start."""
     code = "import lockstep.engine.ranks.commands, sys; assert 'torch._dynamo' not in sys.modules"

@@ -131,6 +131,7 @@ def test_what_is_computed_does_not_depend_on_which_taps_are_on(
     assert sum(kept[1]) < sum(kept[0])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rules", RULES, ids=str)
 def test_borders_change_nothing_but_rounding(
     rules: dict[str, str], variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch

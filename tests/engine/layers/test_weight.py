@@ -62,6 +62,7 @@ def within_rounding(found: Tensor, x: Tensor, matrix: Tensor, bias: Tensor | Non
     return bool(((found.double() - exact).abs() <= (x.shape[1] + 2) * 2**-24 * most).all())
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("names", ["a", "ab", "aa"])
 @pytest.mark.parametrize("tokens", [1, 6, 7, 64, 200])
 def test_a_kept_product_is_that_of_the_values(stored, monkeypatch, tokens, names):

@@ -207,6 +207,7 @@ time.sleep(600)
 """
 
 
+@pytest.mark.slow
 def test_ranks_end_with_their_host(own_tmp: Path, variant: Callable[[str], Path]) -> None:
     """One rank sleeps in Python, the other waits for it in a collective: both end, and leave no file."""
     host = subprocess.Popen(

@@ -119,6 +119,7 @@ def test_lockstep_rank_knows_the_catalogue(
     assert torchrun.returncode == 0, output
 
 
+@pytest.mark.slow
 def test_lockstep_rank_without_torchrun_or_with_a_wrong_address_reports_it(address: str) -> None:
     for where, stated in ((address, "start this program with torchrun"), ("nowhere", "HOST:PORT")):
         done = subprocess.run([*LOCKSTEP, "rank", where], capture_output=True, text=True, timeout=120)

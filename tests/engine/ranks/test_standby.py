@@ -6,6 +6,7 @@ import subprocess
 import sys
 
 import psutil
+import pytest
 
 from lockstep.engine.config import EngineConfig
 from lockstep.engine.ranks import standby
@@ -63,6 +64,7 @@ def test_an_engine_whose_standing_rank_has_died_starts_another() -> None:
             client.call(Ping())
 
 
+@pytest.mark.slow
 def test_it_ends_when_its_host_is_gone_before_it_was_needed() -> None:
     host = subprocess.run([sys.executable, "-c", GONE], capture_output=True, text=True, check=True)
     pid = int(host.stdout)

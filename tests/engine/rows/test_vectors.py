@@ -20,6 +20,7 @@ def angles(tokens: int) -> tuple[Tensor, Tensor]:
     return cos_sin(torch.arange(300, 300 + tokens), FREQUENCIES, 1.0, torch.float32)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("form", ["rms", "plus_one"])
 @pytest.mark.parametrize("shape", [(1, 896), (2, 33), (2, 3, 64), (1, 1)])
 def test_a_norm_is_that_of_float64(shape: tuple[int, ...], form: str) -> None:

@@ -51,6 +51,7 @@ def check(config: Any, model: ModelConfig) -> None:
     assert found_factor == pytest.approx(factor, rel=1e-12)
 
 
+@pytest.mark.sampled(2)
 @given(
     theta=st.sampled_from([1e4, 5e5, 1e6, 1234.5]),
     factor=st.floats(1.0, 64.0),

@@ -57,6 +57,7 @@ def last_pass(client: Client, tokens: int) -> tuple[int, list[int]]:
     return captured, [peak_of(pid) - rss for pid, rss in zip(client.pids, before, strict=True)]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("tp", "tokens", "chunk"), [(1, 512, None), (2, 512, None), (1, 768, 256)], ids=["one", "two", "chunks"]
 )

@@ -24,6 +24,7 @@ def bytes_of(runner: Runner) -> tuple[int, int]:
     return weights, sum(one.nbytes for one in (*pool.keys.values(), *pool.values.values()))
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", EVERY_VARIANT)
 def test_the_bytes_needed_are_those_that_a_rank_allocates(name: str, variant: Callable[[str], Path]) -> None:
     runner = local_runner(variant(name), max_tokens=100, max_sequences=3)
@@ -59,6 +60,7 @@ HOSTILE = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.timeout(30)
 @pytest.mark.parametrize(("sizes", "message"), HOSTILE, ids=lambda value: str(value)[:40])
 def test_a_config_that_its_tensors_contradict_is_refused_by_their_headers(

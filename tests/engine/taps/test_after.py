@@ -40,6 +40,7 @@ def own(engine: Engine, plain: list[Pass], tap: str, after: bool) -> dict[int, S
     }  # fmt: skip
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_the_record_is_the_operations_own_and_the_rest_is_as_under_a_patch(
     tp: int, engine_of: Callable[[int], Engine], variant: Callable[[str], Path]

@@ -55,6 +55,7 @@ def assert_as_numpy_has_them(x: Tensor, parts: Tensor, sums: Tensor) -> None:
     np.testing.assert_array_equal(sums.numpy().view(np.uint64), checksums(x.view(WORDS[x.dtype]).numpy()))
 
 
+@pytest.mark.slow
 @given(any_bits())
 def test_rows_have_numpys_parts_and_checksums(x: Tensor) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -17,7 +17,7 @@ from tests.engine.harness import local_runner
 from tests.engine.test_logits import RAGGED
 
 
-@pytest.mark.sampled(8)
+@pytest.mark.sampled(16)
 @pytest.mark.parametrize("name", [*VARIANTS, *FAMILY_VARIANTS])
 def test_only_the_taps_that_state_it_are_overwritten_within_a_step(
     name: str, variant: Callable[[str], Path], monkeypatch: pytest.MonkeyPatch

@@ -28,6 +28,7 @@ def transformers_run(tmp_path_factory: pytest.TempPathFactory) -> Attached:
     return attach(command, tmp_path_factory.mktemp("attached") / "dump", TapRequest(steps=2))
 
 
+@pytest.mark.slow
 def test_a_run_of_transformers_is_recorded(
     transformers_run: Attached, capfd: pytest.CaptureFixture[str]
 ) -> None:

@@ -77,7 +77,7 @@ def run(place: Path, dump: Path, *words: str, door: Path = DOOR) -> subprocess.C
     )  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "words",
     [
@@ -107,7 +107,7 @@ def test_an_isolated_python_runs_neither_us_nor_the_plant(place: Path, tmp_path:
     assert not (tmp_path / "dump").exists()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "broken", ["absent", "lockstep_report", pytest.param("lockstep_tap", marks=pytest.mark.slow)]
 )

@@ -75,6 +75,7 @@ def test_one_that_does_not_is_silent(tmp_path: Path) -> None:
     assert reported(reference_of(tmp_path, tiny_variant(tmp_path, "gemma3"))) == ""
 
 
+@pytest.mark.slow
 def test_a_rotation_that_changes_with_the_length_does(tmp_path: Path) -> None:
     """LongRoPE: one pass over more tokens than the original context rotates all of them by the long factors."""
     rope = {"rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0] * 4, "long_factor": [3.0] * 4,
@@ -87,6 +88,7 @@ def test_a_rotation_that_changes_with_the_length_does(tmp_path: Path) -> None:
     assert reported(reference) in found.event.notes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("odd_when_decoding")
 def test_the_engine_is_not_accused(tmp_path: Path) -> None:
     path = tiny_variant(tmp_path, "qwen3")
@@ -99,6 +101,7 @@ def test_the_engine_is_not_accused(tmp_path: Path) -> None:
     assert reported(reference) in found.event.notes
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("odd_when_decoding")
 def test_what_it_does_wrong_on_its_own_inputs_is_still_found(tmp_path: Path) -> None:
     path = tiny_variant(tmp_path, "qwen2-tied")

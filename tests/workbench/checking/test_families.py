@@ -241,7 +241,7 @@ DIVIDED_EXPERTS: tuple[tuple[int, int, DType], ...] = (
 )
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(60)
 @pytest.mark.parametrize("name", [*FAMILIES, *WITH_EXPERTS])
 def test_a_faultless_engine_matches_and_every_operation_is_judged_right(name: str, tmp_path: Path) -> None:
     assert_right(tmp_path, name, 1, "float32")

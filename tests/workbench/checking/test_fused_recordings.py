@@ -109,7 +109,7 @@ QUICK = (
 )  # fmt: skip
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize(
     "rule", [pytest.param(rule, marks=[pytest.mark.slow] * (rule not in QUICK)) for rule in BUGS]
 )

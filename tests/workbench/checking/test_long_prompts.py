@@ -26,7 +26,7 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> OpenedModel:
     )
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("rule", "first"), [({}, None), ({"scale": "one"}, "layers.0.attn.scores")], ids=str)
 def test_it_is_judged_by_the_rows_that_both_have(
     rule: dict[str, str], first: str | None, model: OpenedModel, tmp_path: Path

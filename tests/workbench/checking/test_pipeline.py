@@ -88,6 +88,7 @@ CAUSE = {
 QUICK = ("mask=additive", "qkv_shard_dim=1", "rope=interleaved", "cache_layer=shared")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("rules", [{}, {"mask": "additive"}])
 def test_a_process_that_judges_beside_changes_no_result(
     rules: dict[str, str], at_two: Check, monkeypatch: pytest.MonkeyPatch
@@ -118,7 +119,7 @@ def test_each_known_bug_is_named_where_it_begins(rule: str, at_two: Check) -> No
     assert (fault.first_tap.replace("*", "0"), fault.step) == FIRST[rule]  # the catalogue states the same
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "fault",
     [

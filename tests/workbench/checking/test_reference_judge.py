@@ -65,6 +65,7 @@ def test_a_process_that_is_lost_is_done_without(case: Case, wrong: Session) -> N
         assert beside.taps().first_divergence == here.taps().first_divergence
 
 
+@pytest.mark.slow
 def test_a_process_that_is_stopped_is_done_without(
     case: Case, wrong: Session, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -38,6 +38,7 @@ def fresh(case: Case, path: Path, spoil: dict[str, Any], **options: Any) -> Sess
     return synthetic(path / "new.session", case.floor, spoil=spoil, **options)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("by", "bitwise", "verdict"),
     [

@@ -64,7 +64,7 @@ def test_the_run_of_a_command_is_a_session(engine: list[str], tmp_path: Path, ca
     assert [path.name for path in tmp_path.iterdir()] == ["run.session"]  # nothing of the dump
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("ending", "code", "printed", "rows"),
     [
@@ -84,6 +84,7 @@ def test_a_command_that_fails_leaves_what_it_did(
         assert printed in session.meta.notes
 
 
+@pytest.mark.slow
 def test_reports_of_a_hostile_engine_neither_hang_nor_fail_us(
     engine: list[str], tmp_path: Path, capfd: Any
 ) -> None:
@@ -94,6 +95,7 @@ def test_reports_of_a_hostile_engine_neither_hang_nor_fail_us(
         assert "not recorded: report-2.jsonl: is a link: copy what it points to there" in session.meta.notes
 
 
+@pytest.mark.slow
 def test_taps_steps_and_the_dump_are_chosen(engine: list[str], tmp_path: Path, capfd: Any) -> None:
     target, kept = tmp_path / "run.session", tmp_path / "dump"
     asked = ["--only", "layers.1.*", "--steps", "1", "--keep-dump", str(kept), "--json"]
@@ -109,6 +111,7 @@ def test_taps_steps_and_the_dump_are_chosen(engine: list[str], tmp_path: Path, c
     assert "name a new folder" in capfd.readouterr().err
 
 
+@pytest.mark.slow
 def test_a_rank_that_left_nothing_is_reported(engine: list[str], tmp_path: Path, capfd: Any) -> None:
     _, err = attached(capfd, tmp_path / "run.session", "--", *engine, "1", "2", "ends")
     assert "· 1/2 ranks ·" in err

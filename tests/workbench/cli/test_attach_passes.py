@@ -167,6 +167,7 @@ def tensors(path: Path) -> set[int | None]:
         return {layer_of(tap) for tap in session.captured_taps() if tap.endswith(".mlp.up")}
 
 
+@pytest.mark.slow
 def test_a_right_run_takes_one_pass_where_its_tensors_would_be_large(
     engine: Engine, attach: Attach, case: Case, tmp_path: Path
 ) -> None:
@@ -209,6 +210,7 @@ def test_what_statistics_do_not_show_is_found_where_the_tensors_are_small(
     assert reported["judged"]["first_divergence"]["tap"] == "layers.2.attn.q_rope"
 
 
+@pytest.mark.slow
 def test_an_engine_that_ends_with_1_gives_no_verdict_by_that(
     engine: Engine, attach: Attach, case: Case, bugged: Rows
 ) -> None:

@@ -61,6 +61,7 @@ def reported(capsys: Any, *words: str, code: int) -> dict[str, Any]:
     return dict(json.loads(capsys.readouterr().out))
 
 
+@pytest.mark.slow
 def test_two_bugs_of_a_recording_without_a_reference_are_both_found(
     strangers: Strangers, capsys: Any
 ) -> None:
@@ -199,6 +200,7 @@ def test_no_invariant_of_a_right_model_is_broken(strangers: Strangers, capsys: A
     assert sum(result == "holds" for result in found.values()) >= 14
 
 
+@pytest.mark.slow
 def test_diff_with_the_golden_is_judged_and_bitwise_on_demand(strangers: Strangers, capsys: Any) -> None:
     golden = str(strangers.two.golden)
     assert run(["diff", str(strangers.right.engine), golden]) == 0

@@ -63,7 +63,7 @@ def _actions(command: Any, words: tuple[str, ...] = ()) -> Iterator[tuple[tuple[
         yield words, command
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize("name", COMMANDS)
 @pytest.mark.parametrize("kind", RAISED)
 def test_whatever_a_command_raises_is_one_line_and_no_verdict(
@@ -125,6 +125,7 @@ def test_the_outermost_net_holds_where_the_log_cannot_be_written(
     assert "could not be kept" in capsys.readouterr().err
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("lacking", ["typer", "numpy", "platformdirs", "msgspec"])
 @pytest.mark.parametrize("words", [["faults"], ["sessions", "show", "none.session"]], ids=" ".join)
 def test_an_installation_without_a_library_is_one_line(

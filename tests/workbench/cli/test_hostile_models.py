@@ -15,7 +15,7 @@ from lockstep.workbench.demo import MODEL_DIR
 from tests.workbench.models.hostile_tokenizers import KINDS
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("command", ["generate", "check", "run"])
 @pytest.mark.usefixtures("fresh_processes")
@@ -41,6 +41,7 @@ def test_sizes_that_its_files_contradict_are_refused_before_anything_starts(
     assert "The configuration describes" in stated
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("command", ["generate", "check", "run", "diagnose"])
 def test_a_tokenizer_that_panics_is_one_line_and_no_verdict(

@@ -144,6 +144,7 @@ def test_a_defect_is_not_taken_for_a_divergence() -> None:
 RECORDED = ROOT / "sessions" / "recorded" / "load_bias-false.session"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "words",
     [["faults"], ["faults", "--json"], ["inspect", "demo"], ["sessions", "show", str(RECORDED)],

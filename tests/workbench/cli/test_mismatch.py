@@ -26,6 +26,7 @@ def files(case: Case, tmp_path: Path) -> tuple[str, str]:
         return str(paths[0]), str(paths[1])
 
 
+@pytest.mark.slow
 def test_equal_sides(files: tuple[str, str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["mismatch", *files]) == Exit.OK
     printed = capsys.readouterr().out

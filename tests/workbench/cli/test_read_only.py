@@ -11,6 +11,7 @@ from lockstep.workbench.references import cache
 from tests.workbench.cli.read_only import CASES, Case, carry_out
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     "case",
     [pytest.param(case, id=case.words[:60], marks=() if case.quick else pytest.mark.slow) for case in CASES],

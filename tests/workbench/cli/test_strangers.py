@@ -61,6 +61,7 @@ def other(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write(tmp_path_factory.mktemp("other") / "usual.session", usual())
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("oddities", QUICK, ids=" ".join)
 def test_no_command_is_harmed(
     capfd: pytest.CaptureFixture[str], tmp_path: Path, other: Path, oddities: Sequence[str]

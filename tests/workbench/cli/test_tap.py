@@ -38,6 +38,7 @@ engine(torch.tensor([1, 2]), positions=torch.tensor([0, 1]))
 """
 
 
+@pytest.mark.slow
 def test_the_written_file_works_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["tap", "--write", str(tmp_path)]) == 0
     stated = capsys.readouterr().out.splitlines()

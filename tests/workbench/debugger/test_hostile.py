@@ -90,7 +90,7 @@ def test_names_of_files_that_no_file_can_have(path: Path, line: str) -> None:
         debugger.execute(line)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @junk
 @pytest.mark.parametrize(
     "key",
@@ -113,7 +113,7 @@ def test_whatever_the_meta_holds(path: Path, key: str, values: Sequence[object])
         harmless(path)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @junk
 @pytest.mark.parametrize(
     "kind", ["fork", pytest.param("golden", marks=pytest.mark.slow), "command", "stop", "note", "lens"]
@@ -135,6 +135,7 @@ def test_whatever_an_event_holds(path: Path, kind: str, values: Sequence[object]
         harmless(path)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "statement",
     [

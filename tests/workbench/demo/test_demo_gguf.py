@@ -29,6 +29,7 @@ from lockstep.workbench.references.loading import load_golden
 QUANTISED = {"demo-q8_0": gguf.LlamaFileType.MOSTLY_Q8_0, "demo-q4_k_m": gguf.LlamaFileType.MOSTLY_Q4_K_M}
 
 
+@pytest.mark.slow
 def test_every_name_opens_the_same_model_with_its_tokenizer_and_template():
     demos = [open_model(name) for name in DEMOS]
     assert [one.name for one in demos] == list(DEMOS)

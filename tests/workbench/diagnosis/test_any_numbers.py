@@ -98,7 +98,7 @@ def _with(right: Session, path: Path, tap: str, damage: Callable[[np.ndarray], n
         for tap in PLACES
     ],
 )
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 def test_any_numbers_have_an_answer(recorded: Recorded, tmp_path: Path, name: str, tap: str) -> None:
     with _with(recorded.session, tmp_path / "odd.session", tap, DAMAGES[name]) as session:
         found = diagnose(session, recorded.facts)

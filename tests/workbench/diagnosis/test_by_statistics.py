@@ -53,6 +53,7 @@ def moved(case: Case, path: Path, spoil: dict[str, Any], tp: int = 1) -> Any:
         return first_moved(Recording(only), Recording(case.golden), Recording(case.floor))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("tp", [1, 2])
 def test_a_right_run_leaves_the_reference_nowhere(tp: int, case: Case, tmp_path: Path) -> None:
     assert moved(case, tmp_path, {}, tp) is None

@@ -15,6 +15,7 @@ from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recordings
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 def test_a_cache_that_is_wrong_in_decode_alone_is_a_cause(dtype: str, tmp_path: Path) -> None:
     """Two of 21 tokens, in the rounding of all of which their error was lost."""
@@ -34,6 +35,7 @@ def test_a_cache_that_is_wrong_in_decode_alone_is_a_cause(dtype: str, tmp_path: 
     assert found.causes[0].tap == "layers.0.attn.k_cache"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(("model", "most", "one"), [("qwen3", -10.0, -3.0), ("llama-bias", -14.0, -3.2)])
 def test_what_shows_beside_the_reference_is_no_note(
     model: str, most: float, one: float, tmp_path: Path

@@ -189,6 +189,7 @@ def test_the_injected_error_of_a_linear_layer_is_that_of_its_golden_input(bench:
         assert entry.rel_l2 != pytest.approx(entry.injected, rel=0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "tp", "dtype"),
     [("qwen2", 2, "float32"), pytest.param("llama", 1, "bfloat16", marks=pytest.mark.slow)],

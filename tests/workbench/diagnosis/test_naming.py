@@ -231,6 +231,7 @@ def test_damage_to_an_operation_without_its_inputs_is_not_blamed_on_anything(
     assert "as neither it nor its inputs (layers.1.attn_norm) were captured" in cause.text
 
 
+@pytest.mark.slow
 def test_large_legitimate_biases_are_not_accused(tmp_path: Path) -> None:
     """Qwen2.5's k-biases of such sizes are load-bearing: no fault by themselves, and a fault when dropped."""
 

@@ -144,6 +144,7 @@ def test_nothing_of_32_bits(recordings: Recordings) -> None:
     assert orders(recordings, "late32", late, "float32") == []
 
 
+@pytest.mark.slow
 def test_a_rollout_that_rounds_otherwise_than_its_trainer(recordings: Recordings) -> None:
     recorded = recordings.of(Bug("late", "", (), "", Place(()), late, "qwen3-kv4", "bfloat16"))
     with Session.open(recorded.engine, UNLIMITED) as ours, Session.open(recorded.floor, UNLIMITED) as theirs:

@@ -52,7 +52,7 @@ def diagnosed(
         return diagnose_recording(ours, recorded.checkpoint, golden=recorded.golden, floor=recorded.floor)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("tp", "dtype"), [(1, "float32"), (2, "bfloat16")])
 def test_channels_in_another_order_throughout_are_a_note(tp: int, dtype: str, recordings: Recordings) -> None:
     found = diagnosed(recordings, f"ordered_{tp}", ordered, tp, dtype)
@@ -60,12 +60,14 @@ def test_channels_in_another_order_throughout_are_a_note(tp: int, dtype: str, re
     assert any("64 of 64 channels of the whole residual stream" in note for note in found.event.notes)
 
 
+@pytest.mark.slow
 def test_a_matrix_that_was_not_ordered_along_is_a_cause(recordings: Recordings) -> None:
     found = diagnosed(recordings, "down", lambda p: ordered(p, last_down=False))
     assert found.event.verdict == "diverged"
     assert {cause.tap for cause in found.causes} == {"layers.2.mlp.down"}
 
 
+@pytest.mark.slow
 def test_norms_that_were_not_ordered_along_are_a_cause(recordings: Recordings) -> None:
     found = diagnosed(recordings, "norms", lambda p: ordered(p, norms=False))
     assert found.event.verdict == "diverged"

@@ -36,6 +36,7 @@ def entering(p: Patched, layer: int, change: Callable[[Tensor], Tensor]) -> None
     )
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("factor", "words"), [(8.0, "8"), (1 / 3, "0.333333"), (11.314, "11.314")]
 )  # a power of two, by which no product is rounded, and others
@@ -50,6 +51,7 @@ def test_an_embedding_that_is_multiplied_behind_its_module_is_named_there(
     assert any("layers.0.{attn_norm,attn_residual} read" in note for note in found.event.notes)
 
 
+@pytest.mark.slow
 def test_an_embedding_that_the_model_multiplies_is_multiplied_once_more(recordings: Recordings) -> None:
     found = diagnosed(recordings, "twice", lambda p: entering(p, 0, lambda x: x * 8.0), "gemma3")
     (cause,) = found.causes

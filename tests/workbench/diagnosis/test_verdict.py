@@ -92,6 +92,7 @@ def test_other_rounding_of_the_same_size_is_no_divergence(
     assert found.max_abs_logits > 0
 
 
+@pytest.mark.slow
 @settings(max_examples=5, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(data=st.data())
 def test_a_fault_well_above_the_noise_is_found_where_it_is(

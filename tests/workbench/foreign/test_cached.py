@@ -74,6 +74,7 @@ def rows(session: Session) -> dict[tuple[int, int, str], object]:
     }
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("capture", ["full", "stats"])
 @pytest.mark.parametrize("seed", range(6))
 def test_a_run_with_the_cache_is_the_session_of_one_without(seed: int, capture: str, tmp_path: Path) -> None:

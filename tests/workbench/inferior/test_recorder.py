@@ -42,6 +42,7 @@ class Recording:
             self.recorder.write(lambda writer, step=step: writer.event(0, step, "note", text(step)))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("pages", range(10))
 def test_a_disk_that_is_full_at_ten_points_and_then_has_room(tmp_path: Path, pages: int) -> None:
     recording = Recording(tmp_path / "a.session", pages)

@@ -21,6 +21,7 @@ def engine(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     return [sys.executable, str(program), "0", "1"]
 
 
+@pytest.mark.slow
 def test_a_run_of_a_command(engine: list[str], tmp_path: Path, capfd: Any) -> None:
     runs = lockstep.attach([*engine, "fails"], output=tmp_path / "run.session")
     assert (runs.session, runs.exit_code, runs.verdict) == (tmp_path / "run.session", 7, None)

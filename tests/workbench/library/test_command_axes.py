@@ -79,6 +79,7 @@ def in_chunks(arguments: Mapping[str, object]) -> dict[str, Spoil]:
     return {"layers.1.attn.v_proj": lambda x, at: 2 * x} if "enable_chunked_prefill" in arguments else {}
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("judged", [True, False])
 def test_a_bug_of_chunks_is_found_on_that_axis(
     judged: bool, case: Case, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -149,6 +149,7 @@ def test_packed_texts_are_sequences_of_their_own(module: Any, tmp_path: Path, fi
             np.testing.assert_allclose(run.tensor("logits", seq=seq)[-1], alone, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_packed_texts_that_see_each_other_are_named_as_such(
     module: Any, checkpoint: Path, tmp_path: Path
 ) -> None:

@@ -116,6 +116,7 @@ def test_a_stranger_puts_no_element_into_the_page(tmp_path: Path) -> None:
 
 
 # Every sixteenth: all of them take longer than they distinguish.
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", [*ODDITIES][::16])
 def test_an_odd_session_is_shown_or_refused(name: str, tmp_path: Path) -> None:
     made = usual()

@@ -108,6 +108,7 @@ def loaded(checkpoint: Path) -> Any:
     return AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32).eval()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.filterwarnings("ignore:FSDP is switching")
 @pytest.mark.parametrize("name", WRAPPERS)
 def test_a_wrapped_model_is_recorded_as_it_is_without(

@@ -107,6 +107,7 @@ def qwen(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_keys(tmp_path_factory.mktemp("qwen") / "qwen.gguf", tokenizer_keys(QWEN))
 
 
+@pytest.mark.slow
 @needs_data
 def test_the_real_qwen_tokenizer_gives_the_same_ids_from_gguf(qwen: Path) -> None:
     original, found = _found(QWEN), _found(qwen)
@@ -119,6 +120,7 @@ def test_the_real_qwen_tokenizer_gives_the_same_ids_from_gguf(qwen: Path) -> Non
     assert found.encode_chat(messages) == original.encode_chat(messages)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("file", sorted(path.name for path in GGUF_DIR.glob("*.gguf")))
 def test_the_demo_in_gguf_has_the_demos_tokenizer(file: str) -> None:
     original, found = _found(MODEL_DIR), _found(GGUF_DIR / file)
@@ -204,6 +206,7 @@ def test_a_tokenizer_of_an_unknown_kind_stops_only_those_who_need_one(
     assert _found(file).encode("rain") == _found(MODEL_DIR).encode("rain")
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

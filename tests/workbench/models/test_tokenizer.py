@@ -104,6 +104,7 @@ def test_special_tokens_are_added_once_and_left_out_of_text() -> None:
 class TestQwen:
     """Real vocabulary, merges and chat template."""
 
+    @pytest.mark.slow
     def test_agrees_with_transformers(self) -> None:
         from transformers import AutoTokenizer  # heavy, and only here
 
@@ -146,6 +147,7 @@ def test_a_template_that_fails_or_reaches_out_is_one_error(tmp_path: Path, templ
         tokenizer.render([{"role": "user", "content": "hi"}])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("template", "why"),
     [

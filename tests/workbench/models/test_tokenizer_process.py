@@ -32,6 +32,7 @@ def _check(kind: str, folder: Path) -> None:
     assert resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024 <= MEMORY
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in SLOW])
 def test_a_hostile_tokenizer_is_one_error(kind: str, tmp_path: Path) -> None:
     _check(kind, tmp_path)

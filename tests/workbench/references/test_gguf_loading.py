@@ -41,7 +41,7 @@ MODELS = CONVERTIBLE | {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", MODELS)
 def test_a_twin_is_loaded_as_its_original(name: str, tmp_path: Path) -> None:
     family, overrides = MODELS[name]
@@ -76,6 +76,7 @@ def test_the_engine_matches_it(name: str, tmp_path: Path) -> None:
     assert result.matches, str(result)
 
 
+@pytest.mark.slow
 def test_a_gemma_2_whose_file_states_no_caps_has_its_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

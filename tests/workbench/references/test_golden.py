@@ -291,6 +291,7 @@ record_golden(sys.argv[1], [GoldenSequence((3, 4, 5))], 1, "float32", threads=1)
 """
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("both", [False, True])
 def test_a_recorder_ends_with_its_starter_and_nothing_half_made_stays(
     both: bool, model_dir: Path, own_cache: Path, monkeypatch: pytest.MonkeyPatch

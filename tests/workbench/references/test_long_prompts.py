@@ -22,7 +22,7 @@ def recorded(path: Path, model_dir: Path, chunk: int | None) -> Session:
     return Session.open(path)
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("chunk", [None, 16])
 @pytest.mark.parametrize("variant", ["llama", "qwen2-window"])
 def test_made_by_rows_it_is_the_same(

@@ -58,6 +58,7 @@ def family(
     return model_dir, recorded(root / "golden.session", model_dir), request.param
 
 
+@pytest.mark.sampled(2)
 def test_numbers_are_those_of_unhooked_transformers(family: tuple[Path, Session, str]) -> None:
     """Logits, hidden states and attentions, bit for bit, in the prefill and in decode steps."""
     model_dir, session, _ = family
@@ -161,7 +162,7 @@ def test_scores_are_minus_infinity_exactly_where_the_mask_is(family: tuple[Path,
             assert (tensor(session, f"layers.{i}.attn.probs", step)[:, ~seen] == 0).all()
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_decode_equals_one_full_pass(family: tuple[Path, Session, str], tmp_path: Path) -> None:
     """In float64, what the cached decode steps computed is what a single pass over all tokens computes."""
     model_dir, _, _ = family

@@ -70,6 +70,7 @@ def test_a_fault_is_named_in_the_message(project: pytest.Pytester, model: Path) 
     assert "lockstep_check(" not in shown  # the report, not our code
 
 
+@pytest.mark.slow
 def test_references_are_kept_in_the_folder_of_the_option(
     project: pytest.Pytester, model: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -32,6 +32,7 @@ def _heatmap(pilot) -> Heatmap:
     return _pane(pilot).query_one(Heatmap)
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", SIZES)
 async def test_all_heads_stand_under_their_names_on_one_scale(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size=size) as pilot:
@@ -68,6 +69,7 @@ async def test_a_large_head_has_its_tokens_on_both_axes(bench: Bench, size: tupl
         assert "pooled" not in scale
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("size", SIZES)
 @pytest.mark.parametrize("keys", ["2", "2 m", "2 m m"])
 async def test_the_maps_fill_the_pane(bench: Bench, size: tuple[int, int], keys: str) -> None:

@@ -82,6 +82,7 @@ async def test_the_pool_is_reported_in_blocks_and_bytes_and_drawn(
         assert "block 4 3/4" in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", SIZES)
 async def test_rows_over_steps_fill_the_pane_with_labelled_rows(
     bench: Bench, uneven: Path, size: tuple[int, int]
@@ -123,6 +124,7 @@ async def test_a_length_that_disagrees_is_marked_where_it_began(bench: Bench, un
         assert "layer 1 rank 1   after step 7: 13 rows cached   its positions ask for 15" in text
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", SIZES)
 async def test_norms_have_labelled_rows_and_the_cursor_is_on_its_row(
     bench: Bench, captured: Path, size: tuple[int, int]

@@ -22,6 +22,7 @@ async def test_the_dimmest_styles_can_be_read(bench: Bench, theme: str) -> None:
         assert all(_contrast(ground + styles.trace) >= 3 for ground in grounds[:2])
 
 
+@pytest.mark.sampled(5)
 @THEMES
 @pytest.mark.parametrize("keys", ["1", "2", "3", "4", "5", "6", "7", "8", "x", "question_mark"])
 async def test_no_word_on_the_screen_is_too_pale(bench: Bench, theme: str, keys: str) -> None:

@@ -33,7 +33,7 @@ def test_there_are_eight_recordings_with_three_questions_each() -> None:
     assert all(find_session(name).parent == GALLERY for name in names)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(12)
 @pytest.mark.parametrize(
     ("name", "keys", "seen"), ROWS, ids=[f"{name}-{i % 3}" for i, (name, *_) in enumerate(ROWS)]
 )

@@ -50,6 +50,7 @@ async def test_golden_stays_where_one_has_gone(bench: Bench) -> None:
         assert any("Step 11 was not compared" in line for line in text_of(pilot))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
 async def test_the_error_over_depth_is_a_curve_with_its_noise_floor(
     bench: Bench, size: tuple[int, int]
@@ -82,6 +83,7 @@ async def test_a_golden_pane_without_verdicts_reports_it(bench: Bench) -> None:
         assert any("was not compared with a golden reference" in line for line in text_of(pilot))
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
 async def test_a_comparison_that_runs_shows_how_far_it_has_come(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size) as pilot:

@@ -16,6 +16,7 @@ def _loaded(statement: str, names: tuple[str, ...]) -> str:
     return done.stdout.strip()
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "module",
     [

@@ -153,6 +153,7 @@ async def test_a_pane_has_what_it_lacks_brought(model: Path, tmp_path: Path) -> 
         assert any("rank 0 less the checkpoint" in line for line in text_of(pilot))
 
 
+@pytest.mark.slow
 async def test_where_the_engine_stands_and_where_it_stops(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path) as pilot:
         await _a_look_elsewhere_states_where_the_debugger_stands_and_one_key_returns(pilot)
@@ -184,6 +185,7 @@ async def _a_breakpoint_stops_and_output_opens_a_sheet(pilot: Pilot[int]) -> Non
     assert any("layers.1.attn.q_proj" in line for line in text_of(pilot))
 
 
+@pytest.mark.slow
 async def test_commands_wait_for_their_turn_and_are_taken_back(roomy: Path, tmp_path: Path) -> None:
     async with running(roomy, tmp_path) as pilot:
         await _keys_that_are_typed_ahead_all_act(pilot)
@@ -423,6 +425,7 @@ async def test_inside_a_step_the_screens_show_the_step_that_is_stopped_in(
         assert (whole.stats[:4] == passed.stats[:4]).all(), "what was shown inside is what was recorded"
 
 
+@pytest.mark.slow
 async def test_attention_of_the_layer_just_passed_is_shown_inside_the_step(
     model: Path, tmp_path: Path
 ) -> None:
@@ -480,6 +483,7 @@ async def _a_look_elsewhere_states_where_the_debugger_stands_and_one_key_returns
     assert "looking" not in text_of(pilot)[0]
 
 
+@pytest.mark.slow
 async def test_nan_is_caught_and_gone_to(model: Path, tmp_path: Path) -> None:
     async with running(model, tmp_path, tp=2) as pilot:
         await _nan_is_caught_where_it_begins_without_asking_and_once(pilot)
@@ -550,6 +554,7 @@ async def test_latents_are_stepped_into_and_captured(tmp_path: Path) -> None:
         assert any("norm of the cached latents" in line for line in text_of(pilot))
 
 
+@pytest.mark.slow
 async def test_layers_that_keep_a_state_name_it_and_show_it(tmp_path: Path) -> None:
     """Qwen3-Next: layer 1 attends, the others hand on a state."""
     async with running(tiny_checkpoint(tmp_path, "qwen3_next"), tmp_path) as pilot:

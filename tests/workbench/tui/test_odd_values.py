@@ -16,7 +16,7 @@ from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.odd import ODD, build_odd
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ODD)
 async def test_every_pane(kind: str, tmp_path: Path, bench: Bench, snapshot: SnapshotAssertion) -> None:
     path = build_odd(tmp_path / "odd.session", kind)

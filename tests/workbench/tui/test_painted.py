@@ -91,7 +91,7 @@ def chance_role(number: int) -> str:
     return ("text", "wrong", "rank1", "quiet")[number % 4]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("seed", range(6))
 async def test_what_is_kept_is_what_would_be_drawn(seed: int) -> None:
     chance, done = random.Random(seed), []

@@ -144,6 +144,7 @@ async def test_what_was_reported_goes_with_the_pane(bench: Bench) -> None:
         assert not any("alone" in line for line in text_of(pilot)[-3:])
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(80, 24), (100, 30), (120, 40), (160, 40), (200, 60)])
 async def test_names_of_operations_are_whole(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size, RECORDED / "qkv_shard_dim-1.session") as pilot:
@@ -253,6 +254,7 @@ async def test_command_line_moves_completes_and_explains(bench: Bench) -> None:
         assert any("there is no command 'frobnicate'" in line for line in text_of(pilot))
 
 
+@pytest.mark.slow
 async def test_the_debuggers_commands_work_on_a_recording(bench: Bench) -> None:
     async with bench() as pilot:
         screen = _screen(pilot)
@@ -329,6 +331,7 @@ async def test_every_pane_exports(bench: Bench, tmp_path: Path) -> None:
                 assert any(stated in line for line in text_of(pilot))
 
 
+@pytest.mark.slow
 async def test_the_sheet_of_formats_writes_and_never_replaces(
     bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -516,6 +519,7 @@ async def test_the_keys_of_an_empty_pane_are_those_that_act_there(bench: Bench) 
         assert text_of(pilot)[-1].startswith(" o first  n next"), "nothing can be compared in a replay"
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60), (40, 12)])
 async def test_no_size_hides_the_alarm(bench: Bench, size: tuple[int, int]) -> None:
     """In the first line, in the colour of warnings; with the place and the cause where there is a second one."""

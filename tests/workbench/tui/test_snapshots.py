@@ -59,6 +59,7 @@ def readers() -> Iterator[list[Reader]]:
         reader.close()
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize("name", list(SHOTS))
 def test_screen_looks_as_it_did(name: str, session: Path, readers: list[Reader], snap_compare: Any) -> None:
     size, theme, keys = SHOTS[name]

@@ -32,6 +32,7 @@ def _screen(pilot: Pilot[int]) -> SplitScreen:
     return pilot.app.screen
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
 async def test_tokens_under_each_other_and_the_first_row_that_differs(
     bench: Bench, size: tuple[int, int]

@@ -53,7 +53,7 @@ async def shown(bench: Bench, path: Path, oddities: Sequence[str], size: tuple[i
 
 
 @pytest.mark.parametrize("oddities", QUICK, ids=" ".join)
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 async def test_the_panes_stand_it(bench: Bench, tmp_path: Path, oddities: Sequence[str]) -> None:
     """On a small terminal or a large one, by turns."""
     size = SIZES[QUICK.index(tuple(oddities)) % 2]

@@ -83,7 +83,7 @@ def shown(pilot: Pilot[int]) -> str:
     return "\n".join(text_of(pilot))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("size", [(80, 24), (120, 40), (200, 60)])
 @pytest.mark.parametrize(("tap", "step"), [("attn.q_proj", 1), ("mlp.gate", 1), ("attn.q_proj", 0)])
 async def test_a_tensor_fills_its_space(

@@ -72,6 +72,7 @@ async def test_the_cursor_passes_over_headings(bench: Bench) -> None:
         assert grid.cursor == 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("size", [(80, 24), (120, 40)])
 async def test_slash_filters_and_escape_shows_all_again(bench: Bench, size: tuple[int, int]) -> None:
     async with bench(size) as pilot:

@@ -63,6 +63,7 @@ def test_the_candidates(surfaces: Surfaces) -> None:  # noqa: F811
         assert repr(cell.surprise) == repr(surprise)  # NaN too
 
 
+@pytest.mark.sampled(2)
 def test_the_token_that_is_read(surfaces: Surfaces) -> None:  # noqa: F811
     for where in _places(surfaces):
         found = surfaces.debugger.execute("where").to_json()["data"]
@@ -72,7 +73,7 @@ def test_the_token_that_is_read(surfaces: Surfaces) -> None:  # noqa: F811
         assert found["reads"] == surfaces.line(where.branch).label(found["position"])
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 def test_the_attention(surfaces: Surfaces) -> None:  # noqa: F811
     branch = surfaces.branches[-1]
     surfaces.debugger.execute(f"branch {branch}")

@@ -125,6 +125,7 @@ def test_what_ran(surfaces: Surfaces, capsys: pytest.CaptureFixture[str]) -> Non
     assert seen.name == identity.file == document["file"]
 
 
+@pytest.mark.sampled(2)
 def test_the_faults(surfaces: Surfaces) -> None:
     surfaces.debugger.execute("goto -1")
     differing = {(fault.name, fault.value): fault for fault in surfaces.stories[0].identity.faults}
@@ -177,6 +178,7 @@ def test_the_emitted_tokens(surfaces: Surfaces) -> None:
         assert all(" ".join(text.split()) in surfaces.page(branch) for text in labels)
 
 
+@pytest.mark.sampled(2)
 def test_the_verdict_and_the_first_wrong_tap(surfaces: Surfaces) -> None:
     for branch in surfaces.branches:
         story, document = surfaces.stories[branch], surfaces.json(branch)

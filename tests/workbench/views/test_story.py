@@ -189,6 +189,7 @@ _keys = st.sampled_from(
 )  # fmt: skip
 
 
+@pytest.mark.slow
 @settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.dictionaries(_keys, _json, max_size=6))
 def test_any_meta_has_a_story(tmp_path: Path, meta: dict[str, Any]) -> None:

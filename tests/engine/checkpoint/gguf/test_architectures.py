@@ -50,7 +50,7 @@ def rotations(model: ModelConfig) -> list[list[float]]:
     return found
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CONVERTIBLE)
 def test_a_twin_is_its_original(name: str, tmp_path: Path) -> None:
     original, twin = twins(tmp_path, name)
@@ -95,7 +95,7 @@ def logits(path: Path, **config: Any) -> list[np.ndarray]:
     return [step.captured[0].tensor.numpy() for step in steps]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(9)
 @pytest.mark.parametrize("name", CONVERTIBLE)
 def test_the_engine_computes_the_same_from_both(name: str, tmp_path: Path) -> None:
     original, twin = twins(tmp_path, name)

@@ -28,7 +28,7 @@ EXPERTS = [
 ]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", ["qwen2-moe", "gpt-oss", "deepseek-v3", "qwen3.5-moe"])
 @pytest.mark.parametrize(("tp", "ep"), [(2, 1), (2, 2), (4, 2)])
 def test_ranks_share_the_experts(
@@ -43,7 +43,7 @@ def test_ranks_share_the_experts(
     np.testing.assert_allclose(first.logits(), expected.ravel(), atol=2e-5 * np.abs(expected).max(), rtol=0)
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("name", EXPERTS)
 def test_stacks_stay_in_blocks_by_expert(name: str, tmp_path: Path) -> None:
     _, twin = twins(tmp_path, name, "Q8_0")

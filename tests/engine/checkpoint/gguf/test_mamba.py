@@ -80,7 +80,7 @@ def test_whether_granite_rotates_is_a_key(
     assert (model.layer_ropes == ()) is rotates
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["falcon-h1", "falcon-h1-normed"])
 def test_falcon_h1_has_its_multipliers_in_its_weights(name: str, tmp_path: Path) -> None:
     """So that the file's model has none, and gives the same numbers but for rounding."""

@@ -14,6 +14,7 @@ from lockstep.workbench.diagnosis.loaded.config_keys import keys_beside, unread_
 from tests.checkpoints import tiny_checkpoint
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("family", "own", "other"),
     [

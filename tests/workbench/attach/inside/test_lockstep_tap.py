@@ -302,6 +302,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 def test_a_dying_engine_leaves_whole_passes(tmp_path: Path) -> None:
     """By an exception, at the end of a child of multiprocessing, by SIGKILL."""
     code = DYING.format(root=str(INSIDE.parents[2]), folder=str(tmp_path / "dump"))

@@ -51,6 +51,7 @@ def variant(case: Case, folder: Path, spoil: dict[str, Spoil]) -> Session:
     return synthetic(folder / "variant.session", case.floor, spoil=spoil)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("judged", [True, False])
 def test_equal_runs_are_equal(judged: bool, case: Case, tmp_path: Path) -> None:
     same = synthetic(tmp_path / "same.session", case.floor)
@@ -58,6 +59,7 @@ def test_equal_runs_are_equal(judged: bool, case: Case, tmp_path: Path) -> None:
     assert (found.verdict, found.rows, found.bugs, found.rounding) == ("equal", 21, (), ())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("judged", [True, False])
 def test_other_bits_are_rounding_with_their_size(judged: bool, case: Case, tmp_path: Path) -> None:
     other = variant(case, tmp_path, {"layers.1.attn.q_proj": scaled(1 + 2.0**-22, row=3)})
@@ -68,6 +70,7 @@ def test_other_bits_are_rounding_with_their_size(judged: bool, case: Case, tmp_p
     assert one.roundings == pytest.approx(4, rel=0.5)  # 2**-22 of the row, in units of 2**-24
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("judged", "side"), [(True, "variant"), (False, "unknown")])
 def test_a_bug_is_found_behind_rounding(judged: bool, side: str, case: Case, tmp_path: Path) -> None:
     spoil = {"layers.0.attn.q_proj": scaled(1 + 2.0**-22), "layers.2.mlp.down": scaled(1.1, row=1, seq=1)}
@@ -83,6 +86,7 @@ def test_a_bug_is_found_behind_rounding(judged: bool, side: str, case: Case, tmp
     assert [rounded.operation for rounded in found.rounding] == ["attn.q_proj"]
 
 
+@pytest.mark.slow
 def test_a_bug_smaller_than_what_rounding_gathers_is_judged_by_its_own_inputs(
     case: Case, tmp_path: Path
 ) -> None:
@@ -104,6 +108,7 @@ def test_what_is_wrong_alike_in_both_is_no_matter_of_the_axis(case: Case, tmp_pa
     assert (found.verdict, found.bugs[0].side) == ("bug", "both")
 
 
+@pytest.mark.slow
 def test_what_came_in_with_the_inputs_accuses_nobody(case: Case, tmp_path: Path) -> None:
     """Where an input differs far beyond rounding, an operation that gives what it should of it is right."""
 

@@ -200,6 +200,7 @@ def test_a_lost_rank_is_reported_and_restart_works(checkpoint: Path, tmp_path: P
     assert verify(tmp_path / "lost.session") == []
 
 
+@pytest.mark.slow
 def test_a_stopped_host_is_reported_until_it_answers_again(monkeypatch: pytest.MonkeyPatch) -> None:
     """A replay's, which has no ranks."""
     monkeypatch.setattr(client_module, "_SILENT_AFTER", 2.0)

@@ -230,7 +230,7 @@ def test_every_expected_class_can_be_answered():
         assert set(bug.accepted) <= known, bug.name
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", QUICK)
 def test_a_bug_is_named(name: str, short: Recordings):
     assert ALL[name].part == "open"
@@ -245,12 +245,14 @@ def test_a_bug_that_was_not_named_is_named(name: str, short: Recordings, recordi
     assert (found.outcome, found.worded) == ("named", True), found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUICK_CONTROLS)
 def test_a_harmless_change_is_not_accused(name: str, short: Recordings):
     found = _scored(ALL[name], short)
     assert found.outcome == "named", found
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", [*(pytest.param(one, marks=pytest.mark.slow) for one in FUSED), *FUSED_CONTROLS, *FUSED_QUICK]
 )
@@ -272,18 +274,20 @@ def test_attention_in_stages_has_the_recorder_s_bits(short: Recordings):
                 assert np.array_equal(left, right), (tap.name, step)
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", QUICK_UNSEEN)
 def test_an_unseen_bug_shows_first_where_it_was_put(name: str, short: Recordings):
     """Nobody asks the diagnosis about these."""
     assert _misplaced(ALL[name], short) == ""
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("name", QUICK_UNSEEN_CONTROLS)
 def test_an_unseen_control_ends_in_the_right_logits(name: str, short: Recordings):
     assert _logits_apart(ALL[name], short) < 1
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     "name", ["slots_are_summed_from_the_last", "convolution_of_mamba_adds_its_bias_last"]
 )

@@ -150,7 +150,7 @@ def test_the_product_in_bfloat16_of_a_float32_engine() -> None:
     assert [one.variant.text for one in best(site(seen))] == ["silu(gate) is rounded to bfloat16"]
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_another_function_and_a_limit_at_once(dtype: str) -> None:
     (found, *_) = best(site((F.gelu(G) * U.clamp(-2, 2)).numpy(), dtype=dtype))

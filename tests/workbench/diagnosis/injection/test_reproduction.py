@@ -76,7 +76,7 @@ def bug(patch: Callable[[Patched], None], model: str = "llama-bias", tp: int = 1
 # --- the graph is the reference ------------------------------------------------------------------------------
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize("model", ["llama-bias", "qwen3", *FAMILIES])
 def test_without_a_change_the_graph_is_transformers_in_float64(
     model: str, short: Recordings, monkeypatch: pytest.MonkeyPatch

@@ -296,7 +296,7 @@ def test_tensors_as_transformers_holds_them(tmp_path: Path, family: str) -> None
         assert found.left_out == ()
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("name", sorted(EVERY_VARIANT, key=lambda name: "moe" not in name))
 def test_what_transformers_holds_of_any_family_is_not_accused(name: str, tmp_path: Path) -> None:
     """Whatever it stacks once it has loaded a checkpoint, and calls otherwise."""

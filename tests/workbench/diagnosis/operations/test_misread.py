@@ -83,7 +83,7 @@ CAUSES = {
 }
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(
     "fault", [fault for fault in FAULTS if fault.id in CAUSES], ids=lambda fault: fault.id
 )

@@ -11,7 +11,7 @@ from tests.workbench.diagnosis.operations.test_sites import read
 from tests.workbench.diagnosis.synthetic import tiny_case
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 @pytest.mark.parametrize("family", ["qwen3_5_text", "qwen3_next"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_every_operation_of_transformers_is_right_on_its_own_inputs(

@@ -47,7 +47,7 @@ GROWING: Mapping[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     "variant", ["qwen2-window", "qwen3-bias", "llama-bias", "llama-llama3", "llama-yarn", *GROWING]
 )
@@ -115,6 +115,7 @@ def test_a_tensor_of_another_shape_is_wrong_by_itself(case: Case, tmp_path: Path
     assert "instead of" in deviation.shape
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize("variant", ["qwen3-bias", "llama-bias"])
 def test_what_an_engine_does_not_show_is_made_of_what_it_does(variant: str, tmp_path: Path) -> None:
     """Neither rotated queries and keys nor normalised ones, no cache, scores, probabilities, partial products and no

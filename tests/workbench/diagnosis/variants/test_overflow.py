@@ -73,6 +73,7 @@ NUMBERS: list[tuple[str, str, Any, float, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("tap", "spoil", "size", "name", "words"), [one[1:] for one in NUMBERS], ids=[one[0] for one in NUMBERS]
 )

@@ -122,6 +122,7 @@ def test_a_tensor_stays_within_its_storage(tmp_path: Path) -> None:
             numbers(load_torch(tmp_path / "lie.pt"), tmp_path / "lie.pt")
 
 
+@pytest.mark.slow
 def test_nesting_and_floods_are_refused(tmp_path: Path) -> None:
     deep = b"]" * 100_000 + b"a" * 99_999 + b"."
     with pytest.raises(ForeignDumpError, match="nested too deeply"):

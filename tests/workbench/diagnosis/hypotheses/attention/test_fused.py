@@ -123,7 +123,7 @@ def named(spoil: dict[str, Any], wanted: tuple[str, str], **options: Any) -> Non
     assert (first.name, wanted[1] in first.text) == (wanted[0], True), [one.variant.text for one in found]
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.slow
 @pytest.mark.parametrize("which", _marked(QUICK_SCORES, SLOW_SCORES))
 def test_wrong_scores_are_named_from_the_context(which: str) -> None:
     spoil, name, words = _SCORES[which]
@@ -144,7 +144,7 @@ def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
     named({"probs": spoil}, OTHERWISE.get(which, (name, words)))
 
 
-@pytest.mark.sampled(3)
+@pytest.mark.sampled(6)
 @pytest.mark.parametrize(
     ("spoil", "name", "words"),
     [

@@ -141,7 +141,7 @@ BUGS: list[tuple[Patch, str, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("patch", "tap", "name", "words"), BUGS, ids=[f"{t}-{n}" for _, t, n, _ in BUGS])
 def test_a_bug_at_either_end_is_named(
     untied: Case, tmp_path: Path, patch: Patch, tap: str, name: str, words: str

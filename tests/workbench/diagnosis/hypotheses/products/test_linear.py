@@ -227,7 +227,7 @@ def bugs() -> Iterator[tuple[str, Patch, str, str]]:
 BUGS = list(bugs())
 
 
-@pytest.mark.sampled(5)
+@pytest.mark.sampled(10)
 @pytest.mark.parametrize(("name", "patch", "cause", "words"), BUGS, ids=[f"{n}-{c}" for n, _, c, _ in BUGS])
 def test_a_projection_that_is_wrong_is_named(
     untied: Case, tmp_path: Path, name: str, patch: Patch, cause: str, words: str

@@ -89,7 +89,7 @@ BUGS: list[tuple[Sum, int, str, str]] = [
 ]  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize(("sums", "tp", "name", "words"), BUGS, ids=[f"{n}-{tp}" for _, tp, n, _ in BUGS])
 def test_a_wrong_sum_is_named(
     biased: Case, tmp_path: Path, sums: Sum, tp: int, name: str, words: str

@@ -121,6 +121,7 @@ FUSED: dict[str, tuple[Callable[[Tensor, Tensor, float], Tensor], str]] = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", FUSED)
 def test_scores_in_few_bits_inside_of_a_fused_kernel_are_named(how: str) -> None:
     scores, words = FUSED[how]
@@ -135,6 +136,7 @@ def test_scores_in_few_bits_inside_of_a_fused_kernel_are_named(how: str) -> None
     assert [one.variant.text for one in found] == [words]
 
 
+@pytest.mark.slow
 def test_random_damage_is_not_blamed_on_bits() -> None:
     noise = torch.Generator().manual_seed(5)
 

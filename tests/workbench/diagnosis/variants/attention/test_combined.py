@@ -92,7 +92,7 @@ SCORES: dict[str, tuple[Callable[[int], int], float, bool, str, list[str]]] = {
 }  # fmt: skip
 
 
-@pytest.mark.sampled(4)
+@pytest.mark.sampled(8)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("case", SCORES)
 def test_mistakes_of_scores_are_all_told(case: str, dtype: torch.dtype) -> None:
@@ -109,6 +109,7 @@ def test_mistakes_of_scores_are_all_told(case: str, dtype: torch.dtype) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_random_damage_under_no_mask_is_not_blamed_on_two_mistakes() -> None:
     noise = torch.Generator().manual_seed(5)
 

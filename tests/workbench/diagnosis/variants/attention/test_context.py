@@ -160,6 +160,7 @@ CONTEXTS: list[tuple[str, Any, str, str]] = [
 ]
 
 
+@pytest.mark.sampled(2)
 @pytest.mark.parametrize(
     ("spoil", "name", "words"), [one[1:] for one in CONTEXTS], ids=[one[0] for one in CONTEXTS]
 )

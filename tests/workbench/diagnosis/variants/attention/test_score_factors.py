@@ -47,6 +47,7 @@ FACTORS: list[tuple[str, Any, str, str]] = [
 ]  # fmt: skip
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("spoil", "name", "words"), [one[1:] for one in FACTORS], ids=[one[0] for one in FACTORS]
 )

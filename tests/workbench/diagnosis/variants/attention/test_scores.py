@@ -204,6 +204,7 @@ SCORES: list[tuple[str, Any, str, str]] = [
 ]
 
 
+@pytest.mark.sampled(3)
 @pytest.mark.parametrize(
     ("spoil", "name", "words"), [one[1:] for one in SCORES], ids=[one[0] for one in SCORES]
 )

@@ -111,7 +111,7 @@ SPLITS: list[tuple[str, str, Any, str, str]] = [
 @pytest.mark.parametrize(
     ("tap", "spoil", "name", "words"), [one[1:] for one in SPLITS], ids=[one[0] for one in SPLITS]
 )
-@pytest.mark.sampled(2)
+@pytest.mark.sampled(4)
 def test_blocks_put_together_wrongly_are_named(tap: str, spoil: Any, name: str, words: str) -> None:
     found = causes(Run(model(), {tap: spoil}), tap)
     assert found, "nothing named"
