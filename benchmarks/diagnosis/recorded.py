@@ -31,7 +31,7 @@ def _measure(part: str, bug: Bug, recordings: Recordings) -> Row:
     recorded, fused = recordings.of(bug), part.startswith(_FUSED)
     started = time.perf_counter()
     answer = diagnose_recorded(recorded, reproducing=True, fused=fused)
-    found = score(as_fused(bug) if fused else bug, answer)
+    found = score(as_fused(bug, recorded) if fused else bug, answer)
     return Row(
         bug.name, part, bug.group, found.outcome, found.placed, found.worded, found.outcome == "named", 0,
         time.perf_counter() - started, found.why, found.printed, confidence_of(answer.causes),

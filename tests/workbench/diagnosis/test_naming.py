@@ -21,7 +21,7 @@ from lockstep.workbench.diagnosis.naming import named
 from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.sites import sites_of
-from lockstep.workbench.diagnosis.operations.weights import checkpoint_weights
+from lockstep.workbench.diagnosis.operations.weights import CheckpointWeights
 from lockstep.workbench.diagnosis.recording import Recording
 from lockstep.workbench.diagnosis.verdict import judge
 from lockstep.workbench.judgements.cause import UNNAMED, Cause
@@ -43,7 +43,7 @@ def causes(case: Case, path: Path, spoil: dict[str, Any], **options: Any) -> lis
 
 def bias_of(case: Case, tap: str) -> np.ndarray:
     layer, part = tap.split(".")[1], tap.split(".")[-1]
-    bias = checkpoint_weights(case.model_dir)(f"model.layers.{layer}.self_attn.{part}.bias")
+    bias = CheckpointWeights(case.model_dir)(f"model.layers.{layer}.self_attn.{part}.bias")
     assert bias is not None
     return bias.astype(np.float64)
 
@@ -98,7 +98,7 @@ def test_gate_and_up_swapped_by_the_loader(case: Case, tmp_path: Path) -> None:
 
 
 def test_a_square_weight_used_transposed(case: Case, tmp_path: Path) -> None:
-    weight = checkpoint_weights(case.model_dir)("model.layers.1.self_attn.q_proj.weight")
+    weight = CheckpointWeights(case.model_dir)("model.layers.1.self_attn.q_proj.weight")
 
     def spoil(x: np.ndarray, at: Any) -> np.ndarray:
         normed = case.floor.rebuilt("layers.1.attn_norm", step=at.step, seq=at.seq).array
@@ -110,7 +110,7 @@ def test_a_square_weight_used_transposed(case: Case, tmp_path: Path) -> None:
 
 
 def test_shards_cut_along_in_features_that_keep_their_own_heads(case: Case, tmp_path: Path) -> None:
-    weight = checkpoint_weights(case.model_dir)("model.layers.1.self_attn.q_proj.weight")
+    weight = CheckpointWeights(case.model_dir)("model.layers.1.self_attn.q_proj.weight")
 
     def spoil(x: np.ndarray, at: Any) -> dict[int, np.ndarray]:
         normed = case.floor.rebuilt("layers.1.attn_norm", step=at.step, seq=at.seq).array
@@ -253,7 +253,7 @@ def test_large_legitimate_biases_are_not_accused(tmp_path: Path) -> None:
 
 
 def test_weights_are_read_as_they_are(case: Case, tmp_path: Path) -> None:
-    read = checkpoint_weights(case.model_dir)
+    read = CheckpointWeights(case.model_dir)
     for name, weight in load_file(case.model_dir / "model.safetensors").items():
         found = read(name)
         assert found is not None

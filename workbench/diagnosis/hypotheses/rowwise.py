@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import numpy as np
@@ -41,8 +41,8 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
     recorded,
 )
 from lockstep.workbench.diagnosis.hypotheses.packs import by_own_width
+from lockstep.workbench.diagnosis.hypotheses.products.products import own_trial_of, wording_of
 from lockstep.workbench.diagnosis.hypotheses.products.products import trial_of as product_trial
-from lockstep.workbench.diagnosis.hypotheses.products.products import wording_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.search import pairs, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
@@ -85,16 +85,20 @@ def known_edits(site: Site, known: Iterable[tuple[int | None, tuple[Edit, ...]]]
     """Hypotheses that explained the same operation in other layers, each with its layer: of the tensors that stand
     alike to this one."""
     of_product = site.operation in PRODUCTS
-    found = product_trial(site) if of_product else trial_of(site)
-    if found is None:
-        return
-    trial = found[0]
+    own = own_trial_of(site) if of_product else None
+    whole = cache(lambda: _whole_trial(site, of_product))
     for layer, edits in known:
         by = (site.layer or 0) - (layer or 0)
         moved = tuple(replace(one, detail=tuple(_moved(x, by) for x in one.detail)) for one in edits)
-        solved = solve(trial, moved) if _readable(trial, moved) else None
-        if solved is not None:
+        trial = own if own is not None and _readable(own, moved) else whole()
+        solved = solve(trial, moved) if trial is not None and _readable(trial, moved) else None
+        if trial is not None and solved is not None:
             yield from (wording_of if of_product else _edited)(trial, [solved])
+
+
+def _whole_trial(site: Site, of_product: bool) -> RowTrial | None:
+    found = product_trial(site) if of_product else trial_of(site)
+    return None if found is None else found[0]
 
 
 def _moved(detail: str | float | None, by: int) -> str | float | None:

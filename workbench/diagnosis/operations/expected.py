@@ -73,6 +73,13 @@ class Operands:
             found = found[self.span]
         return found if self.columns is None else found[:, self.columns]
 
+    def weight_rows(self, ids: Sequence[int]) -> NDArray[np.floating]:
+        """Some rows of a matrix that every rank has whole. IndexError where it has fewer."""
+        found = self.facts.rows(self.weights["weight"], ids)
+        if found is None:
+            raise Lacking(f"the checkpoint has no {self.weights['weight']}")
+        return found
+
     def norm_weight(self) -> Array:
         """That of a norm; ones of one that has none."""
         if "weight" not in self.weights:
@@ -100,11 +107,13 @@ def floor(facts: Facts, noise: Array) -> Array:
 
 
 def embedding(o: Operands) -> Result:
-    table = o.weight()
     ids = [row.token for row in o.rows]
-    if max(ids, default=0) >= len(table):
-        raise Lacking(f"token id {max(ids)} lies outside the table of {len(table)} rows")
-    found = o.value("embedding", weight=table, token=ids)
+    read = sorted(set(ids))
+    try:
+        table = o.weight_rows(read)
+    except IndexError as error:
+        raise Lacking(f"a token id lies outside the table: {error}") from error
+    found = o.value("embedding", weight=table, token=np.searchsorted(read, ids))
     plain = o.formula("embedding") == FORMULAS["embedding"]
     roundings = 1 if plain else 2  # of the multiplier too
     return found, floor(o.facts, roundings * o.facts.unit * np.abs(found))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +19,7 @@ from lockstep.engine.graph.index_choice import as_seen
 from lockstep.engine.parallel.shards import held_in
 from lockstep.engine.taps.names import local_name, operation_at
 from lockstep.sessions.dtypes import rounded as rounded
-from lockstep.workbench.diagnosis.operations.weights import checkpoint_misreadings, checkpoint_weights
+from lockstep.workbench.diagnosis.operations.weights import CheckpointWeights, checkpoint_misreadings
 from lockstep.workbench.diagnosis.recording import Array
 
 #: Bytes of weights that are kept.
@@ -56,8 +56,10 @@ class Facts:
         dtype: str,
         read: Callable[[str], NDArray[Any] | None],
         misread: Callable[[str], Any] = lambda name: (),
+        read_rows: Callable[[str, Sequence[int]], NDArray[Any] | None] | None = None,
     ) -> None:
         self.model, self.dtype, self._read, self.misread = model, dtype, read, misread
+        self._read_rows = read_rows
         self.whole = model  # whatever layer `model` is of
         self.stored = dtype  # that weights are held in, whatever an operation computes in
         self._kept: OrderedDict[str, NDArray[Any] | None] = OrderedDict()
@@ -67,7 +69,8 @@ class Facts:
         """Of a checkpoint directory or a GGUF file. CheckpointError and ConfigError as `open_checkpoint`."""
         model, source = open_checkpoint(checkpoint)
         source.close()
-        return cls(model, dtype, checkpoint_weights(checkpoint), checkpoint_misreadings(checkpoint))
+        weights = CheckpointWeights(checkpoint)
+        return cls(model, dtype, weights, checkpoint_misreadings(checkpoint), weights.rows)
 
     @classmethod
     def without_checkpoint(cls, layers: int, dtype: str) -> Facts:
@@ -87,7 +90,7 @@ class Facts:
 
     def at(self, dtype: str) -> Facts:
         """The same in an engine of another dtype."""
-        found = Facts(self.model, dtype, self._read, self.misread)
+        found = Facts(self.model, dtype, self._read, self.misread, self._read_rows)
         found.whole = self.whole
         found.model_free = self.model_free
         return found
@@ -139,6 +142,14 @@ class Facts:
                 self._kept.popitem(last=False)
         self._kept.move_to_end(name)
         return self._kept[name]
+
+    def rows(self, name: str, ids: Sequence[int]) -> NDArray[Any] | None:
+        """Some rows of a weight, of which the rest is not read. IndexError where it has fewer."""
+        if name in self._kept or self._read_rows is None:
+            whole = self.weight(name)
+            return None if whole is None else whole[list(ids)]
+        found = self._read_rows(name, ids)
+        return None if found is None else rounded(found, self._held_in(name))
 
     def _held_in(self, name: str) -> str:
         narrow: DType | None = next((one for one in DTYPES if one == self.stored), None)

@@ -3,8 +3,7 @@ blocks dequantised."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+from collections.abc import Callable, Sequence
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -14,9 +13,9 @@ from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.files import gguf_file
 from lockstep.engine.checkpoint.gguf.source import GgufSource
-from lockstep.engine.checkpoint.header import read_header
+from lockstep.engine.checkpoint.header import TensorEntry, read_header
 from lockstep.engine.checkpoint.resolve import open_checkpoint, open_stored
-from lockstep.engine.checkpoint.stacks import fitting, stored_in
+from lockstep.engine.checkpoint.stacks import Place, fitting, stored_in
 from lockstep.sessions.dtypes import widen
 from lockstep.workbench.diagnosis.operations.misreadings import Misreading, misreadings
 
@@ -24,44 +23,80 @@ from lockstep.workbench.diagnosis.operations.misreadings import Misreading, misr
 _STORED = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
 
 
-def checkpoint_weights(path: Path) -> Callable[[str], NDArray[Any] | None]:
+class CheckpointWeights:
     """A reader of single weights by their checkpoint names; None for those that the checkpoint lacks.
 
     The output head of a tied model is its embedding. CheckpointError and ConfigError as `open_checkpoint`.
     """
-    model, source = open_checkpoint(path)
-    with source:
-        if gguf_file(path):
-            return partial(_dequantised, path)
-        infos = {name: source.info(name) for name in source.names()}
-    with open_stored(path, model) as whole:  # stacks as they lie in the files
-        stored = {name: whole.info(name) for name in whole.names()}
-    headers = {file: read_header(file) for file in {info.file for info in stored.values()}}
-    stacked = stored_in(model)
 
-    def read(name: str) -> NDArray[Any] | None:
-        if name == "lm_head.weight" and name not in infos and model.tie_embeddings:
-            name = "model.embed_tokens.weight"
-        if name in infos and infos[name].encoding:
-            return _dequantised(path, name)
-        place = stacked.get(name)
-        if place is not None:
-            there = stored.get(place.tensor)
-            place = fitting(place, None if there is None else there.shape, model)
-        name = name if place is None else place.tensor
-        if name not in stored:
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._model, source = open_checkpoint(path)
+        with source:
+            self._gguf = gguf_file(path) is not None
+            self._infos = {} if self._gguf else {name: source.info(name) for name in source.names()}
+        if self._gguf:
+            return
+        with open_stored(path, self._model) as whole:  # stacks as they lie in the files
+            self._stored = {name: whole.info(name) for name in whole.names()}
+        self._headers = {file: read_header(file) for file in {info.file for info in self._stored.values()}}
+        self._stacked = stored_in(self._model)
+
+    def __call__(self, name: str) -> NDArray[Any] | None:
+        """The whole weight."""
+        if self._is_dequantised(name):
+            return _dequantised(self._path, name)
+        name, place = self._place(name)
+        if name not in self._stored:
             return None
-        info = stored[name]
-        entry = headers[info.file].entries[info.stored_as or name]
+        file, entry = self._entry(name)
         kind, shape, start = np.dtype(_STORED[entry.dtype]), entry.shape, entry.start
         if place is not None and place.matrix is not None:
             shape = shape[1:]
             start += place.matrix * prod(shape) * kind.itemsize
-        raw = np.fromfile(info.file, kind, prod(shape), offset=start)
+        raw = np.fromfile(file, kind, prod(shape), offset=start)
         found = widen(raw.reshape(shape), entry.dtype)
         return found if place is None else place.within(found)
 
-    return read
+    def rows(self, name: str, ids: Sequence[int]) -> NDArray[Any] | None:
+        """Some rows of a matrix: no others are read where it lies in the file as it is used. IndexError where it has
+        fewer."""
+        dequantised = self._is_dequantised(name)
+        stored, place = (name, None) if dequantised else self._place(name)
+        if dequantised or place is not None or stored not in self._stored:
+            whole = self(name)
+            return None if whole is None else whole[list(ids)]
+        file, entry = self._entry(stored)
+        kind, width = np.dtype(_STORED[entry.dtype]), prod(entry.shape[1:])
+        found = np.empty((len(ids), width), kind)
+        with file.open("rb") as opened:
+            for row, i in zip(found, ids, strict=True):
+                if not 0 <= i < entry.shape[0]:
+                    raise IndexError(f"{name} has {entry.shape[0]} rows, not {i}")
+                opened.seek(entry.start + i * row.nbytes)
+                row[:] = np.fromfile(opened, kind, width)
+        return widen(found.reshape(len(ids), *entry.shape[1:]), entry.dtype)
+
+    def _is_dequantised(self, name: str) -> bool:
+        name = self._tied(name)
+        return self._gguf or (name in self._infos and bool(self._infos[name].encoding))
+
+    def _tied(self, name: str) -> str:
+        head = name == "lm_head.weight" and name not in self._infos
+        return "model.embed_tokens.weight" if head and self._model.tie_embeddings else name
+
+    def _place(self, name: str) -> tuple[str, Place | None]:
+        """What the tensor that holds a weight is called, and where in it that lies; None: it is the weight."""
+        name = self._tied(name)
+        place = self._stacked.get(name)
+        if place is not None:
+            there = self._stored.get(place.tensor)
+            place = fitting(place, None if there is None else there.shape, self._model)
+        return (name if place is None else place.tensor), place
+
+    def _entry(self, name: str) -> tuple[Path, TensorEntry]:
+        info = self._stored[name]
+        return info.file, self._headers[info.file].entries[info.stored_as or name]
 
 
 def _dequantised(path: Path, name: str) -> NDArray[Any] | None:

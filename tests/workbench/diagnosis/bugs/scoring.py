@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.taps.names import layer_of, local_name
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
@@ -72,11 +73,20 @@ def diagnose_recorded(recorded: Recorded, *, reproducing: bool = False, fused: b
     return diagnose(*paths, reproducing=reproducing, fused=fused)
 
 
-def as_fused(bug: Bug) -> Bug:
-    """Where the bug shows first if nothing inside of the attention is recorded: at its context."""
-    if not set(bug.place.taps) & set(_INSIDE):
+def as_fused(bug: Bug, recorded: Recorded) -> Bug:
+    """Where the bug shows first if nothing inside of the attention is recorded: at its context, of a cache's heads in
+    those of the queries that read them."""
+    place = bug.place
+    if not set(place.taps) & set(_INSIDE):
         return bug
-    return replace(bug, place=replace(bug.place, taps=(*bug.place.taps, "attn.context")))
+    heads = set(place.heads)
+    if set(place.taps) & set(CACHES):
+        model, source = open_checkpoint(recorded.checkpoint)
+        source.close()
+        each = model.num_heads // model.num_kv_heads
+        heads |= {head * each + i for head in heads for i in range(each)}
+    shown = replace(place, taps=(*place.taps, "attn.context"), heads=tuple(sorted(heads)))
+    return replace(bug, place=shown)
 
 
 def score(bug: Bug, answer: Answer) -> Score:

@@ -257,7 +257,8 @@ def test_a_harmless_change_is_not_accused(name: str, short: Recordings):
     "name", [*(pytest.param(one, marks=pytest.mark.slow) for one in FUSED), *FUSED_CONTROLS, *FUSED_QUICK]
 )
 def test_what_is_inside_of_a_fused_attention_is_told_from_its_context(name: str, recordings: Recordings):
-    found = score(as_fused(ALL[name]), diagnose_recorded(recordings.of(ALL[name]), fused=True))
+    recorded = recordings.of(ALL[name])
+    found = score(as_fused(ALL[name], recorded), diagnose_recorded(recorded, fused=True))
     assert (found.outcome, found.worded) == ("named", True), found
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.parallel import shards
-from lockstep.workbench.diagnosis.operations.weights import checkpoint_weights
+from lockstep.workbench.diagnosis.operations.weights import CheckpointWeights
 from tests.checkpoints import EVERY_VARIANT, mxfp4_checkpoint, tiny_variant
 
 
@@ -18,9 +18,15 @@ from tests.checkpoints import EVERY_VARIANT, mxfp4_checkpoint, tiny_variant
 def test_every_parameter_is_read_as_the_engine_reads_it(name: str, tmp_path: Path) -> None:
     path = mxfp4_checkpoint(tmp_path) if name == "mxfp4" else tiny_variant(tmp_path, name)
     model, source = open_checkpoint(path)
-    read = checkpoint_weights(path)
+    read = CheckpointWeights(path)
     for parameter in shards.parameters(model):
         found = read(parameter)
         assert found is not None, parameter
         np.testing.assert_array_equal(found, source.read(parameter).float().numpy())
+        if found.ndim == 2:
+            ids = [len(found) - 1, 0, 0]
+            np.testing.assert_array_equal(read.rows(parameter, ids), found[ids])
+            with pytest.raises(IndexError):
+                read.rows(parameter, [len(found)])
     assert read("model.layers.0.no_such.weight") is None
+    assert read.rows("model.layers.0.no_such.weight", [0]) is None

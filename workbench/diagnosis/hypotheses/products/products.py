@@ -221,11 +221,21 @@ def wording_of(trial: RowTrial, found: Sequence[Solved]) -> Iterator[Variant]:
 @lru_cache(maxsize=1)
 def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     """The operation with all that its formula may read; None where what came out is not finite or of another shape."""
+    return _trial_of(site, alone=False)
+
+
+def own_trial_of(site: Site) -> RowTrial | None:
+    """The same with what is read where all is right, alone: looking for all else takes ten times as long."""
+    found = _trial_of(site, alone=True)
+    return None if found is None else found[0]
+
+
+def _trial_of(site: Site, alone: bool) -> tuple[RowTrial, Choices] | None:
     part = site.parts[0]
     if site.deviation is None or not part.fits or not np.isfinite(part.seen).all():
         return None
     pool = _Pool(applied={"result": []})
-    if "weight" in site.weights and not _of_product(site, pool):
+    if "weight" in site.weights and not _of_product(site, pool, alone):
         return None
     if "bias" in site.weights:
         vector = own_part(site, site.weights["bias"])
@@ -233,7 +243,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
             return None
         pool.others["bias"] = lambda: vector.astype(np.float64)
         pool.applied["bias"] = [("scaled", None)]
-    if site.operation in ("linear", "reduce"):
+    if site.operation in ("linear", "reduce") and not alone:
         _of_bias(site, pool)
         _added(site, pool)
     if site.operation == "reduce":
@@ -253,12 +263,18 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     )  # fmt: skip
 
 
-def _of_product(site: Site, pool: _Pool) -> bool:
+def _of_product(site: Site, pool: _Pool, alone: bool) -> bool:
     """Inputs and weights; whether there is a weight."""
     own = own_part(site, site.weights["weight"])
     if own is None:
         return False
     pool.matrices["weight"] = lambda: own
+    if site.operation == "embedding":
+        pool.rows["token"] = lambda: np.array([row.token for row in site.rows])
+    else:
+        pool.rows["x"] = lambda: site.inputs["x"]
+    if alone:
+        return True
     weights = {name: load for name, load in weights_instead(site) if _fits(load, own)}
     others = dict(other_weights(site))
     pool.operands["weight"] = [*weights]
@@ -277,7 +293,7 @@ def _of_linear(site: Site, pool: _Pool, own: Matrix) -> dict[str, Load]:
     """Its input, and what it may have read instead; weights of the same input, and shards cut elsewhere."""
     x = site.inputs["x"]
     inputs = recorded(site, x.shape)
-    pool.rows.update({"x": lambda: x, **inputs})
+    pool.rows.update(inputs)
     pool.rows.update({name: partial(largest_before, site, x, name) for name in LARGEST_BEFORE})
     pool.operands["x"] = [name for name, load in inputs.items() if _another(load(), x)]
     pool.applied["x"] = [("scaled", None), *_orders(site, x.shape[1])]
@@ -294,14 +310,13 @@ def _of_end(site: Site, pool: _Pool) -> None:
     if site.operation == "head":
         x, inputs = site.inputs["x"], dict(head_inputs(site))
         pool.rows.update({name: partial(largest_before, site, x, name) for name in LARGEST_BEFORE})
-        pool.rows.update({"x": lambda: x, **{name: partial(np.asarray, one) for name, one in inputs.items()}})
+        pool.rows.update({name: partial(np.asarray, one) for name, one in inputs.items()})
         pool.operands["x"] = [
             name for name, one in inputs.items() if one.shape == x.shape and _another(one, x)
         ]
         names = ("log_softmax", "probabilities") if site.span is None else ()
         pool.applied["result"] = [("capped", None), *((name,) for name in names)]
         return
-    pool.rows["token"] = lambda: np.array([row.token for row in site.rows])
     added = waves(site)
     pool.rows.update({name: partial(np.asarray, one) for name, one in added.items()})
     plus: list[Detail] = [("plus", name, None) for name in added]
