@@ -4,7 +4,7 @@
       → judge each tap against the noise of its operation
       → record it again with no tap inside the attention, as `generate` runs, and judge its logits
       → judge each operation on its own recorded inputs, and name the causes of what is wrong
-      → where a tap has failed: record the run again under corrections, for the error ledger
+      → where something is wrong: record the run again under corrections, for the error ledger
       → store a verdict a tap, and the golden event that sums them up
 
 Of few tokens of a large model taps are judged by another process, while this one names causes. How a run is recorded,
@@ -32,7 +32,7 @@ from lockstep.sessions.records import JSON
 from lockstep.workbench.checking.contradiction import contradiction, excused
 from lockstep.workbench.checking.corrections import Corrections, corrections
 from lockstep.workbench.checking.reach import not_reached
-from lockstep.workbench.checking.reference_judge import reference_judge
+from lockstep.workbench.checking.reference_judge import ReferenceJudge, reference_judge
 from lockstep.workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_of
 from lockstep.workbench.checking.verdicts import summary, verdict_rows
 from lockstep.workbench.diagnosis.by_statistics import MovedTap
@@ -45,7 +45,7 @@ from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.quantisation import quantisation_loss
 from lockstep.workbench.diagnosis.reconcile import agreed
 from lockstep.workbench.judgements.cause import Cause
-from lockstep.workbench.judgements.golden_event import GoldenEvent, plain
+from lockstep.workbench.judgements.golden_event import GoldenEvent, UntappedRun, plain
 from lockstep.workbench.models.capture import FULL, Capture
 from lockstep.workbench.references.request import GoldenSequence
 
@@ -165,12 +165,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         with reference_judge(sides, facts, run.checkpoint, judging, _worth_a_process(engine)) as judge:
             run.progress("naming causes", 0, 0)
             found = diagnose(engine, facts, golden=golden, floor=floor)
-            judgement = judge.taps()
-            with _again(run, "untapped", None, UNTAPPED) as path:
-                untapped = judge.untapped(path)
-            if judgement.failed:
-                with _again(run, "ledger", partial(corrections, engine, golden)) as path:
-                    judgement = judge.ledger(path)
+            judgement, untapped = _judged(run, judge, engine, golden, bool(found.wrong))
         judgement, found = agreed(judgement, found)
         judgement = excused(judgement, found, contradiction(golden, floor))
         if (
@@ -189,6 +184,22 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
     event = summary(judgement, untapped, causes, steps, run.rules, name, quantisation, prefill)
     run.store(verdict_rows([*judgement.taps, *failure_of(untapped)], run.branch), event)
     return CheckResult(judgement, event, run.path, reference.golden)
+
+
+def _judged(
+    run: CheckedRun, judge: ReferenceJudge, engine: Session, golden: Session, wrong: bool
+) -> tuple[Judgement, UntappedRun]:
+    """The verdict on the run and on that without taps. Where operations are `wrong` on their own inputs taps will have
+    failed: both further recordings are made before the verdict is asked for, as another process may be at it."""
+    corrected = partial(_again, run, "ledger", partial(corrections, engine, golden))
+    with ExitStack() as stack:
+        bare = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
+        ledger = stack.enter_context(corrected()) if wrong else None
+        judgement = judge.taps()
+        untapped = judge.untapped(bare)
+        if judgement.failed:
+            judgement = judge.ledger(ledger or stack.enter_context(corrected()))
+    return judgement, untapped
 
 
 def recording_name(dtype: str, tp: int, corrected: Corrections | None, capture: Capture) -> str:
