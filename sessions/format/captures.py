@@ -21,8 +21,9 @@ from lockstep.sessions.records import StepRecord, Tap, TensorKey, TensorRecord
 
 _OF_STEP = "WHERE branch = ? AND step = ?"
 
-#: Bytes of the lists of steps' tensors that are kept, and of a step's contents that are read with its list.
-_LIST_BYTES = 4 << 20
+#: Bytes of the lists of steps' tensors that are kept, and of a step's contents that are read with its list where all
+#: are to be kept: those of a decode step of some 500 taps in float64.
+_LIST_BYTES, _CONTENT_BYTES = 4 << 20, 16 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +127,7 @@ class KeptSteps:
             (nbytes,) = self.archive.one(
                 f"SELECT sum(length(data)) FROM blobs WHERE id {of_step}", owner, step
             )
-            if (nbytes or 0) <= min(_LIST_BYTES, self.archive.meter.limits.memory // 16):
+            if (nbytes or 0) <= min(_CONTENT_BYTES, self.archive.meter.limits.memory // 16):
                 return _stored(self.archive, of_step, owner, step, what=where)
         return self.archive.meter.charged((), 0)
 

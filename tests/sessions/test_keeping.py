@@ -75,7 +75,7 @@ def test_a_small_steps_contents_are_read_by_one_query(
 
     monkeypatch.setattr(Archive, "query", counting)
     if not few:
-        monkeypatch.setattr(captures, "_LIST_BYTES", 1)
+        monkeypatch.setattr(captures, "_CONTENT_BYTES", 1)
     with create(tmp_path / "a.session") as writer:
         for step in range(STEPS):
             parts = [
