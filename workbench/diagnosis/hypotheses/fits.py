@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -135,13 +136,19 @@ class GivenBefore:
         flat = np.concatenate([np.nan_to_num(one).ravel() for one in predicted])
         # Weighted sums are no farther apart than the numbers are in sum: nearly all others are told by theirs.
         with np.errstate(all="ignore"):
-            total = float(flat @ np.cos(np.arange(flat.size)))
+            total = float(flat @ _unlike(flat.size))
             most = float(_SAME * np.abs(flat).sum() + _SAME_NEAR_ZERO * flat.size) * 1.001
         for other, sum_of_other, most_of_other in self._known:
             if not abs(total - sum_of_other) > most_of_other and _same(flat, other):
                 return True
         self._known.append((flat, total, most))
         return False
+
+
+@lru_cache(8)
+def _unlike(count: int) -> Array:
+    """So many numbers of -1 to 1 that do not repeat."""
+    return np.cos(np.arange(count))
 
 
 def _same(some: Array, other: Array) -> bool:
