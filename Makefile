@@ -24,7 +24,7 @@ BIN := $(VENV)/bin
 PYTHON ?= $(shell for p in python3 python3.14 python3.13 python3.12 python3.11 python; do \
 	$$p -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && echo $$p && break; done)
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet
-# One thread a process: there is a worker more than cores (tests/parts.py). Nothing is to be downloaded. Byte code
+# One thread a process: there are more workers than cores (tests/parts.py). Nothing is to be downloaded. Byte code
 # is written even where the shell forbids it: the tests start thousands of processes.
 TESTING := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1 PYTHONDONTWRITEBYTECODE=
 PARTS := $(TESTING) $(BIN)/python -m tests.parts
