@@ -5,7 +5,6 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from contextlib import suppress
 from pathlib import Path
 
 import msgspec
@@ -26,6 +25,7 @@ from lockstep.workbench.references.request import (
     ReferenceFailure,
 )
 from tests.checkpoints import tiny_checkpoint
+from tests.running import children_with
 
 
 @pytest.mark.slow
@@ -69,10 +69,8 @@ def test_a_recorder_that_the_kernel_kills_is_reported_as_one(
     request = GoldenRequest(str(tiny_checkpoint(tmp_path, "llama")), (GoldenSequence((3,)),), 0)
 
     def kill() -> None:
-        for child in psutil.Process().children():
-            with suppress(psutil.NoSuchProcess):  # another that has ended, or ends
-                if any(word.endswith("jobs.json") for word in child.cmdline()):
-                    child.kill()
+        for child in children_with("jobs.json"):
+            child.kill()
 
     with pytest.raises(
         ReferenceFailure, match=r"what the kernel does when memory runs out: .* --chunk"

@@ -27,6 +27,7 @@ from lockstep.workbench.references.recorder_process import StandbyRecorder
 from lockstep.workbench.references.request import GoldenRequest, GoldenSequence, ReferenceFailure, model_path
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
+from tests.running import children_with
 
 PROMPT = GoldenSequence((3, 4, 5))
 
@@ -158,9 +159,7 @@ def test_whoever_waits_can_give_up_and_nothing_stays(model_dir: Path, own_cache:
         )  # fmt: skip
     assert counted == [(0, 8)], "of a prefill and three steps, twice; the recorder was ended before the first"
     assert [path for path in own_cache.rglob("*") if path.is_file()] == []
-    assert not [
-        one for one in psutil.Process().children() if "lockstep.workbench.references.record" in one.cmdline()
-    ]
+    assert not children_with("lockstep.workbench.references.record")
 
 
 @pytest.mark.usefixtures("fresh_processes")

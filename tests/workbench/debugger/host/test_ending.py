@@ -42,6 +42,7 @@ from lockstep.workbench.debugger.host.messages import (
     WeightRequest,
 )
 from tests.checkpoints import tiny_checkpoint
+from tests.running import children_with
 from tests.workbench.debugger.host.test_replay import RECORDED
 
 ROOT = Path(__file__).resolve().parents[4]
@@ -252,8 +253,8 @@ def test_the_recorder_of_a_reference_ends_with_the_client_of_its_host(
     recorder = None
     while recorder is None:
         assert host.process.poll() is None
-        children = psutil.Process(host.process.pid).children()
-        recorder = next((c for c in children if "lockstep.workbench.references.record" in c.cmdline()), None)
+        found = children_with("lockstep.workbench.references.record", host.process.pid)
+        recorder = next(iter(found), None)
         time.sleep(0.02)
     recorder.suspend()
     connection.close()
@@ -269,7 +270,7 @@ def test_a_recorder_is_got_ready_while_nothing_is_asked_for_and_ends_with_the_ho
     host = hosts(*live(model, tmp_path / "a.session"))
     connection, deadline = host.ready(), time.monotonic() + _PATIENCE
     connection.send(RequestFrame(0, LineRequest("next")))
-    while not (waiting := [c for c in psutil.Process(host.process.pid).children() if "-" in c.cmdline()]):
+    while not (waiting := children_with("-", host.process.pid)):
         assert time.monotonic() < deadline
         time.sleep(0.05)
     (recorder,) = waiting
