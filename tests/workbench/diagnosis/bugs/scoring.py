@@ -79,14 +79,13 @@ def as_fused(bug: Bug, recorded: Recorded) -> Bug:
     place = bug.place
     if not set(place.taps) & set(_INSIDE):
         return bug
-    heads = set(place.heads)
-    if set(place.taps) & set(CACHES):
+    heads = place.heads
+    if set(place.taps) <= set(CACHES):
         model, source = open_checkpoint(recorded.checkpoint)
         source.close()
         each = model.num_heads // model.num_kv_heads
-        heads |= {head * each + i for head in heads for i in range(each)}
-    shown = replace(place, taps=(*place.taps, "attn.context"), heads=tuple(sorted(heads)))
-    return replace(bug, place=shown)
+        heads = tuple(head * each + i for head in heads for i in range(each))
+    return replace(bug, place=replace(place, taps=(*place.taps, "attn.context"), heads=heads))
 
 
 def score(bug: Bug, answer: Answer) -> Score:
