@@ -4,7 +4,7 @@
       → judge each tap against the noise of its operation
       → record it again with no tap inside the attention, as `generate` runs, and judge its logits
       → judge each operation on its own recorded inputs, and name the causes of what is wrong
-      → where something is wrong: record the run again under corrections, for the error ledger
+      → where a tap has failed: record the run again under corrections, for the error ledger
       → store a verdict a tap, and the golden event that sums them up
 
 Of few tokens of a large model taps are judged by another process, while this one names causes. How a run is recorded,
@@ -189,12 +189,13 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
 def _judged(
     run: CheckedRun, judge: ReferenceJudge, engine: Session, golden: Session, wrong: bool
 ) -> tuple[Judgement, UntappedRun]:
-    """The verdict on the run and on that without taps. Where operations are `wrong` on their own inputs taps will have
-    failed: both further recordings are made before the verdict is asked for, as another process may be at it."""
+    """The verdict on the run and on that without taps. While another process judges both further recordings are made:
+    where operations are `wrong` on their own inputs taps will have failed."""
+    failed = wrong if judge.beside else judge.taps().failed
     corrected = partial(_again, run, "ledger", partial(corrections, engine, golden))
     with ExitStack() as stack:
         bare = stack.enter_context(_again(run, "untapped", None, UNTAPPED))
-        ledger = stack.enter_context(corrected()) if wrong else None
+        ledger = stack.enter_context(corrected()) if failed else None
         judgement = judge.taps()
         untapped = judge.untapped(bare)
         if judgement.failed:

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from select import select
-from typing import Protocol
+from typing import ClassVar, Protocol
 
 from lockstep.engine.answering import AnsweringProcess
 from lockstep.engine.ranks.vitals import Waiting, vitals_of
@@ -46,7 +46,10 @@ _PROGRAM = "lockstep.workbench.checking.judge_program"
 
 
 class ReferenceJudge(Protocol):
-    """Judges a run, and its recordings in other ways. SessionError and DiagnosisError as `judge`."""
+    """Judges a run, and its recordings in other ways. SessionError and DiagnosisError as `judge`. `beside`: another
+    process may still be at it."""
+
+    beside: ClassVar[bool]
 
     def taps(self) -> Judgement:
         """The verdict on every tap."""
@@ -62,6 +65,7 @@ class ReferenceJudge(Protocol):
 class JudgeHere:
     """Judges in this process."""
 
+    beside: ClassVar[bool] = False
     sides: Recordings
     facts: Facts
 
@@ -95,6 +99,7 @@ class JudgeBeside:
     """Judges in a process of its own, which was asked about the taps; where that is lost, stopped or has no answer
     `here`: an error is raised there. `waiting` is called now and then while it is awaited."""
 
+    beside: ClassVar[bool] = True
     here: JudgeHere
     waiting: Callable[[], None]
     _connection: Connection[JudgeAnswer]

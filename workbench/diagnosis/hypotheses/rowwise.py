@@ -85,14 +85,14 @@ def known_edits(site: Site, known: Iterable[tuple[int | None, tuple[Edit, ...]]]
     """Hypotheses that explained the same operation in other layers, each with its layer: of the tensors that stand
     alike to this one."""
     of_product = site.operation in PRODUCTS
-    own = own_trial_of(site) if of_product else None
-    whole = cache(lambda: _whole_trial(site, of_product))
+    trials = [cache(partial(own_trial_of, site))] if of_product else []
+    trials.append(cache(partial(_whole_trial, site, of_product)))
     for layer, edits in known:
         by = (site.layer or 0) - (layer or 0)
         moved = tuple(replace(one, detail=tuple(_moved(x, by) for x in one.detail)) for one in edits)
-        trial = own if own is not None and _readable(own, moved) else whole()
-        solved = solve(trial, moved) if trial is not None and _readable(trial, moved) else None
-        if trial is not None and solved is not None:
+        able = (one for make in trials if (one := make()) is not None and _readable(one, moved))
+        trial = next(able, None)
+        if trial is not None and (solved := solve(trial, moved)) is not None:
             yield from (wording_of if of_product else _edited)(trial, [solved])
 
 

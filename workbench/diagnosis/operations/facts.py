@@ -144,12 +144,12 @@ class Facts:
         return self._kept[name]
 
     def rows(self, name: str, ids: Sequence[int]) -> NDArray[Any] | None:
-        """Some rows of a weight, of which the rest is not read. IndexError where it has fewer."""
-        if name in self._kept or self._read_rows is None:
-            whole = self.weight(name)
-            return None if whole is None else whole[list(ids)]
-        found = self._read_rows(name, ids)
-        return None if found is None else rounded(found, self._held_in(name))
+        """Some rows of a weight, of which the rest is not read where that can be. IndexError where it has fewer."""
+        found = None if name in self._kept or self._read_rows is None else self._read_rows(name, ids)
+        if found is not None:
+            return rounded(found, self._held_in(name))
+        whole = self.weight(name)
+        return None if whole is None else whole[list(ids)]
 
     def _held_in(self, name: str) -> str:
         narrow: DType | None = next((one for one in DTYPES if one == self.stored), None)

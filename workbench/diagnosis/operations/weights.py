@@ -59,13 +59,13 @@ class CheckpointWeights:
         return found if place is None else place.within(found)
 
     def rows(self, name: str, ids: Sequence[int]) -> NDArray[Any] | None:
-        """Some rows of a matrix: no others are read where it lies in the file as it is used. IndexError where it has
-        fewer."""
-        dequantised = self._is_dequantised(name)
-        stored, place = (name, None) if dequantised else self._place(name)
-        if dequantised or place is not None or stored not in self._stored:
-            whole = self(name)
-            return None if whole is None else whole[list(ids)]
+        """Some rows of a matrix, of which no others are read; None where it does not lie in a file as it is used.
+        IndexError where it has fewer."""
+        if self._is_dequantised(name):
+            return None
+        stored, place = self._place(name)
+        if place is not None or stored not in self._stored:
+            return None
         file, entry = self._entry(stored)
         kind, width = np.dtype(_STORED[entry.dtype]), prod(entry.shape[1:])
         found = np.empty((len(ids), width), kind)

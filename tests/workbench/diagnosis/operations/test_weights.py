@@ -9,6 +9,7 @@ import pytest
 
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.parallel import shards
+from lockstep.workbench.diagnosis.operations.facts import Facts
 from lockstep.workbench.diagnosis.operations.weights import CheckpointWeights
 from tests.checkpoints import EVERY_VARIANT, mxfp4_checkpoint, tiny_variant
 
@@ -18,15 +19,18 @@ from tests.checkpoints import EVERY_VARIANT, mxfp4_checkpoint, tiny_variant
 def test_every_parameter_is_read_as_the_engine_reads_it(name: str, tmp_path: Path) -> None:
     path = mxfp4_checkpoint(tmp_path) if name == "mxfp4" else tiny_variant(tmp_path, name)
     model, source = open_checkpoint(path)
-    read = CheckpointWeights(path)
+    read, facts = CheckpointWeights(path), Facts.of(path, "float32")
     for parameter in shards.parameters(model):
         found = read(parameter)
         assert found is not None, parameter
         np.testing.assert_array_equal(found, source.read(parameter).float().numpy())
         if found.ndim == 2:
             ids = [len(found) - 1, 0, 0]
-            np.testing.assert_array_equal(read.rows(parameter, ids), found[ids])
+            np.testing.assert_array_equal(facts.rows(parameter, ids), found[ids])
             with pytest.raises(IndexError):
-                read.rows(parameter, [len(found)])
+                facts.rows(parameter, [len(found)])
     assert read("model.layers.0.no_such.weight") is None
-    assert read.rows("model.layers.0.no_such.weight", [0]) is None
+    embedding = read.rows("model.embed_tokens.weight", [1])
+    assert embedding is not None
+    assert len(embedding) == 1
+    assert facts.rows("model.layers.0.no_such.weight", [0]) is None
