@@ -5,8 +5,9 @@
 
 The weights are random, the seed fixed, the k-biases as large as those of the published checkpoints. The command runs
 twice: first the reference is recorded, then it is in the cache, which is what counts. Reported are the seconds by the
-clock, those of all processors (the ranks' among them), and by part those of the clock. Of judging against the
-reference, which goes on beside the last part, it is what that was awaited for.
+clock until what is wrong first is shown and until the verdict, those of all processors (the ranks' among them), and by
+part those of the clock. Of judging against the reference, which goes on beside the last part, it is what that was
+awaited for.
 """
 
 from __future__ import annotations
@@ -75,6 +76,8 @@ def main() -> None:
         print(json.dumps(reported))
         return
     print(f"lockstep {' '.join(command)}\n{reported['verdict']}: {reported['cause']}")
+    if reported["shown"]:
+        print(f"{reported['shown']:.1f} s until what is wrong first is shown")
     print(f"{reported['clock']:.1f} s ({reported['processors']:.1f} s of all processors); "
           f"{first['clock']:.1f} s where the reference had to be recorded")  # fmt: skip
     for part, clock in reported["parts"].items():
@@ -89,18 +92,19 @@ def _run(command: list[str], folder: Path) -> dict[str, Any]:
     }
     settings = os.environ | places | {"HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     with tempfile.NamedTemporaryFile() as parts:
-        started, before = time.perf_counter(), _processors()
+        started, before, begun = time.perf_counter(), _processors(), time.time()
         done = subprocess.run(
             [sys.executable, "-m", "benchmarks.cause", _INSIDE, parts.name, *command],
             stdout=subprocess.PIPE, text=True, env=settings, check=False,
         )  # fmt: skip
         clock, processors = time.perf_counter() - started, _processors() - before
         found = json.loads(done.stdout)
-        causes = found["causes"]
+        causes, heard = found["causes"], json.loads(parts.read())
+        shown = heard["shown"] and heard["shown"] - begun
         return {
-            "clock": clock, "processors": processors, "verdict": found["verdict"],
+            "shown": shown, "clock": clock, "processors": processors, "verdict": found["verdict"],
             "cause": f"{causes[0]['place']}: {causes[0]['text']}" if causes else "no cause",
-            "parts": json.loads(parts.read()),
+            "parts": heard["parts"],
         }  # fmt: skip
 
 
@@ -114,6 +118,7 @@ def _inside(parts: Path, command: list[str]) -> int:
     from lockstep.workbench.cli.main import run
 
     seconds: dict[str, float] = dict.fromkeys(PARTS, 0.0)
+    shown: list[float] = []
     with ExitStack() as stack:
         for part, names in PARTS.items():
             for name in names:
@@ -121,8 +126,10 @@ def _inside(parts: Path, command: list[str]) -> int:
                 owner = pkgutil.resolve_name(module)
                 timed = _timed(getattr(owner, attribute), part, seconds)
                 stack.enter_context(mock.patch.object(owner, attribute, timed))
+        hear = mock.patch("lockstep.workbench.cli.progress.Status.found")
+        stack.enter_context(hear).side_effect = lambda text: shown.append(time.time())
         code = run(command)
-    parts.write_text(json.dumps(seconds))
+    parts.write_text(json.dumps({"parts": seconds, "shown": shown[0] if shown else None}))
     return code
 
 

@@ -120,16 +120,18 @@ def check(
     rules: Mapping[str, str] | None = None,
     model: OpenedModel | None = None,
     progress: Progress = lambda what, done, of: None,
+    found: Callable[[str], None] = lambda text: None,
     spare: Path | None = None,
 ) -> CheckResult:
     """Run `inferior` under `rules` (None: those in force) on the reference's ids, record to `path`, and judge.
 
-    A session at `path` is replaced; with `model` it knows the model's name. The inferior is left at the end of a
+    A session at `path` is replaced; with `model` it knows the model's name. `found` takes what is wrong first, once
+    that is known. The inferior is left at the end of a
     run, unrecorded. Where `path` cannot be written the run is recorded to `spare` for the verdict's sake, and the
     result's `lost` states why; without one `SessionWriteError` is raised.
     """
     in_force = dict(inferior.rules if rules is None else rules)
-    run = ForcedRun(inferior, reference, path, in_force, model, progress, spare=spare)
+    run = ForcedRun(inferior, reference, path, in_force, model, progress, found, spare=spare)
     return replace(check_run(run, reference), lost=run.lost)
 
 
@@ -143,6 +145,7 @@ class ForcedRun:
     rules: Mapping[str, str]
     model: OpenedModel | None = None
     progress: Progress = lambda what, done, of: None
+    found: Callable[[str], None] = lambda text: None
     branch: int = 0
     spare: Path | None = None
     lost: str = ""

@@ -37,6 +37,7 @@ from lockstep.workbench.checking.untapped import FUSED_PATH, UNTAPPED, failure_o
 from lockstep.workbench.checking.verdicts import summary, verdict_rows
 from lockstep.workbench.diagnosis.by_statistics import MovedTap
 from lockstep.workbench.diagnosis.diagnose import diagnose
+from lockstep.workbench.diagnosis.findings import first_explained
 from lockstep.workbench.diagnosis.judgement import Judgement
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
@@ -98,6 +99,11 @@ class CheckedRun(Protocol):
     @property
     def progress(self) -> Progress:
         """Takes how far the comparison has come; what it raises ends it."""
+        ...
+
+    @property
+    def found(self) -> Callable[[str], None]:
+        """Takes what is wrong first, as soon as that is known."""
         ...
 
     def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
@@ -164,7 +170,7 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         judging()
         with reference_judge(sides, facts, run.checkpoint, judging, _worth_a_process(engine)) as judge:
             run.progress("naming causes", 0, 0)
-            found = diagnose(engine, facts, golden=golden, floor=floor)
+            found = diagnose(engine, facts, golden=golden, floor=floor, report=first_explained(run.found))
             judgement, untapped = _judged(run, judge, engine, golden, bool(found.wrong))
         judgement, found = agreed(judgement, found)
         judgement = excused(judgement, found, contradiction(golden, floor))

@@ -28,6 +28,7 @@ from lockstep.workbench.demo.checkpoints import demo_path
 from lockstep.workbench.diagnosis.by_statistics import MovedTap, first_moved
 from lockstep.workbench.diagnosis.cache_causes import unknown_rows, with_cache_causes
 from lockstep.workbench.diagnosis.diagnose import Explanation, diagnose
+from lockstep.workbench.diagnosis.findings import first_explained
 from lockstep.workbench.diagnosis.judgement import DiagnosisError, Judgement, TapVerdict
 from lockstep.workbench.diagnosis.measure import Recordings
 from lockstep.workbench.diagnosis.naming import named
@@ -69,13 +70,14 @@ def diagnose_recording(
     progress: Counted = lambda done, of: None,
     warn: Callable[[str], None] = lambda text: None,
     report: Callable[[str], None] = lambda text: None,
+    found_first: Callable[[str], None] = lambda text: None,
 ) -> CheckResult:
     """Judge and explain a branch of a recording of `checkpoint`; `golden` and `floor` as in `Reference`.
 
     Without a golden session a reference by transformers is recorded on its tokens, unless `record` is False: then
     operations are judged on their own inputs alone. `seconds` and `reproducing` as in `diagnose`; `report` hears what
-    is done now. DiagnosisError where the recording holds too little to judge; CheckpointError and ConfigError from the
-    checkpoint.
+    is done now, `found_first` what is wrong first, once that is known. DiagnosisError where the recording holds too
+    little to judge; CheckpointError and ConfigError from the checkpoint.
     """
     facts = Facts.of(checkpoint, session.meta.config.dtype or "float32")
     if golden is None and record:
@@ -89,8 +91,9 @@ def diagnose_recording(
         rests = coverage(session, truth, branch=branch)
         report("judging each operation on its own inputs, and naming causes")
         found = diagnose(
-            session, facts, golden=truth, floor=noise, branch=branch, seconds=seconds, reproducing=reproducing
-        )
+            session, facts, golden=truth, floor=noise, branch=branch, seconds=seconds, reproducing=reproducing,
+            report=first_explained(found_first),
+        )  # fmt: skip
         found = replace(found, unjudged=(*found.unjudged, *unknown_rows(session)))
         if not found.judged and not found.ended and session.meta.foreign is None:
             raise DiagnosisError(

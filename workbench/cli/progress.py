@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
+from contextlib import suppress
 
+from lockstep.engine.text import printable
 from lockstep.workbench.cli.terminal import report_line
 from lockstep.workbench.library.listening import Listener
+
+#: Columns of a terminal that does not state how many it has.
+_USUAL = 80
 
 
 class Status(Listener):
@@ -27,8 +33,13 @@ class Status(Listener):
         self._write("")
 
     def report(self, text: str) -> None:
-        """Show `text` until the next."""
-        self._write(f"lockstep: {text}…")
+        """Show `text` until the next, as much of it as one line has room for."""
+        self._write(printable(f"lockstep: {text}…", _columns() - 1))
+
+    def found(self, text: str) -> None:
+        """Print a line that stays, for who waits for the verdict."""
+        if self._shown:
+            self.note(f"so far: {text}")
 
     def note(self, text: str) -> None:
         """Print a line that stays."""
@@ -48,3 +59,10 @@ class Status(Listener):
             with self._lock:
                 sys.stderr.write(f"\r\x1b[2K{text}")
                 sys.stderr.flush()
+
+
+def _columns() -> int:
+    """Those of the terminal behind stderr: a longer line would wrap, and its beginning could not be written over."""
+    with suppress(OSError, ValueError):
+        return os.get_terminal_size(sys.stderr.fileno()).columns or _USUAL
+    return _USUAL

@@ -15,7 +15,7 @@ from lockstep.sessions.session import Session
 from lockstep.workbench.diagnosis.causes import Extent, causes_of, taps_in_words
 from lockstep.workbench.diagnosis.consequences import folded, misshapen_by_input
 from lockstep.workbench.diagnosis.effects import Effect, harmless
-from lockstep.workbench.diagnosis.findings import Survey, WrongOperation, survey
+from lockstep.workbench.diagnosis.findings import Found, Survey, WrongOperation, survey
 from lockstep.workbench.diagnosis.greedy_choice import WrongChoices, wrong_choices
 from lockstep.workbench.diagnosis.injection.reproduction import AT_LEAST, proved, reproduce
 from lockstep.workbench.diagnosis.merging import FindingGroup, groups
@@ -68,14 +68,16 @@ def diagnose(
     branch: int = 0,
     seconds: float = SEARCH_SECONDS,
     reproducing: bool | None = False,
+    report: Found = lambda finding: None,
 ) -> Explanation:
     """Explain the engine's `branch`. `facts` are of the checkpoint at the dtype that the engine declares; `golden`,
     where there is one, gives the positions of the tokens; `floor`, the reference at that dtype, what it cannot
-    hold. `reproducing`: the causes are put into the reference; None: unless that takes longer than naming them did."""
+    hold. `reproducing`: the causes are put into the reference; None: unless that takes longer than naming them did.
+    `report` hears of each operation that differs when it is found: whether that has an effect is known at the end."""
     truth = None if golden is None else Recording(golden)
     taps = RecordedTaps(Recording(engine, branch), truth)
     time = SearchTime(seconds)
-    seen = survey(sites(taps, facts), taps, time)
+    seen = survey(sites(taps, facts), taps, time, report)
     restored = None if seen.ended else _restored(taps, facts, {finding.tap for finding in seen.findings})
     if restored is not None:
         taps = restored.taps

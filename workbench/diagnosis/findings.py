@@ -7,7 +7,7 @@ none that only inherits an error is among them.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -96,8 +96,28 @@ class Survey:
     ended: str = ""
 
 
+#: Hears of an operation that is wrong as soon as it is found.
+Found = Callable[[WrongOperation], None]
+
+
+def first_explained(report: Callable[[str], None]) -> Found:
+    """Reports the first operation of which it is found what ran instead: "layers.0.attn.q_proj: … is not added"."""
+    reported = False
+
+    def found(finding: WrongOperation) -> None:
+        nonlocal reported
+        if finding.accepted and not reported:
+            reported = True
+            report(f"{finding.tap}: {finding.accepted[0].text}")
+
+    return found
+
+
 def survey(
-    operations: Iterable[Site | Unjudged], taps: RecordedTaps, time: SearchTime | None = None
+    operations: Iterable[Site | Unjudged],
+    taps: RecordedTaps,
+    time: SearchTime | None = None,
+    report: Found = lambda finding: None,
 ) -> Survey:
     """What is wrong among operations of a recording, and why, as far as there is time."""
     order = {tap.name: number for number, tap in enumerate(taps.recording.session.taps)}
@@ -113,6 +133,7 @@ def survey(
             judged[site.tap] = judged.get(site.tap, 0) + len(site.ranks)
             if deviation is not None:
                 found.append(_finding(site, deviation, order[site.tap], search))
+                report(found[-1])
     except (SearchEnded, LimitExceeded) as error:
         ended, reached = str(error), {*judged, *(one.tap for one in unjudged)}
         left = [tap for tap in order if tap not in reached and taps.captured(tap) and is_known(tap)]

@@ -113,6 +113,7 @@ class ModelToCheck:
             rules=self.faults,
             model=self.opened,
             progress=listener.count,
+            found=listener.found,
             spare=spare,
         )
 

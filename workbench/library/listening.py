@@ -15,6 +15,9 @@ class Listener:
     def clear(self) -> None:
         """What was being done is over."""
 
+    def found(self, text: str) -> None:
+        """What is wrong first, as far as is known by now: the verdict takes longer."""
+
     def note(self, text: str) -> None:
         """Something to be known in any case."""
 
@@ -40,6 +43,10 @@ class Warned(Listener):
     def clear(self) -> None:
         """Pass it on."""
         self._listener.clear()
+
+    def found(self, text: str) -> None:
+        """Pass it on."""
+        self._listener.found(text)
 
     def note(self, text: str) -> None:
         """Pass it on."""

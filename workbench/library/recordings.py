@@ -40,5 +40,6 @@ def judged_recording(
         return diagnose_recording(
             session, checkpoint, branch=branch, golden=None if golden is None else find_session(golden),
             record=reference, device=device, seconds=seconds, reproducing=reproducing, warn=listener.warn,
-            report=listener.report, progress=lambda done, of: listener.count("reference", done, of),
+            report=listener.report, found_first=listener.found,
+            progress=lambda done, of: listener.count("reference", done, of),
         )  # fmt: skip

@@ -19,18 +19,25 @@ from lockstep.workbench.library.judging import ids_of, words_of
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.library.safe_html import Shown
 
+FOUND = "what is wrong first"
+FIRST = "layers.0.attn.q_proj: model.layers.0.self_attn.q_proj.bias is not added"
 HOSTILE = "<script>alert(1)</script>\x1b[2J"
 
 
 class Heard(lockstep.Listener):
     def __init__(self) -> None:
         self.lines: list[str] = []
+        self.wrong: list[str] = []  # and after how many lines
 
     def report(self, text: str) -> None:
         self.lines.append(text)
 
     def count(self, what: str, done: int, of: int) -> None:
         self.lines.append(what)
+
+    def found(self, text: str) -> None:
+        self.wrong.append(text)
+        self.lines.append(FOUND)
 
 
 @pytest.fixture(scope="module")
@@ -95,6 +102,8 @@ def test_progress_is_heard_and_nothing_is_printed(
     heard: Heard, wrong: lockstep.Verdict, model: Path, capfd: Any
 ) -> None:
     assert {"starting 1 rank", "golden reference", "judging every tap"} <= set(heard.lines)
+    assert heard.wrong == [FIRST]
+    assert heard.lines.index(FOUND) < heard.lines.index("engine on golden inputs, float32, tp=1"), "at once"
     found = lockstep.check(model, ids=[[5, 6, 7]], steps=1)
     assert found, str(found)
     assert found.ledger == ()
@@ -113,9 +122,10 @@ def test_a_recording_is_diagnosed(wrong: lockstep.Verdict, model: Path, tmp_path
         assert found.causes[0].fault == "load_bias=false"
         assert found.session == wrong.session
     assert heard.lines == [
-        "reading run.session", "judging each operation on its own inputs, and naming causes",
+        "reading run.session", "judging each operation on its own inputs, and naming causes", FOUND,
         "comparing with the reference",
     ], "no part of it is silent"  # fmt: skip
+    assert heard.wrong == [FIRST]
     with lockstep.open(tmp_path / "judged.session") as judged:
         assert judged.judgement == found.event
     words = ["diagnose", str(wrong.session), "--model", str(model), "--golden", str(wrong.golden), "--json"]

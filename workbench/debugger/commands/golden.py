@@ -119,6 +119,10 @@ class BranchRun:
         self.debugger.interrupts.check()
         self.debugger.events(ProgressEvent(what, done, of))
 
+    def found(self, text: str) -> None:
+        """Report it while what it is found by goes on."""
+        self.debugger.events(ProgressEvent(f"so far {text}", 0, 0))
+
     def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
         """What `capture` asks for, as a session of its own."""
         engine, config = self.debugger.engine, self.debugger.engine.inferior.config

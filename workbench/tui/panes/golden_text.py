@@ -19,6 +19,8 @@ from lockstep.workbench.words.plain_text import plural
 _LEAST = 1e-9
 #: Cells of a bar of progress.
 _BAR = 12
+#: Cells up to which what the parts are called moves all figures: one may quote a cause.
+_WIDEST = 40
 
 
 def progress_lines(stages: Sequence[CommandStage]) -> list[TextLine]:
@@ -27,7 +29,7 @@ def progress_lines(stages: Sequence[CommandStage]) -> list[TextLine]:
         ("comparing with the golden reference", "strong"),
         (f"   {sum(stage.seconds for stage in stages):.0f} s   ctrl+c interrupts", "quiet"),
     ]
-    width = max(len(stage.what) for stage in stages)
+    width = min(_WIDEST, max(len(stage.what) for stage in stages))
     return [head, [], *(_stage(stage, width, stage is stages[-1]) for stage in stages), []]
 
 

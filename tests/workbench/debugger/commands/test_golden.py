@@ -29,7 +29,11 @@ LEDGER = (
 def test_every_faulty_operation_is_reported_live_and_in_a_replay(live: Live) -> None:
     debugger = live(tp=2, rules=RULES, prompts=PROMPTS)
     debugger.execute("next 3")
+    heard: list[str] = []
+    debugger.events = lambda event: heard.append(event.what) if isinstance(event, ProgressEvent) else None
     reported = debugger.execute("golden")
+    found = heard.index("so far layers.0.attn.q_proj: model.layers.0.self_attn.q_proj.bias is not added")
+    assert found < heard.index("engine without taps, float32, tp=2"), "before the verdict"
     first, *rest = reported.to_text().splitlines()
     assert first.startswith("golden: diverged over 3 steps; first divergence layers.0.attn.q_proj at step 0")
     assert rest[0] == LEDGER
