@@ -129,9 +129,9 @@ def _start(
 
 
 def _process(spec: RankSpec, program: str) -> tuple[subprocess.Popen[bytes], IO[bytes]]:
-    """The process of a rank, and what it prints: the one that stands by for an engine of one, else a new one."""
+    """The process of a rank, and what it prints: one that stands by, else a new one."""
     described, given = msgspec.json.encode(spec), (spec.socket_fd, spec.board_fd, spec.lifeline_fd)
-    waiting = standby.take(program, spec.threads) if spec.size == 1 else None
+    waiting = standby.take(program, spec.threads)
     if waiting is not None and waiting.become(described, given):
         return waiting.process, waiting.output
     output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank

@@ -1,5 +1,6 @@
-"""A rank that is started before its host knows what it is to be: it imports torch, most of the wait for a first token,
-while the host reads its command line and the checkpoint. Torch-free, and light: it is what a host imports first."""
+"""Ranks that are started before their host knows what they are to be: they import torch, most of the wait for a first
+token, while the host reads its command line and the checkpoint. Torch-free, and light: it is what a host imports
+first."""
 
 from __future__ import annotations
 
@@ -54,9 +55,19 @@ _standing: list[Standby] = []
 
 
 @contextmanager
-def standing_by(program: str, threads: int) -> Iterator[None]:
-    """Within the block one rank of `python -m program` stands by, for an engine of one rank with so many threads. Where
-    no process can be started now, none does: the engine reports it when it starts its own."""
+def standing_by(program: str, threads: int, ranks: int = 1) -> Iterator[None]:
+    """Within the block so many ranks of `python -m program` stand by, for an engine whose ranks have so many threads.
+    Where no process can be started now, none does: the engine reports it when it starts its own."""
+    try:
+        for _ in range(ranks):
+            _stand_by(program, threads)
+        yield
+    finally:
+        while _standing:
+            _standing.pop().dismiss()
+
+
+def _stand_by(program: str, threads: int) -> None:
     ours, theirs = socket.socketpair()
     output = tempfile.TemporaryFile(prefix="lockstep-rank-")  # noqa: SIM115 - lives as long as the rank
     try:
@@ -70,11 +81,6 @@ def standing_by(program: str, threads: int) -> Iterator[None]:
         output.close()
     finally:
         theirs.close()
-    try:
-        yield
-    finally:
-        while _standing:
-            _standing.pop().dismiss()
 
 
 def rank_settings(threads: int) -> dict[str, str]:
@@ -83,7 +89,7 @@ def rank_settings(threads: int) -> dict[str, str]:
 
 
 def take(program: str, threads: int) -> Standby | None:
-    """The rank that stands by, if it was started as this one would be."""
+    """One that stands by, if it was started as this one would be."""
     if _standing and (_standing[0].program, _standing[0].threads) == (program, threads):
         return _standing.pop()
     return None

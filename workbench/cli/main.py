@@ -41,20 +41,24 @@ def run(arguments: list[str]) -> int:
 
 
 def _command(words: list[str]) -> int:
-    with _rank_standing_by(words):
+    with _ranks_standing_by(words):
         return _invoked(words)
 
 
-def _rank_standing_by(words: list[str]) -> contextlib.AbstractContextManager[None]:
-    """The rank of a command that starts an engine of one at once, while the command itself is imported and read."""
-    starts = words[:1] and words[0] in _OF_AN_ENGINE and not any(word.startswith(_NO_RANK) for word in words)
-    if not starts or set(re.findall(r"--[te]p[ =](\S+)", " ".join(words))) - {"1"}:
+def _ranks_standing_by(words: list[str]) -> contextlib.AbstractContextManager[None]:
+    """The ranks of a command that starts an engine, started while the command itself is imported and read: as many as
+    there are cores at most, as more would keep it from that."""
+    command, target = [*words, "", ""][:2]
+    none = any(word.startswith(_NO_RANK) for word in words) or target.endswith(".session")  # a recording
+    asked = re.findall(r"--tp[ =](\S+)", " ".join(words)) or ["1"]
+    if none or command not in _OF_AN_ENGINE or re.fullmatch("[1-9][0-9]{0,3}", asked[-1]) is None:
         return contextlib.nullcontext()
-    from lockstep.engine.machine import default_threads
+    from lockstep.engine.machine import default_threads, usable_cores
     from lockstep.engine.ranks.standby import standing_by
     from lockstep.workbench.inferior.rank_program import RANK_PROGRAM
 
-    return standing_by(RANK_PROGRAM, default_threads())
+    ranks = int(asked[-1])
+    return standing_by(RANK_PROGRAM, default_threads(ranks), min(ranks, usable_cores()))
 
 
 def _invoked(words: list[str]) -> int:

@@ -1,4 +1,4 @@
-"""A rank that was started before its engine: taken by the engine that it fits, and left behind by nobody."""
+"""Ranks that were started before their engine: taken by the engine that they fit, and left behind by nobody."""
 
 from __future__ import annotations
 
@@ -49,9 +49,19 @@ def test_an_engine_of_one_rank_takes_the_one_that_stands_by() -> None:
 def test_what_it_does_not_fit_starts_its_own_and_it_ends_with_the_block() -> None:
     with standby.standing_by(PROGRAM, 1):
         pid = _waiting().process.pid
-        with _engine(threads=2) as other, _engine(tp=2) as several:
-            assert pid not in (*other.pids, *several.pids)
+        with _engine(threads=2) as other:
+            assert pid not in other.pids
     assert not still_running([pid])
+
+
+def test_an_engine_of_several_takes_as_many_as_there_are_and_starts_the_others() -> None:
+    with standby.standing_by(PROGRAM, 1, ranks=2):
+        waiting = {one.process.pid for one in standby._standing}
+        assert len(waiting) == 2
+        with _engine(tp=3) as client:
+            assert waiting < set(client.pids)
+            client.call(Ping())
+    assert not still_running(waiting)
 
 
 def test_an_engine_whose_standing_rank_has_died_starts_another() -> None:
