@@ -174,7 +174,7 @@ class Decoder:
             batch_invariant=config.batch_invariant,
             many=config.for_many,
         )
-        #: Whether passes of a row or two have kernels of their own, which are worth loading.
+        #: Whether decode steps of few sequences have kernels of their own, which are worth loading.
         self._reads_rows = (
             self._store.in_float32
             and not (self._store.kept or self._store.for_many)
@@ -403,8 +403,9 @@ class Decoder:
 
     def reading(self, batch: Batch) -> AbstractContextManager[None]:
         """Within the block a pass of the batch is made, and what follows from it chosen."""
-        few = len(batch.ids) <= products.FEW
-        if not few or not self._reads_rows or max(span.kv_len for span in batch.spans) > products.LONGEST:
+        few = len(batch.ids) <= products.FEW and max(span.kv_len for span in batch.spans) <= products.LONGEST
+        goes_on = all(span.kv_len > span.stop - span.start for span in batch.spans)
+        if not (few and goes_on and self._reads_rows):
             return nullcontext()
         return products.reading()
 

@@ -1,1 +1,1 @@
-"""Decode steps of a row or two in float32 on a CPU: products that read their matrices once, and what stands between."""
+"""Decode steps of few sequences in float32 on a CPU: products that read each matrix once, and what stands between."""

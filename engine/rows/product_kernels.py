@@ -72,15 +72,28 @@ def pause(typing):
 
 @njit(**OPTIONS)
 def dots(x, matrix, out, first, last):
-    """x [T, columns], matrix [rows, columns] -> out [T, rows], of rows `first` to `last`."""
+    """x [T, columns], matrix [rows, columns] -> out [T, rows], of rows `first` to `last`.
+
+    Four rows at a time, from the four quarters: a core reads several streams faster than one, as what it fetches ahead
+    ends with each page of memory. The last row stands in for those that a quarter lacks.
+    """
     tokens, columns = x.shape
-    for row in range(first, last):
-        weights = matrix[row]
+    quarter = (last - first + 3) // 4
+    for row in range(first, first + quarter):
+        second, third = min(row + quarter, last - 1), min(row + 2 * quarter, last - 1)
+        fourth = min(row + 3 * quarter, last - 1)
+        a, b, c, d = matrix[row], matrix[second], matrix[third], matrix[fourth]
         for token in range(tokens):
-            values, total = x[token], np.float32(0.0)
+            values = x[token]
+            of_a = of_b = of_c = of_d = np.float32(0.0)
             for column in range(columns):
-                total += weights[column] * values[column]
-            out[token, row] = total
+                value = values[column]
+                of_a += a[column] * value
+                of_b += b[column] * value
+                of_c += c[column] * value
+                of_d += d[column] * value
+            out[token, row], out[token, second] = of_a, of_b
+            out[token, third], out[token, fourth] = of_c, of_d
 
 
 @njit(**OPTIONS)

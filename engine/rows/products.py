@@ -1,4 +1,4 @@
-"""Products of a few rows with a large matrix, in float32 on a CPU, which take as long as reading the matrix.
+"""Products of few tokens with a large matrix, in float32 on a CPU, which take about as long as reading the matrix.
 
 Libraries share a product out in equal parts and wait for the slowest thread, a hundred times a token; here the threads
 take small chunks of it from a board, and those that help stay awake between products. Each element is one sum over the
@@ -21,14 +21,14 @@ from torch import Tensor
 from lockstep.engine.compiled import kernels
 from lockstep.engine.text import first_line
 
-#: Up to so many rows are multiplied here: of more, sums take longer than reading.
-FEW = 2
+#: Up to so many tokens are multiplied here, as many as an engine for few sequences decodes at once.
+FEW = 8
 #: Rows of its cache up to which a pass is bound by reading matrices: of more, attention needs torch's threads.
 LONGEST = 2048
 #: Elements of a decoder's feed-forward matrices that are worth loading the kernels.
 WORTH = 1 << 26
 #: Bytes of the matrix that a thread takes at a time, about.
-CHUNK = 1 << 16
+CHUNK = 1 << 17
 #: How often a thread that helps looks for the next product before it sleeps: for some milliseconds.
 PATIENCE = 1 << 17
 _KERNELS = "lockstep.engine.rows.product_kernels"
@@ -36,7 +36,7 @@ _KERNELS = "lockstep.engine.rows.product_kernels"
 
 @contextmanager
 def reading() -> Iterator[None]:
-    """Within the block products of a row or two are made here, on as many threads as torch has. Torch's own, which stay
+    """Within the block products of few tokens are made here, on as many threads as torch has. Torch's own, which stay
     awake for a while after each operation and would take the cores from those here, get nothing to do meanwhile."""
     if refusal() is not None:
         yield

@@ -29,7 +29,7 @@ def two_threads() -> object:
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("tokens", [1, 2])
+@pytest.mark.parametrize("tokens", [1, 2, products.FEW])
 @pytest.mark.parametrize(("rows", "columns"), [(1, 1), (7, 33), (1, 5000), (3001, 96), (896, 4864)])
 def test_a_product_is_that_of_float64(rows: int, columns: int, tokens: int) -> None:
     x, matrix = torch.randn(tokens, columns), torch.randn(rows, columns)
@@ -46,7 +46,7 @@ def test_a_product_is_that_of_float64(rows: int, columns: int, tokens: int) -> N
 def test_bits_depend_on_no_thread_no_chunk_no_shard_and_no_other_row(
     threads: int, chunk: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    x, matrix = torch.randn(2, 896), torch.randn(1000, 896)
+    x, matrix = torch.randn(products.FEW, 896), torch.randn(1000, 896)
     with products.reading():
         whole = products.product(x, matrix)
     monkeypatch.setattr(products, "CHUNK", chunk)
@@ -71,7 +71,7 @@ def test_threads_that_come_and_go_lose_no_chunk(monkeypatch: pytest.MonkeyPatch)
 
 
 def test_what_is_not_for_the_kernels_is_left_to_torch() -> None:
-    x, matrix = torch.randn(3, 40), torch.randn(50, 40)
+    x, matrix = torch.randn(products.FEW + 1, 40), torch.randn(50, 40)
     assert products.product(x[:1], matrix) is None  # outside
     with products.reading():
         assert products.product(x, matrix) is None
@@ -119,6 +119,7 @@ def test_a_wrong_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def made(monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, ...]]:
     """The shapes of the products that were made."""
+    products.refusal()  # makes one of its own, once
     right, found = products._Crew.product, list[tuple[int, ...]]()
 
     def product(self: object, x: torch.Tensor, matrix: torch.Tensor) -> torch.Tensor:
