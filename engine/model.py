@@ -403,11 +403,12 @@ class Decoder:
 
     def reading(self, batch: Batch) -> AbstractContextManager[None]:
         """Within the block a pass of the batch is made, and what follows from it chosen."""
-        few = len(batch.ids) <= products.FEW and max(span.kv_len for span in batch.spans) <= products.LONGEST
         goes_on = all(span.kv_len > span.stop - span.start for span in batch.spans)
-        if not (few and goes_on and self._reads_rows):
+        if not self._reads_rows or not goes_on or len(batch.ids) > products.FEW:
             return nullcontext()
-        return products.reading()
+        return (
+            products.reading() if products.is_short([span.kv_len for span in batch.spans]) else nullcontext()
+        )
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""

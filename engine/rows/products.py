@@ -8,7 +8,7 @@ first token after a prompt: importing numba takes half a second, which the first
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from functools import cache
@@ -23,8 +23,9 @@ from lockstep.engine.text import first_line
 
 #: Up to so many tokens are multiplied here, as many as an engine for few sequences decodes at once.
 FEW = 8
-#: Rows of its cache up to which a pass is bound by reading matrices: of more, attention needs torch's threads.
-LONGEST = 2048
+#: Rows of its cache up to which a pass is bound by reading matrices: of more, attention needs torch's threads. And of
+#: all sequences, times the threads that it could have: eight of 1,000 rows are worth it on two.
+LONGEST, ALL_ROWS = 2048, 1 << 14
 #: Elements of a decoder's feed-forward matrices that are worth loading the kernels.
 WORTH = 1 << 26
 #: Bytes of the matrix that a thread takes at a time, about.
@@ -49,6 +50,12 @@ def reading() -> Iterator[None]:
     finally:
         torch.set_num_threads(threads)
         _CREW.reset(token)
+
+
+def is_short(rows: Sequence[int]) -> bool:
+    """Whether attention over so many rows of each sequence takes little beside the matrices, on one thread."""
+    total = sum(rows)
+    return max(rows) <= LONGEST and (total <= LONGEST or total * torch.get_num_threads() <= ALL_ROWS)
 
 
 def is_reading() -> bool:

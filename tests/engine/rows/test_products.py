@@ -109,6 +109,21 @@ def test_without_numba_torch_makes_them(monkeypatch: pytest.MonkeyPatch) -> None
         assert (torch.get_num_threads(), products.is_reading()) == (2, False)
 
 
+@pytest.mark.parametrize(
+    ("rows", "threads", "short"),
+    [
+        ([2048], 16, True),
+        ([2049], 1, False),
+        ([1000] * 8, 2, True),
+        ([1000] * 8, 3, False),
+        ([256] * 8, 64, True),
+    ],
+)
+def test_attention_on_one_thread_is_for_short_caches(rows: list[int], threads: int, short: bool) -> None:
+    torch.set_num_threads(threads)
+    assert products.is_short(rows) is short
+
+
 def test_a_wrong_kernel_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
     right = products._Crew.product
     monkeypatch.setattr(products._Crew, "product", lambda self, x, matrix: right(self, x, matrix) + 1e-2)
