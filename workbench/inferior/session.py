@@ -11,7 +11,7 @@ from msgspec import convert
 from msgspec.structs import replace
 
 from lockstep.sessions import SessionError, SessionWriter
-from lockstep.sessions.format import files
+from lockstep.sessions.format import database, files
 from lockstep.sessions.meta import CaptureMeta, ConfigMeta, ModelMeta, SamplingMeta, SequenceMeta, SessionMeta
 from lockstep.sessions.recording_file import identity
 from lockstep.workbench.inferior.identity import checkpoint_digest, versions
@@ -53,12 +53,14 @@ def create_session(
 def fold_recordings() -> list[tuple[Path, int]]:
     """Close what this process still records. Returns the sessions that it leaves, and each one's last step."""
     for path, writer in _WRITERS.items():
-        with contextlib.suppress(SessionError):  # a full disk keeps the log beside the file
+        with contextlib.suppress(SessionError, *database.ERRORS):  # a full disk keeps the log beside the file
             if writer is not None:
                 writer.close()
+            gc.collect()  # what a signal has cut short may still have it open
             if any(map(files.exists, files.companions(path))):
-                gc.collect()  # what a signal has cut short may still have it open
                 SessionWriter.reopen(path).close()
+            elif writer is None and files.exists(path):  # SQLite has removed the log, not what asks for it
+                database.mark_closed(path)
     return last_steps(list(_WRITERS))
 
 
