@@ -403,12 +403,15 @@ class Decoder:
 
     def reading(self, batch: Batch) -> AbstractContextManager[None]:
         """Within the block a pass of the batch is made, and what follows from it chosen."""
-        goes_on = all(span.kv_len > span.stop - span.start for span in batch.spans)
-        if not self._reads_rows or not goes_on or len(batch.ids) > products.FEW:
-            return nullcontext()
-        return (
-            products.reading() if products.is_short([span.kv_len for span in batch.spans]) else nullcontext()
+        bound_by_reading = (
+            self._reads_rows
+            and len(batch.ids) <= products.FEW
+            and all(
+                span.kv_len > span.stop - span.start for span in batch.spans
+            )  # none begins: see `products`
+            and products.is_short([span.kv_len for span in batch.spans])
         )
+        return products.reading() if bound_by_reading else nullcontext()
 
     def forward(self, batch: Batch, pool: KVPool) -> Tensor:
         """This rank's logits [S, V / tp] of each sequence's last row."""

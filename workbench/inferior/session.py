@@ -56,8 +56,8 @@ def fold_recordings() -> list[tuple[Path, int]]:
         with contextlib.suppress(SessionError, *database.ERRORS):  # a full disk keeps the log beside the file
             if writer is not None:
                 writer.close()
-            gc.collect()  # what a signal has cut short may still have it open
             if any(map(files.exists, files.companions(path))):
+                gc.collect()  # what a signal has cut short may still have it open
                 SessionWriter.reopen(path).close()
             elif writer is None and files.exists(path):  # SQLite has removed the log, not what asks for it
                 database.mark_closed(path)

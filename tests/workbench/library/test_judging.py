@@ -27,7 +27,7 @@ HOSTILE = "<script>alert(1)</script>\x1b[2J"
 class Heard(lockstep.Listener):
     def __init__(self) -> None:
         self.lines: list[str] = []
-        self.wrong: list[str] = []  # and after how many lines
+        self.wrong: list[str] = []
 
     def report(self, text: str) -> None:
         self.lines.append(text)
