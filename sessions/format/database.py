@@ -93,8 +93,18 @@ def connect_writer(path: Path) -> sqlite3.Connection:
             connection.execute(f"PRAGMA {pragma}")
         _check(connection, path)
         _check_length(connection, path)
-        if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
-            connection.execute("PRAGMA journal_mode = MEMORY")  # for the header's change; see `fold`
+        _use_log(connection)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def _use_log(connection: sqlite3.Connection) -> None:
+    """Put the file in log mode, or leave it as one that asks for no log: closing would remove that alone."""
+    if connection.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        connection.execute("PRAGMA journal_mode = MEMORY")  # for the header's change; see `fold`
+    try:
         connection.execute("PRAGMA journal_mode = WAL")
         # A kill loses nothing that was committed; a power cut may lose the last commits, never the file.
         connection.execute("PRAGMA synchronous = NORMAL")
@@ -106,9 +116,9 @@ def connect_writer(path: Path) -> sqlite3.Connection:
             log_owner.renew(connection)
             empty_log(connection)
     except BaseException:
-        connection.close()
+        with suppress(sqlite3.Error):
+            fold(connection)
         raise
-    return connection
 
 
 def create_file(path: Path, first: Mapping[str, Iterable[rows.Row]]) -> None:

@@ -17,7 +17,7 @@ import pytest
 from lockstep.sessions import Session, SessionError, SessionWriteError, SessionWriter
 from lockstep.sessions.compact import compact
 from lockstep.sessions.copy import copy
-from lockstep.sessions.format import files, mark
+from lockstep.sessions.format import files, log_owner, mark
 from lockstep.sessions.state import state_of
 from lockstep.sessions.verify import verify
 from tests.sessions.samples import create, record, write
@@ -115,6 +115,25 @@ def test_a_writer_killed_just_after_its_log_was_cut_has_not_closed_its_session(t
         assert verify(one) == []
         with Session.open(one) as session:
             assert state_of(session) == "closed"
+
+
+def test_a_signal_while_a_closed_session_is_opened_for_writing_leaves_it_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    path = tmp_path / "kept.session"
+    with create(path) as writer:
+        for step in range(3):
+            writer.step(0, record(step))
+    with monkeypatch.context() as patched:
+        patched.setattr(log_owner, "renew", interrupt)
+        with pytest.raises(KeyboardInterrupt):
+            SessionWriter.reopen(path)
+    assert verify(path) == []
+    with Session.open(path) as session:
+        assert (session.missing, list(session.steps())) == ("", [0, 1, 2])
 
 
 def limited(path: Path, limit: int) -> subprocess.CompletedProcess[str]:
