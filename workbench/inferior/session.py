@@ -59,7 +59,7 @@ def fold_recordings() -> list[tuple[Path, int]]:
             if any(map(files.exists, files.companions(path))):
                 gc.collect()  # what a signal has cut short may still have it open
                 SessionWriter.reopen(path).close()
-            elif writer is None and files.exists(path):  # SQLite has removed the log, not what asks for it
+            elif writer is None and files.exists(path):  # it was made, with the mark that somebody records it
                 database.mark_closed(path)
     return last_steps(list(_WRITERS))
 
