@@ -81,15 +81,16 @@ def _sessions() -> Path:
     return data_directory() / "sessions"
 
 
-def entries(directory: Path, names: str) -> dict[Path, os.stat_result]:
-    """What lies in a directory under names that match a glob, newest first, with what is known of it (of a link: of
-    itself). What vanishes meanwhile is left out; a directory that is not there has nothing. OSError where it cannot be
-    read."""
+def entries(directory: Path, *names: str) -> dict[Path, os.stat_result]:
+    """What lies in a directory under names that match one of the globs, newest first, with what is known of it (of a
+    link: of itself). What vanishes meanwhile is left out; a directory that is not there has nothing. OSError where it
+    cannot be read."""
     found = {}
     with suppress(FileNotFoundError):
-        for name in fnmatch.filter(os.listdir(directory), names):
-            with suppress(FileNotFoundError):
-                found[directory / name] = (directory / name).lstat()
+        for name in os.listdir(directory):
+            if any(fnmatch.fnmatch(name, one) for one in names):
+                with suppress(FileNotFoundError):
+                    found[directory / name] = (directory / name).lstat()
     return dict(sorted(found.items(), key=lambda item: item[1].st_mtime, reverse=True))
 
 

@@ -1,8 +1,8 @@
 """Golden sessions on disk, so that the same question is put to a reference only once (torch-free).
 
-One file a question, named by the hash of all that decides its answer. Files appear whole (written in a folder of the
-recorder's, then renamed); a damaged one is set aside and recorded again; the oldest go when the cache outgrows its
-limit.
+One file an answer, KEY-CONTENT.session: the hash of all that decides the answer, then that of the file, by which
+damage is found without reading what is in it. Files appear whole (written in a folder of the recorder's, then renamed);
+a damaged one is set aside and recorded again; the oldest go when the cache outgrows its limit.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ import msgspec
 
 from lockstep.engine.scratch import ScratchFolder, deliver
 from lockstep.engine.text import printable
-from lockstep.sessions import Session
 from lockstep.sessions.errors import SessionWriteError
 from lockstep.sessions.format import files
+from lockstep.sessions.format.schema import SCHEMA_VERSION
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.sessions.remove import remove
 from lockstep.sessions.verify import verify
@@ -39,7 +39,7 @@ from lockstep.workbench.references.request import GoldenRequest, ReferenceName
 Warn = Callable[[str], None]
 
 #: Raised whenever the recorder starts to write something else for the same question.
-FORMAT = 4
+FORMAT = 5
 
 #: What decides a reference's numbers, besides what is asked of it.
 PACKAGES: dict[ReferenceName, tuple[str, ...]] = {
@@ -50,8 +50,10 @@ PACKAGES: dict[ReferenceName, tuple[str, ...]] = {
 #: Damaged sessions that are kept.
 DAMAGED_KEPT = 3
 
-#: The names of cached sessions: a key each. What else is in a folder that the user named is not ours to remove.
-_NAMES = "[0-9a-f]" * 32 + ".session"
+#: The names of cached sessions: two hashes each (before FORMAT 5 one). What else is in a folder that the user named is
+#: not ours to remove.
+_HASH = "[0-9a-f]" * 32
+_NAMES = (f"{_HASH}-{_HASH}.session", f"{_HASH}.session")
 
 #: Bytes that the cache may hold; golden sessions keep every tensor of every tap.
 LIMIT_BYTES = 8 << 30
@@ -86,7 +88,7 @@ def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[Stamp]) 
         "model": None,  # where a checkpoint lies does not change what it computes
         "checkpoint": checkpoint,
         "stamps": stamps,
-        "format": FORMAT,
+        "format": [FORMAT, SCHEMA_VERSION],
         "versions": [version(package) for package in PACKAGES[request.reference]],
     }
     return hashlib.blake2b(json.dumps(question, sort_keys=True).encode(), digest_size=16).hexdigest()
@@ -94,18 +96,17 @@ def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[Stamp]) 
 
 def find(key: str, warn: Warn) -> Path | None:
     """The session of that key, None where there is none. One that is damaged is set aside, which `warn` reports."""
-    path = _path(key)
-    if not path.exists():
-        return None
-    if problem := _problem(path):
-        warn(
-            f"the cached golden reference {path.name} is damaged ({problem}): it is kept as "
-            f"{_set_aside(path).name} beside it, and recorded again"
-        )
-        return None
-    with contextlib.suppress(OSError):  # somebody else's, to be read only
-        os.utime(path)  # used now: the last to be pruned
-    return path
+    for path in entries(golden_directory(), f"{key}-*.session"):
+        if problem := _problem(path):
+            warn(
+                f"the cached golden reference {path.name} is damaged ({problem}): it is kept as "
+                f"{_set_aside(path).name} beside it, and recorded again"
+            )
+            continue
+        with contextlib.suppress(OSError):  # somebody else's, to be read only
+            os.utime(path)  # used now: the last to be pruned
+        return path
+    return None
 
 
 def folder() -> ScratchFolder:
@@ -115,20 +116,23 @@ def folder() -> ScratchFolder:
 
 def keep(key: str, recorded: Path) -> Path:
     """Put what was recorded in a `folder` under its key; returns where it lies now."""
-    path = _path(key)
+    path = golden_directory() / f"{key}-{_content_hash(recorded)}.session"
     deliver(recorded, path)
     prune(path.parent, keep=path, names=_NAMES)
     return path
 
 
-def _path(key: str) -> Path:
-    return golden_directory() / f"{key}.session"
+def _content_hash(file: Path) -> str:
+    with file.open("rb") as opened:  # many processors have instructions for this one
+        return hashlib.file_digest(opened, "sha256").hexdigest()[:32]
 
 
-def prune(directory: Path, *, keep: Path, limit: int = LIMIT_BYTES, names: str = "[!.]*.session") -> None:
-    """Delete the sessions (whose name matches the glob `names`) used longest ago until what is left fits in
+def prune(
+    directory: Path, *, keep: Path, limit: int = LIMIT_BYTES, names: Sequence[str] = ("[!.]*.session",)
+) -> None:
+    """Delete the sessions (whose name matches one of the globs `names`) used longest ago until what is left fits in
     `limit` bytes; `keep` always stays."""
-    found = entries(directory, names)
+    found = entries(directory, *names)
     files = {path: one for path, one in found.items() if path != keep and stat.S_ISREG(one.st_mode)}
     total = keep.stat().st_size + sum(one.st_size for one in files.values())
     for path, one in reversed(files.items()):
@@ -143,11 +147,15 @@ def prune(directory: Path, *, keep: Path, limit: int = LIMIT_BYTES, names: str =
 
 def _problem(path: Path) -> str:
     """What is wrong with a cached session; "" for nothing."""
-    found = verify(path, UNLIMITED)
-    if not found:
-        with Session.open(path, UNLIMITED) as session:
-            found = [] if session.steps(0) else ["it has no step"]
-    return printable(found[0].partition(". ")[0], 150) if found else ""  # without what to do about it
+    if any(map(files.exists, files.companions(path))):
+        return "somebody has written to it"
+    try:
+        if path.stem.endswith(_content_hash(path)):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
+    found = verify(path, UNLIMITED) or ["it is not what was recorded"]
+    return printable(found[0].partition(". ")[0], 150)  # without what to do about it
 
 
 def _set_aside(path: Path) -> Path:

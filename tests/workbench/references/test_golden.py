@@ -100,11 +100,12 @@ def test_both_references_come_from_one_process_and_then_from_the_cache(
         )
     changed.close()
     assert warned == []
-    assert again() == (golden_path, floor_path)
+    golden_again, floor_again = again()
+    assert golden_again == golden_path
     (stated,) = warned
     assert stated.startswith(f"the cached golden reference {floor_path.name} is damaged (")
     assert stated.endswith(f"): it is kept as {floor_path.stem}.damaged beside it, and recorded again")
-    with Session.open(floor_path) as session:
+    with Session.open(floor_again) as session:
         np.testing.assert_array_equal(session.rebuilt("logits", step=2).array, b)
 
 
@@ -260,26 +261,48 @@ def test_the_cache_forgets_what_was_used_longest_ago() -> None:
 
 def test_what_the_user_keeps_in_the_folder_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_GOLDEN_DIR", str(tmp_path))
-    own, cached = tmp_path / "own.session", tmp_path / f"{'0' * 32}.session"
-    for path in (own, cached):
+    own, cached = (
+        tmp_path / "own.session",
+        [tmp_path / f"{'-'.join(hashes)}.session" for hashes in (["0" * 32], ["0" * 32, "a" * 32])],
+    )
+    for path in (own, *cached):
         path.touch()
         os.truncate(path, cache.LIMIT_BYTES + 1)  # of zeros, which take no space
         os.utime(path, (1000, 1000))
     assert fill("1" * 32).exists()
-    assert (own.exists(), cached.exists()) == (True, False)
+    assert [path.exists() for path in (own, *cached)] == [True, False, False]
 
 
 def test_no_session_under_that_name_is_no_hit_and_set_aside() -> None:
     """The newest few, that is."""
     warned: list[str] = []
-    for age, name in enumerate("abcde"):
-        path = fill(name, "not a session")
+    paths = [fill(name, "recorded") for name in "abcde"]
+    for age, (name, path) in enumerate(zip("abcde", paths, strict=True)):
+        path.write_text("not a session")
         assert cache.find(name, warned.append) is None
         assert not path.exists()
         os.utime(path.with_suffix(".damaged"), (1000 + age, 1000 + age))
     assert cache.find("a", warned.append) is None
-    assert [stated.split()[4] for stated in warned] == [f"{name}.session" for name in "abcde"]
-    assert sorted(one.name for one in path.parent.iterdir()) == ["c.damaged", "d.damaged", "e.damaged"]
+    assert [stated.split()[4] for stated in warned] == [path.name for path in paths]
+    assert sorted(path.parent.iterdir()) == [path.with_suffix(".damaged") for path in paths[2:]]
+
+
+def test_a_file_that_is_not_what_was_recorded_is_damaged(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However whole it is: another session under its name, or one that somebody has written to."""
+    monkeypatch.setattr(cache, "verify", lambda path, limits: [])
+    warned: list[str] = []
+    changed, written = fill("a", "recorded"), fill("b", "recorded")
+    assert [cache.find(key, warned.append) for key in "ab"] == [changed, written]
+    assert warned == []
+    changed.write_text("Recorded")
+    written.with_name(f"{written.name}-wal").touch()
+    assert [cache.find(key, warned.append) for key in "ab"] == [None, None]
+    assert [stated.partition("(")[2].partition(")")[0] for stated in warned] == [
+        "it is not what was recorded",
+        "somebody has written to it",
+    ]
 
 
 _STARTER = """

@@ -22,8 +22,9 @@ from lockstep.sessions.dtypes import rounded as rounded
 from lockstep.workbench.diagnosis.operations.weights import CheckpointWeights, checkpoint_misreadings
 from lockstep.workbench.diagnosis.recording import Array
 
-#: Bytes of weights that are kept.
-KEPT_BYTES = 1 << 30
+#: Bytes of weights that are kept: those of an operation, which all its ranks and hypotheses read. More costs pages that
+#: the kernel has to clear first, which takes longer than reading a weight again.
+KEPT_BYTES = 1 << 28
 
 #: Half the distance of neighbouring numbers, relative: the most that one rounding errs by.
 UNIT = {"float64": 2.0**-53, "float32": 2.0**-24, "bfloat16": 2.0**-8, "float16": 2.0**-11}
