@@ -5,9 +5,9 @@
 
 The weights are random, the seed fixed, the k-biases as large as those of the published checkpoints. The command runs
 twice: first the reference is recorded, then it is in the cache, which is what counts. Reported are the seconds by the
-clock until what is wrong first is shown and until the verdict, those of all processors (the ranks' among them), and by
-part those of the clock. Of judging against the reference, which goes on beside the last part, it is what that was
-awaited for.
+clock until what is wrong first is shown, until all causes are, and until the verdict, those of all processors (the
+ranks' among them), and by part those of the clock. Of judging against the reference, which goes on beside the last
+part, it is what that was awaited for.
 """
 
 from __future__ import annotations
@@ -77,7 +77,9 @@ def main() -> None:
         return
     print(f"lockstep {' '.join(command)}\n{reported['verdict']}: {reported['cause']}")
     if reported["shown"]:
-        print(f"{reported['shown']:.1f} s until what is wrong first is shown")
+        print(f"{reported['shown']:.1f} s until what is wrong first is shown, "
+              f"{reported['named']:.1f} s until all causes are")  # fmt: skip
+
     print(f"{reported['clock']:.1f} s ({reported['processors']:.1f} s of all processors); "
           f"{first['clock']:.1f} s where the reference had to be recorded")  # fmt: skip
     for part, clock in reported["parts"].items():
@@ -100,9 +102,9 @@ def _run(command: list[str], folder: Path) -> dict[str, Any]:
         clock, processors = time.perf_counter() - started, _processors() - before
         found = json.loads(done.stdout)
         causes, heard = found["causes"], json.loads(parts.read())
-        shown = heard["shown"] and heard["shown"] - begun
+        shown, named = (heard[when] and heard[when] - begun for when in ("shown", "named"))
         return {
-            "shown": shown, "clock": clock, "processors": processors, "verdict": found["verdict"],
+            "shown": shown, "named": named, "clock": clock, "processors": processors, "verdict": found["verdict"],
             "cause": f"{causes[0]['place']}: {causes[0]['text']}" if causes else "no cause",
             "parts": heard["parts"],
         }  # fmt: skip
@@ -129,7 +131,8 @@ def _inside(parts: Path, command: list[str]) -> int:
         hear = mock.patch("lockstep.workbench.cli.progress.Status.found")
         stack.enter_context(hear).side_effect = lambda text: shown.append(time.time())
         code = run(command)
-    parts.write_text(json.dumps({"parts": seconds, "shown": shown[0] if shown else None}))
+    first, last = (shown[0], shown[-1]) if shown else (None, None)
+    parts.write_text(json.dumps({"parts": seconds, "shown": first, "named": last}))
     return code
 
 

@@ -125,8 +125,8 @@ def check(
 ) -> CheckResult:
     """Run `inferior` under `rules` (None: those in force) on the reference's ids, record to `path`, and judge.
 
-    A session at `path` is replaced; with `model` it knows the model's name. `found` takes what is wrong first, once
-    that is known. The inferior is left at the end of a run, unrecorded. Where `path` cannot be written the run is
+    A session at `path` is replaced; with `model` it knows the model's name. `found` takes what is wrong as soon
+    as that is known. The inferior is left at the end of a run, unrecorded. Where `path` cannot be written the run is
     recorded to `spare` for the verdict's sake, and the result's `lost` states why; without one `SessionWriteError` is
     raised.
     """

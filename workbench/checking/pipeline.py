@@ -55,6 +55,8 @@ Progress = Callable[[str, int, int], None]
 
 #: Taps, each in every step, from which on a process of its own judges them: some 2 ms each, beside a second or two.
 _PLACES = 2000
+#: Causes that one line has room for.
+_BRIEFLY = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +105,7 @@ class CheckedRun(Protocol):
 
     @property
     def found(self) -> Callable[[str], None]:
-        """Takes what is wrong first, as soon as that is known."""
+        """Takes what is wrong as soon as that is known: the first operation, then all causes."""
         ...
 
     def record(self, path: Path, corrected: Corrections | None, capture: Capture = FULL) -> None:
@@ -171,6 +173,8 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
         with reference_judge(sides, facts, run.checkpoint, judging, _worth_a_process(engine)) as judge:
             run.progress("naming causes", 0, 0)
             found = diagnose(engine, facts, golden=golden, floor=floor, report=first_explained(run.found))
+            if judge.beside and found.causes:  # of a large model: the verdict takes longer
+                run.found(_in_brief(found.causes))
             judgement, untapped = _judged(run, judge, engine, golden, bool(found.wrong))
         judgement, found = agreed(judgement, found)
         judgement = excused(judgement, found, contradiction(golden, floor))
@@ -190,6 +194,13 @@ def check_run(run: CheckedRun, reference: Reference) -> CheckResult:
     event = summary(judgement, untapped, causes, steps, run.rules, name, quantisation, prefill)
     run.store(verdict_rows([*judgement.taps, *failure_of(untapped)], run.branch), event)
     return CheckResult(judgement, event, run.path, reference.golden)
+
+
+def _in_brief(causes: Sequence[Cause]) -> str:
+    """The causes in one line, without what explains the same as well."""
+    named = [cause.in_words() for cause in causes if not cause.alternative]
+    more = f"; and {len(named) - _BRIEFLY} more" if len(named) > _BRIEFLY else ""
+    return "; ".join(named[:_BRIEFLY]) + more
 
 
 def _judged(

@@ -16,7 +16,7 @@ class Listener:
         """What was being done is over."""
 
     def found(self, text: str) -> None:
-        """What is wrong first, as far as is known by now: the verdict takes longer."""
+        """What is wrong, as far as is known by now: an operation, then all causes. The verdict takes longer."""
 
     def note(self, text: str) -> None:
         """Something to be known in any case."""

@@ -52,7 +52,7 @@ def at_two(
     """A check at tp=2 under some rules, by `reference` or another one; one engine serves them all."""
     path = tmp_path_factory.mktemp("runs") / "run.session"
     with engine(model, 2) as inferior:
-        yield lambda rules, by=reference: check(inferior, by, path, rules=rules)
+        yield lambda rules, by=reference, **heard: check(inferior, by, path, rules=rules, **heard)
 
 
 #: rule -> where the issue threads and the teams saw it first (layer 0), and in which pass. All ranks are wrong alike.
@@ -99,6 +99,19 @@ def test_a_process_that_judges_beside_changes_no_result(
     beside = at_two(rules)
     assert in_turn.to_json() == beside.to_json()
     assert in_turn.event.untapped is not None
+
+
+def test_of_a_large_model_causes_are_shown_before_the_verdict(
+    at_two: Check, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The first as soon as it is found, all of them once every operation was judged."""
+    monkeypatch.setattr(pipeline, "_worth_a_process", lambda session: True)
+    heard: list[str] = []
+    result = at_two({"load_bias": "false"}, found=heard.append)
+    assert heard == [
+        "layers.0.attn.q_proj: model.layers.0.self_attn.q_proj.bias is not added",
+        result.causes[0].in_words(),
+    ]
 
 
 @pytest.mark.sampled(2)
