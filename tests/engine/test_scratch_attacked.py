@@ -16,6 +16,8 @@ import pytest
 from lockstep.engine import scratch
 from lockstep.engine.scratch import ScratchFolder, deliver, sweep
 
+pytestmark = pytest.mark.sampled_file(2)
+
 #: Another user, who need not exist.
 STRANGER = 54321
 needs_root = pytest.mark.skipif(os.getuid() != 0, reason="only root can act as another user")

@@ -70,7 +70,7 @@ def check_killed(path: Path, reported: int) -> None:
     assert verify(path) == []
 
 
-@pytest.mark.parametrize("times", [6, pytest.param(50, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("times", [3, pytest.param(50, marks=pytest.mark.slow)])
 def test_a_writer_killed_at_random_moments(tmp_path: Path, times: int) -> None:
     """Every other session is taken up again by the next writer, log and all."""
     random.seed(times)

@@ -17,6 +17,8 @@ from lockstep.sessions.verify import verify
 from tests.sessions.flips import changed, flip, flips, recording, shown, silent
 from tests.sessions.samples import create, record, tamper, write
 
+pytestmark = pytest.mark.sampled_file(2)
+
 OLD = Path(__file__).parent / "data" / "version_2.session"
 
 

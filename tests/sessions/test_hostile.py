@@ -22,6 +22,8 @@ from lockstep.sessions.meta import SessionMeta
 from lockstep.sessions.verify import verify
 from tests.sessions.samples import TAPS, record, tamper, write
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:

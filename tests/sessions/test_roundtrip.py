@@ -29,6 +29,8 @@ from lockstep.sessions.verify import verify
 from tests.sessions.samples import TAPS, create, record, sequence, write
 from tests.sessions.strategies import histories
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def same(a: np.ndarray | None, b: np.ndarray | None) -> bool:
     """Equal bits, or both absent."""

@@ -12,7 +12,7 @@ from tests.soak.run import SOAK, Tally, renewed, table
 from tests.soak.trial import Trial, attempt
 
 
-@pytest.mark.sampled(20)
+@pytest.mark.sampled(40)
 @pytest.mark.parametrize(
     ("trial", "seed"),
     [pytest.param(one, seed, id=f"{one.name}-{seed}") for one in TRIALS for seed in range(one.quick)],

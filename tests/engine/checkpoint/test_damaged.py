@@ -22,6 +22,8 @@ from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.errors import CheckpointError, ConfigError
 from tests.checkpoints import tiny_checkpoint
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture
 def single(tmp_path: Path) -> Path:

@@ -23,6 +23,8 @@ from lockstep.engine.parallel import shards
 from lockstep.engine.parallel.shards import Shard, Span
 from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint, tiny_model, tiny_variant
 
+pytestmark = pytest.mark.sampled_file(2)
+
 Tensors = dict[str, torch.Tensor]
 
 

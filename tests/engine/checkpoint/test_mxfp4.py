@@ -24,6 +24,8 @@ from lockstep.engine.parallel.shards import Span
 from tests.checkpoints import mxfp4_checkpoint
 from tests.engine.harness import Engine, reference_logits
 
+pytestmark = pytest.mark.sampled_file(2)
+
 STACK = "model.layers.1.mlp.experts.gate_up_proj"
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]
 STEPS = 4

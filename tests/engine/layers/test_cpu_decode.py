@@ -22,6 +22,8 @@ from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.hub import CapturePolicy
 from tests.engine.harness import local_runner
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPTS = [[5, 6, 7] * 9, [9, 8], [3], [11, 12, 13, 14]]
 
 

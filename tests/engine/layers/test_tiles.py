@@ -26,6 +26,8 @@ from lockstep.engine.taps.measure import TiledStatistics, measured_whole
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import local_runner
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPTS = ([5, 6, 7] * 9, [9, 8], [3] * 13)
 
 

@@ -18,6 +18,8 @@ from lockstep.engine.taps import cpu_pass
 from lockstep.engine.taps.hub import CapturePolicy
 from tests.engine.harness import local_runner
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = [5, 6, 7, 130, 12]
 
 

@@ -19,6 +19,8 @@ from lockstep.engine.config import ModelConfig
 from lockstep.engine.rules.rope import cos_sin, frequencies, in_heads_of, rotate_half_split
 from tests.checkpoints import tiny_config
 
+pytestmark = pytest.mark.sampled_file(2)
+
 SCALINGS: dict[str, dict[str, Any]] = {
     "default": {},
     "linear": {"factor": 4.0},

@@ -24,6 +24,8 @@ from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine, local_runner
 from tests.gguf_twins import gguf_twin
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = [3, 130, 17, 99, 4, 64, 5]
 FORCED = [9, 110, 23]
 

@@ -17,6 +17,8 @@ from lockstep.engine.taps.measure import checksum, tensor_checksum
 from lockstep.engine.taps.names import STATISTICS
 from lockstep.engine.taps.parts import PARTS, merge, statistics, unmask
 
+pytestmark = pytest.mark.sampled_file(2)
+
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
 
 numbers = st.one_of(

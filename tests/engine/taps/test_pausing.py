@@ -29,6 +29,8 @@ from lockstep.engine.ranks.wire import WireArray
 from lockstep.engine.taps.breaks import Break, Pause, PauseSpec
 from tests.engine.harness import Engine, Pass
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = [3, 130, 17, 99, 4]
 
 

@@ -19,6 +19,8 @@ import pytest
 from lockstep.workbench.attach.group import run_in_group
 from tests.running import still_running
 
+pytestmark = pytest.mark.sampled_file(2)
+
 linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere there are no subreapers")
 
 #: Runs a command as `lockstep attach` does, and prints how it ended.

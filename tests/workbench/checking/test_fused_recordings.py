@@ -103,16 +103,10 @@ BUGS = {
     "rope_theta=1000000": ("rope_theta", "layers.*.attn.{q,k}_rope", "1e+06 instead of 10000"),
     "residual=twice": ("residual_repeated", "layers.*.{attn,mlp}_residual", "added 2 times"),
 }
-QUICK = (
-    "mask=none", "kv_expand=next", "cache_layer=shared", "reduce=missing", "load_bias=false", "rope_theta=1000000",
-    "residual=twice",
-)  # fmt: skip
 
 
-@pytest.mark.sampled(9)
-@pytest.mark.parametrize(
-    "rule", [pytest.param(rule, marks=[pytest.mark.slow] * (rule not in QUICK)) for rule in BUGS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("rule", BUGS)
 def test_a_known_bug_is_placed_and_named(rule: str, at_two: Explain) -> None:
     name, place, words = BUGS[rule]
     found = at_two(dict([rule.split("=")]))

@@ -50,6 +50,7 @@ def wrong(case: Case, tmp_path: Path) -> Iterator[Session]:
         yield session
 
 
+@pytest.mark.slow
 def test_the_verdicts_are_those_of_this_process(case: Case, wrong: Session) -> None:
     with judges(case, wrong) as (here, beside, _):
         for judge in ("taps", "untapped", "ledger"):

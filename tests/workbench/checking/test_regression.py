@@ -16,6 +16,8 @@ from lockstep.workbench.export.regression import junit_of, sarif_of
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic, tiny_case
 from tests.workbench.export.sarif_schema import valid_sarif
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:

@@ -18,6 +18,8 @@ from lockstep.workbench.cli import main, root
 from lockstep.workbench.cli.subcommands import COMMANDS
 from lockstep.workbench.exit_codes import Exit
 
+pytestmark = pytest.mark.sampled_file(2)
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

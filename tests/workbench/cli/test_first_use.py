@@ -16,6 +16,8 @@ from lockstep.workbench.cli.main import run
 from lockstep.workbench.debugger.host.replay import open_replay
 from tests.sessions.samples import create, record
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def test_a_glob_that_fits_nothing_prints_no_header(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["inspect", "demo", "--tensor", "nope"]) == 2

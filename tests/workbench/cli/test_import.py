@@ -14,6 +14,8 @@ from lockstep.workbench.attach.inside.lockstep_tap import Tape
 from lockstep.workbench.cli.main import run
 from tests.checkpoints import tiny_checkpoint
 
+pytestmark = pytest.mark.sampled_file(2)
+
 IDS = [[5, 6, 7, 8], [9], [10]]
 
 

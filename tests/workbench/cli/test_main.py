@@ -17,6 +17,8 @@ from lockstep.workbench.cli.root import load
 from lockstep.workbench.cli.subcommands import COMMANDS
 from lockstep.workbench.debugger.failures import explain
 
+pytestmark = pytest.mark.sampled_file(2)
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

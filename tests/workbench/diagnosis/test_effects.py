@@ -35,7 +35,7 @@ def test_a_cache_that_is_wrong_in_decode_alone_is_a_cause(dtype: str, tmp_path: 
     assert found.causes[0].tap == "layers.0.attn.k_cache"
 
 
-@pytest.mark.sampled(2)
+@pytest.mark.slow
 @pytest.mark.parametrize(("model", "most", "one"), [("qwen3", -10.0, -3.0), ("llama-bias", -14.0, -3.2)])
 def test_what_shows_beside_the_reference_is_no_note(
     model: str, most: float, one: float, tmp_path: Path

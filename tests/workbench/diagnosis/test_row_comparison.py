@@ -16,6 +16,8 @@ from lockstep.workbench.diagnosis.row_comparison import RowComparison, TapRows, 
 from lockstep.workbench.diagnosis.row_sides import RowSide
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def compared(a: Session, b: Session) -> RowComparison:
     return compare_rows(RowSide(a), RowSide(b))

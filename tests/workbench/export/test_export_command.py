@@ -18,6 +18,8 @@ from lockstep.workbench.debugger.errors import CommandError, DebuggerError
 from lockstep.workbench.debugger.host.replay import open_replay
 from tests.workbench.export import made
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture
 def session(tmp_path: Path) -> Path:

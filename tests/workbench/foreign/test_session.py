@@ -20,6 +20,8 @@ from lockstep.workbench.views.sentinels import desync
 from tests.workbench.diagnosis.synthetic import Case, tiny_case
 from tests.workbench.foreign.packed import PackedRow, PackedRun, Rows, packed
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:

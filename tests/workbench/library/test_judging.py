@@ -19,6 +19,8 @@ from lockstep.workbench.library.judging import ids_of, words_of
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.library.safe_html import Shown
 
+pytestmark = pytest.mark.sampled_file(2)
+
 FOUND = "what is wrong first"
 FIRST = "layers.0.attn.q_proj: model.layers.0.self_attn.q_proj.bias is not added"
 HOSTILE = "<script>alert(1)</script>\x1b[2J"

@@ -17,6 +17,8 @@ from tests.sessions.oddities import ODDITIES
 from tests.sessions.strangers import usual, write
 from tests.workbench.library.safe_html import Shown
 
+pytestmark = pytest.mark.sampled_file(2)
+
 RECORDED = Path(__file__).resolve().parents[3] / "sessions" / "recorded"
 HOSTILE = "<script>alert(1)</script><img src=x onerror=alert(2)>\x1b[2J"
 

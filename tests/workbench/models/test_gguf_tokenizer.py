@@ -21,6 +21,8 @@ from lockstep.workbench.models.tokenizer import TextStream, Tokenizer, find_toke
 from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin, tokenizer_keys, write_keys
 
+pytestmark = pytest.mark.sampled_file(2)
+
 DATA = Path(__file__).parents[4] / "shared/data"
 STORIES, QWEN = DATA / "stories260K/stories260K.gguf", DATA / "qwen2.5-0.5b-instruct"
 needs_data = pytest.mark.skipif(not DATA.is_dir(), reason="the shared data is not there")

@@ -15,6 +15,8 @@ from tokenizers import decoders, models, pre_tokenizers, processors
 from lockstep.engine.errors import CheckpointError, ConfigError, RequestError
 from lockstep.workbench.models.tokenizer import TextStream, Tokenizer, find_tokenizer, need_tokenizer
 
+pytestmark = pytest.mark.sampled_file(2)
+
 QWEN = Path(__file__).resolve().parents[4] / "shared" / "data" / "qwen2.5-0.5b-instruct"
 
 TEXTS = [

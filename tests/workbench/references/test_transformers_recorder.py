@@ -21,6 +21,8 @@ from lockstep.workbench.references.steps import TOP_K
 from lockstep.workbench.references.transformers_recorder import record
 from tests.checkpoints import VARIANTS, tiny_checkpoint, tiny_variant
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = tuple(range(3, 17))
 STEPS = 2
 

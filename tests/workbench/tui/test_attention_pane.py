@@ -19,6 +19,8 @@ from tests.workbench.tui import synthetic
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.synthetic import PROMPT, TEXTS, build
 
+pytestmark = pytest.mark.sampled_file(2)
+
 SIZES = [(80, 24), (120, 40), (200, 60)]
 
 

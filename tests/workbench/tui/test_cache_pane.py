@@ -19,6 +19,8 @@ from tests.sessions.samples import tamper
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 from tests.workbench.tui.synthetic import HEAD_DIM, LAYERS, RANKS, build
 
+pytestmark = pytest.mark.sampled_file(2)
+
 SIZES = [(80, 24), (120, 40), (200, 60)]
 
 

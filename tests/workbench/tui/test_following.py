@@ -20,6 +20,8 @@ from lockstep.workbench.tui.widgets.multiples import Multiples, Tiles
 from lockstep.workbench.views.where import Where
 from tests.workbench.tui.conftest import Bench, press, settle, until
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def _screen(pilot: Pilot[int]) -> WorkbenchScreen:
     assert isinstance(pilot.app.screen, WorkbenchScreen)

@@ -14,6 +14,8 @@ from lockstep.workbench.views.step_verdicts import GoldenTap, JudgedStep
 from lockstep.workbench.views.verdicts import Judged
 from tests.workbench.tui.conftest import Bench, enter, press, text_of, until
 
+pytestmark = pytest.mark.sampled_file(2)
+
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 
 

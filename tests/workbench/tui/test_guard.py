@@ -21,6 +21,8 @@ from lockstep.workbench.tui.widgets.status_line import StatusLine
 from lockstep.workbench.tui.widgets.token_strip import TokenStrip
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 
+pytestmark = pytest.mark.sampled_file(2)
+
 #: What a stranger's value may be that an exception quotes.
 EVIL = "[/bold] [link=http://evil.example]x \x1b[31mred \u202e"
 

@@ -17,6 +17,8 @@ from lockstep.workbench.tui.screens.machine import machine_lines
 from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 from tests.workbench.tui.conftest import press, settle, text_of
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture(autouse=True)
 def _no_data(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

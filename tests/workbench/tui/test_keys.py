@@ -18,6 +18,8 @@ from lockstep.workbench.tui.screens.view_actions import ViewActions
 from lockstep.workbench.tui.screens.workbench import WorkbenchScreen
 from tests.workbench.tui.conftest import Bench, enter, press, replaying, settle, text_of
 
+pytestmark = pytest.mark.sampled_file(2)
+
 _SETTINGS = Path(__file__).resolve().parents[3] / "docs" / "settings.md"
 
 

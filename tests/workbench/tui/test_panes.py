@@ -23,6 +23,8 @@ from lockstep.workbench.tui.widgets.token_strip import TokenStrip
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import HOSTILE, build
 
+pytestmark = pytest.mark.sampled_file(3)
+
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 
 

@@ -16,6 +16,8 @@ from lockstep.workbench.tui.screens.model_form import ModelForm
 from lockstep.workbench.tui.widgets.field import Field
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 
+pytestmark = pytest.mark.sampled_file(2)
+
 HOSTILE = "\x1b[31mred\x1b[0m\x1bn\x03 q\r\nsecond\tline " * 1000  # 30 kB
 
 

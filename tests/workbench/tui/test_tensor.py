@@ -18,6 +18,8 @@ from lockstep.workbench.tui.widgets.heatmap import Heatmap
 from tests.workbench.tui.conftest import Bench, enter, press, settle, text_of
 from tests.workbench.tui.synthetic import TEXTS
 
+pytestmark = pytest.mark.sampled_file(2)
+
 HEADS, HEAD_DIM, PROMPT = 8, 32, [1, 2, 3, 4]
 STEPS, RANKS, LAYERS = 3, 2, 2
 RANDOM = np.random.default_rng(3)

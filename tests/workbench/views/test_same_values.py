@@ -23,6 +23,8 @@ from lockstep.workbench.views.where import Where
 from lockstep.workbench.words.numbers import cell
 from tests.workbench.views.test_same_words import Surfaces, surfaces  # noqa: F401 - the fixture
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def _places(surfaces: Surfaces) -> Iterator[Where]:  # noqa: F811
     """Every step of every branch, the debugger standing there."""

@@ -37,6 +37,8 @@ from lockstep.workbench.views.token_line import TokenLine, TokenLines
 from lockstep.workbench.views.where import Where
 from tests.workbench.export import made
 
+pytestmark = pytest.mark.sampled_file(2)
+
 RECORDED = sorted((Path(__file__).parents[3] / "sessions" / "recorded").glob("*.session"))
 
 

@@ -26,6 +26,8 @@ from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import local_runner
 from tests.gguf_twins import CONVERTIBLE, gguf_twin
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # beyond every window
 FORCED = [9, 110, 23]
 #: What only one of the formats states, or states in single precision.

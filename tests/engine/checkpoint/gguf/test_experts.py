@@ -22,6 +22,8 @@ from tests.engine.checkpoint.gguf.test_architectures import logits, twins
 from tests.engine.harness import Engine
 from tests.gguf_twins import CONVERTIBLE, gguf_twin
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]
 EXPERTS = [
     name for name in CONVERTIBLE if name in ("mixtral", "gpt-oss") or "moe" in name or "deepseek" in name

@@ -25,6 +25,8 @@ from tests.checkpoints import VARIANTS, tiny_config, tiny_variant
 from tests.engine.checkpoint.gguf.heads import head, info, padded
 from tests.gguf_twins import gguf_twin
 
+pytestmark = pytest.mark.sampled_file(2)
+
 STORIES = Path(__file__).parents[5] / "shared/data/stories260K"
 needs_stories = pytest.mark.skipif(not STORIES.is_dir(), reason="the shared data is not there")
 #: What of the VARIANTS has no GGUF counterpart: windows of some layers only, biases that qwen3 does not have there.

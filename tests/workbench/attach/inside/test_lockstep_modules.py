@@ -24,6 +24,8 @@ from lockstep.workbench.references.loading import load_golden
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.attach.inside.fused_engine import FusedEngine, FusedNorm
 
+pytestmark = pytest.mark.sampled_file(2)
+
 IDS = [5, 17, 99, 3, 42, 7]
 #: Taps of the design that neither map can see: attention is fused.
 UNSEEN = re.compile(r".*\.(k_cache|v_cache|scores|probs)")

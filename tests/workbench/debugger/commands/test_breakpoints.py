@@ -15,6 +15,8 @@ from lockstep.workbench.models.capture import NOTHING
 from lockstep.workbench.views.sentinels import repeated_phrase
 from tests.workbench.debugger.conftest import Live, texts
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def go(debugger: Debugger, line: str = "continue") -> Stop:
     result = debugger.execute(line)

@@ -18,6 +18,8 @@ from lockstep.workbench.debugger.events import StepEvent
 from lockstep.workbench.debugger.host.replay import open_replay
 from tests.workbench.debugger.conftest import PROMPT, Live, finish, texts
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def sums(debugger: Debugger, branch: int, step: int) -> np.ndarray:
     found = debugger.timeline.record(branch, step).checksums

@@ -21,6 +21,8 @@ from lockstep.workbench.debugger.errors import CommandError, DebuggerError
 from lockstep.workbench.inferior.inferior import Inferior
 from tests.workbench.debugger.conftest import Engines, Live, finish, texts
 
+pytestmark = pytest.mark.sampled_file(2)
+
 STEPS = 7
 
 

@@ -14,6 +14,8 @@ from lockstep.workbench.diagnosis.loaded.rank_weights import read_ranks
 from tests.checkpoints import CLASSES, EVERY_VARIANT, tiny_checkpoint, tiny_variant
 from tests.workbench.diagnosis.loaded.ranks import Bug, State, shard, whole_of, written
 
+pytestmark = pytest.mark.sampled_file(2)
+
 _QKV, _DOWN = "model.layers.1.self_attn.qkv_proj", "model.layers.1.mlp.down_proj.weight"
 _GATE_UP, _O = "model.layers.1.mlp.gate_up_proj.weight", "model.layers.1.self_attn.o_proj.weight"
 _NORM, _EMBED = "model.layers.1.input_layernorm.weight", "model.embed_tokens.weight"

@@ -25,6 +25,8 @@ from tests.workbench.foreign.readers.msprobe_writer import write_model
 from tests.workbench.foreign.readers.packed import PackedPass, Rank, packed
 from tests.workbench.foreign.readers.sglang_writer import Dumper, write_passes
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPTS = ([5, 17, 101, 3], [9, 64, 27, 80, 2, 44])
 STEPS = 1
 
