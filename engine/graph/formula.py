@@ -44,9 +44,14 @@ def silu(x: Array) -> Array:
     return np.asarray(x / (1 + np.exp(-np.clip(x, -700, 700))))
 
 
+def rows_at_once(width: int) -> int:
+    """Rows of so many columns that are widened at once."""
+    return max(1, _CHUNK // (8 * max(1, width)))
+
+
 def in_chunks(weight: NDArray[Any]) -> Iterator[NDArray[Any]]:
     """Rows of a weight [out, in], as many at a time as are widened at once."""
-    rows = max(1, _CHUNK // (8 * max(1, weight.shape[1])))
+    rows = rows_at_once(weight.shape[1])
     return (weight[i : i + rows] for i in range(0, len(weight), rows))
 
 

@@ -28,9 +28,10 @@ from lockstep.engine.graph.formula import (
 )
 from lockstep.engine.graph.recurrence import softplus
 from lockstep.engine.parallel import shards
-from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, spread
+from lockstep.workbench.diagnosis.operations.facts import SMALLEST, UNIT, Facts, chunks_of, spread
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
+from lockstep.workbench.diagnosis.operations.weights import StoredMatrix
 from lockstep.workbench.diagnosis.recording import Array
 
 
@@ -72,6 +73,11 @@ class Operands:
         if self.span is not None:
             found = found[self.span]
         return found if self.columns is None else found[:, self.columns]
+
+    def matrix(self) -> NDArray[np.floating] | StoredMatrix:
+        """The same of a matrix, not read yet where that can be."""
+        found = self.facts.matrix(self.weights["weight"])
+        return found.part(self.span, self.columns) if isinstance(found, StoredMatrix) else self.weight()
 
     def weight_rows(self, ids: Sequence[int]) -> NDArray[np.floating]:
         """Some rows of a matrix that every rank has whole. IndexError where it has fewer."""
@@ -120,15 +126,20 @@ def embedding(o: Operands) -> Result:
 
 
 def linear(o: Operands) -> Result:
-    x, weight, bias = o.inputs["x"], o.weight(), o.bias()
+    x, weight, bias = o.inputs["x"], o.matrix(), o.bias()
     if x.ndim != 2 or x.shape[1] != weight.shape[1]:
         raise Lacking(
             f"its input of shape {list(x.shape)} does not fit a weight of shape {list(weight.shape)}"
         )
-    added = np.zeros(1) if bias is None else bias
-    out = evaluate(FORMULAS["linear"], {"x": x, "weight": weight, "bias": added})
-    size = np.hypot(out - added, spread(x, weight))
-    noise = o.facts.unit * (size + np.abs(added)) + sum_noise(o.facts, x.shape[1]) * size
+    added, first = np.zeros(weight.shape[0]) if bias is None else bias, 0
+    parts: list[Result] = [(np.zeros((len(x), 0)), np.zeros((len(x), 0)))]
+    for some in chunks_of(weight):
+        here = added[first : first + len(some)]
+        out = evaluate(FORMULAS["linear"], {"x": x, "weight": some, "bias": here})
+        size = np.hypot(out - here, spread(x, some))
+        parts.append((out, o.facts.unit * (size + np.abs(here)) + sum_noise(o.facts, x.shape[1]) * size))
+        first += len(some)
+    out, noise = (np.concatenate(each, axis=1) for each in zip(*parts, strict=True))
     return out, floor(o.facts, noise)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
@@ -14,12 +14,16 @@ from numpy.typing import NDArray
 
 from lockstep.engine.checkpoint.resolve import open_checkpoint
 from lockstep.engine.config import DTYPES, DType, ModelConfig
-from lockstep.engine.graph.formula import in_chunks
+from lockstep.engine.graph.formula import in_chunks, rows_at_once
 from lockstep.engine.graph.index_choice import as_seen
 from lockstep.engine.parallel.shards import held_in
 from lockstep.engine.taps.names import local_name, operation_at
 from lockstep.sessions.dtypes import rounded as rounded
-from lockstep.workbench.diagnosis.operations.weights import CheckpointWeights, checkpoint_misreadings
+from lockstep.workbench.diagnosis.operations.weights import (
+    CheckpointWeights,
+    StoredMatrix,
+    checkpoint_misreadings,
+)
 from lockstep.workbench.diagnosis.recording import Array
 
 #: Bytes of weights that are kept: those of an operation, which all its ranks and hypotheses read. More costs pages that
@@ -57,10 +61,10 @@ class Facts:
         dtype: str,
         read: Callable[[str], NDArray[Any] | None],
         misread: Callable[[str], Any] = lambda name: (),
-        read_rows: Callable[[str, Sequence[int]], NDArray[Any] | None] | None = None,
+        stored_matrix: Callable[[str, str], StoredMatrix | None] = lambda name, held: None,
     ) -> None:
         self.model, self.dtype, self._read, self.misread = model, dtype, read, misread
-        self._read_rows = read_rows
+        self._stored_matrix = stored_matrix
         self.whole = model  # whatever layer `model` is of
         self.stored = dtype  # that weights are held in, whatever an operation computes in
         self._kept: OrderedDict[str, NDArray[Any] | None] = OrderedDict()
@@ -71,7 +75,7 @@ class Facts:
         model, source = open_checkpoint(checkpoint)
         source.close()
         weights = CheckpointWeights(checkpoint)
-        return cls(model, dtype, weights, checkpoint_misreadings(checkpoint), weights.rows)
+        return cls(model, dtype, weights, checkpoint_misreadings(checkpoint), weights.matrix)
 
     @classmethod
     def without_checkpoint(cls, layers: int, dtype: str) -> Facts:
@@ -91,7 +95,7 @@ class Facts:
 
     def at(self, dtype: str) -> Facts:
         """The same in an engine of another dtype."""
-        found = Facts(self.model, dtype, self._read, self.misread, self._read_rows)
+        found = Facts(self.model, dtype, self._read, self.misread, self._stored_matrix)
         found.whole = self.whole
         found.model_free = self.model_free
         return found
@@ -146,11 +150,16 @@ class Facts:
 
     def rows(self, name: str, ids: Sequence[int]) -> NDArray[Any] | None:
         """Some rows of a weight, of which the rest is not read where that can be. IndexError where it has fewer."""
-        found = None if name in self._kept or self._read_rows is None else self._read_rows(name, ids)
-        if found is not None:
-            return rounded(found, self._held_in(name))
-        whole = self.weight(name)
-        return None if whole is None else whole[list(ids)]
+        found = self.matrix(name)
+        if found is None:
+            return None
+        return found.rows(ids) if isinstance(found, StoredMatrix) else found[list(ids)]
+
+    def matrix(self, name: str) -> NDArray[Any] | StoredMatrix | None:
+        """The weight, not read yet where it lies in a file as it is used and is not kept: who judges a product reads it
+        once, and the head of a large vocabulary is larger than all else."""
+        found = None if name in self._kept else self._stored_matrix(name, self._held_in(name))
+        return self.weight(name) if found is None else found
 
     def _held_in(self, name: str) -> str:
         narrow: DType | None = next((one for one in DTYPES if one == self.stored), None)
@@ -181,3 +190,12 @@ def spread(x: Array, weight: NDArray[Any]) -> Array:
         square = np.square(x / largest, dtype=np.float64).astype(np.float32)
     parts = [square @ np.square(some, dtype=np.float32).T for some in in_chunks(weight)]
     return np.asarray(np.sqrt(np.concatenate(parts, axis=1).astype(np.float64)) * largest)
+
+
+def chunks_of(weight: NDArray[Any] | StoredMatrix) -> Iterator[NDArray[Any]]:
+    """Its rows, as many at a time as are widened at once."""
+    return (
+        weight.chunks(rows_at_once(weight.shape[1]))
+        if isinstance(weight, StoredMatrix)
+        else in_chunks(weight)
+    )

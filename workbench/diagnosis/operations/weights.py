@@ -3,7 +3,8 @@ blocks dequantised."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -16,11 +17,51 @@ from lockstep.engine.checkpoint.gguf.source import GgufSource
 from lockstep.engine.checkpoint.header import TensorEntry, read_header
 from lockstep.engine.checkpoint.resolve import open_checkpoint, open_stored
 from lockstep.engine.checkpoint.stacks import Place, fitting, stored_in
-from lockstep.sessions.dtypes import widen
+from lockstep.sessions.dtypes import rounded, widen
 from lockstep.workbench.diagnosis.operations.misreadings import Misreading, misreadings
 
 #: How the file's dtypes lie in numpy, which has no bfloat16.
 _STORED = {"float64": "<f8", "float32": "<f4", "float16": "<f2", "bfloat16": "<u2"}
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMatrix:
+    """Rows and columns of a matrix as it lies in a file, read when they are asked for: its first element is at byte
+    `start`, and a row has `width`. `held` is the dtype to which an engine rounds them."""
+
+    file: Path
+    start: int
+    dtype: str
+    width: int
+    span: range
+    held: str
+    columns: slice | None = None
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """As of the array."""
+        return len(self.span), len(range(self.width)[self.columns or slice(None)])
+
+    def part(self, span: slice | None, columns: slice | None) -> StoredMatrix:
+        """Some of its rows and columns; None: all."""
+        return replace(self, span=self.span if span is None else self.span[span], columns=columns)
+
+    def chunks(self, rows: int) -> Iterator[NDArray[Any]]:
+        """All of it, so many rows at a time, in float32 (float64 where it is held in that)."""
+        return (self._read(self.span[i : i + rows]) for i in range(0, len(self.span), rows))
+
+    def rows(self, ids: Sequence[int]) -> NDArray[Any]:
+        """Some rows. IndexError where it has fewer."""
+        if any(not 0 <= i < len(self.span) for i in ids):
+            raise IndexError(f"there are {len(self.span)} rows, not {max(ids)}")
+        return np.concatenate([self._read(self.span[i : i + 1]) for i in ids])
+
+    def _read(self, rows: range) -> NDArray[Any]:
+        kind = np.dtype(_STORED[self.dtype])
+        offset = self.start + rows.start * self.width * kind.itemsize
+        raw = np.fromfile(self.file, kind, len(rows) * self.width, offset=offset)
+        found = rounded(widen(raw.reshape(len(rows), self.width), self.dtype), self.held)
+        return found if self.columns is None else found[:, self.columns]
 
 
 class CheckpointWeights:
@@ -58,24 +99,19 @@ class CheckpointWeights:
         found = widen(raw.reshape(shape), entry.dtype)
         return found if place is None else place.within(found)
 
-    def rows(self, name: str, ids: Sequence[int]) -> NDArray[Any] | None:
-        """Some rows of a matrix, of which no others are read; None where it does not lie in a file as it is used.
-        IndexError where it has fewer."""
+    def matrix(self, name: str, held: str) -> StoredMatrix | None:
+        """A matrix of which single rows can be read, as an engine holds it in a dtype; None where it does not lie in a
+        file as it is used."""
         if self._is_dequantised(name):
             return None
         stored, place = self._place(name)
         if place is not None or stored not in self._stored:
             return None
         file, entry = self._entry(stored)
-        kind, width = np.dtype(_STORED[entry.dtype]), prod(entry.shape[1:])
-        found = np.empty((len(ids), width), kind)
-        with file.open("rb") as opened:
-            for row, i in zip(found, ids, strict=True):
-                if not 0 <= i < entry.shape[0]:
-                    raise IndexError(f"{name} has {entry.shape[0]} rows, not {i}")
-                opened.seek(entry.start + i * row.nbytes)
-                row[:] = np.fromfile(opened, kind, width)
-        return widen(found.reshape(len(ids), *entry.shape[1:]), entry.dtype)
+        if len(entry.shape) != 2:
+            return None
+        rows, width = entry.shape
+        return StoredMatrix(file, entry.start, entry.dtype, width, range(rows), held)
 
     def _is_dequantised(self, name: str) -> bool:
         name = self._tied(name)
