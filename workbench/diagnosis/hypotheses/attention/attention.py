@@ -43,6 +43,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import (
 from lockstep.workbench.diagnosis.hypotheses.attention.tensors import (
     ROWS,
     coarser,
+    head_maps,
     of_rows,
     orders,
     rounding,
@@ -87,8 +88,8 @@ def unlikely(site: Site) -> Iterator[Variant]:
     partly: list[tuple[float, Trial]] = []
     yield from tried(tree, _ranges(tree))
     coarse = _coarse_scores(tree) if site.operation == "scores" else ()  # of others they are tried before
-    blocks = skipped(tree) if site.operation in FUSED else ()
-    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse, blocks), partly)
+    fused = chain(_cached_heads(tree), skipped(tree)) if site.operation in FUSED else ()
+    yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse, fused), partly)
     for choice in query_choices(tree) if "allowed" in tree.points else ():
         yield _chosen(tree, choice)
     if _Likely not in site.derived:
@@ -371,12 +372,20 @@ def _tensors(tree: AttentionTree) -> Iterator[Trial]:
     points = ("context", "values", "v", "probs", "scores", "keys", "k", "q")
     for point in (one for one in points if one in tree.points):
         for detail, change in tensor_edits(point, tree.site.facts.unit):
-            if detail[0] == "rounded" and point in ("keys", "values"):
+            if point in ("keys", "values") and (
+                detail[0] == "rounded" or (detail[0] == "reread" and "head" not in str(detail[1]))
+            ):
                 continue  # as those that are cached
             if "query" in AXES[point] and ("query" in detail or detail[0] in ("reread", "transposed")):
                 change = tree.of_all_queries(point, change)
             grown = UNIT.get(str(detail[-1]), 0.0) / tree.site.facts.unit if detail[0] == "rounded" else 1.0
             yield Trial((Edit(point, "map", detail),), {point: change}, grown=max(grown, 1.0))
+
+
+def _cached_heads(tree: AttentionTree) -> Iterator[Trial]:
+    """Heads of some rows of a cache that is not recorded in each other's place."""
+    for detail, change in head_maps(tree.given[0].k.shape[1]):
+        yield from _of_roles("map", detail, dict.fromkeys(tree.roles, change), ROWS[1:])
 
 
 def _coarse_operands(tree: AttentionTree) -> Iterator[Trial]:

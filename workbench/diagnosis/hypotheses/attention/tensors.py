@@ -39,6 +39,16 @@ def tensor_edits(point: str, unit: float) -> Iterator[tuple[Detail, Change]]:
         yield ("rounded", dtype), rounding(dtype)
 
 
+def head_maps(heads: int) -> Iterator[tuple[Detail, Change]]:
+    """Heads of a cache in each other's place, each order once."""
+    known, axis = {tuple(range(heads))}, "kv head"
+    for name, numbers, index in index_maps():
+        order = tuple(index(heads).tolist())
+        if order not in known:
+            known.add(order)
+            yield (name, axis, *numbers), _taken(index, AXES["k"].index(axis))
+
+
 def coarser(unit: float) -> list[str]:
     """What is coarser than the engine's dtype."""
     return [dtype for dtype in ROUNDINGS if UNIT.get(dtype, 1.0) > unit]
@@ -145,6 +155,19 @@ def orders(point: str) -> Iterator[tuple[Detail, Change]]:
         ("reread", f"{second}, {third}"),
         lambda x, given: x.reshape(len(x), x.shape[2], x.shape[1]).swapaxes(1, 2),
     )
+    yield (
+        ("reread", f"{third}, {first}"),
+        lambda x, given: x.transpose(1, 2, 0).reshape(_apart(x)).swapaxes(0, 1),
+    )
+    yield (
+        ("reread", f"{first}, {third}"),
+        lambda x, given: x.swapaxes(0, 1).reshape(x.shape[1], x.shape[2], len(x)).transpose(2, 0, 1),
+    )
+
+
+def _apart(x: Array) -> tuple[int, int, int]:
+    """The shape with the second axis before the first: of a cache a matrix of rows for each head."""
+    return x.shape[1], x.shape[0], x.shape[2]
 
 
 def row_ranges(keys: int) -> Iterator[str]:
