@@ -82,7 +82,7 @@ _MASKS: Mapping[str, tuple[str, str]] = {
     ),
     "window_and_first": (
         "mask_first_and_newest",
-        "only the first {1:g} keys and the newest {0:g} are seen, nothing between them",
+        "only the first {1:g} key{1s} and the newest {0:g} are seen, nothing between them",
     ),
     "chunks": ("mask_chunks", "tokens see their own chunk alone, in chunks of {0:g}"),
     "whole_blocks": ("mask_whole_blocks", "keys of blocks of {0:g} that are not full are masked"),
@@ -204,8 +204,9 @@ def _right_in_prefill(site: Site, window: int) -> bool:
 
 
 def _filled(text: str, rest: Rest, window: int | None) -> str:
-    plural = "" if rest and rest[0] == 1 else "s"
-    return text.replace("{0s}", plural).format(*rest, window=window)
+    for i, number in enumerate(rest):
+        text = text.replace(f"{{{i}s}}", "" if number == 1 else "s")
+    return text.format(*rest, window=window)
 
 
 def _by_query(site: Site, rest: Rest) -> Wording:

@@ -23,7 +23,7 @@ _CHUNKS_BETWEEN, _MOST_SLOTS = (1, 2, 3, 4), 256
 
 
 def masks(
-    keys: int, sizes: Sequence[int] = (), firsts: Sequence[int] = (4,)
+    keys: int, sizes: Sequence[int] = (), firsts: Sequence[int] = (1, 2, 4)
 ) -> Iterator[tuple[Detail, Change]]:
     """Every mask of a list: (detail, change). `keys`: how many there are at most; `sizes` are tried beside those of the
     list, `firsts` as the number of first keys that are seen beside a window."""

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change, Given, softmax
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
+from lockstep.workbench.diagnosis.operations.attention import FUSED
 from lockstep.workbench.diagnosis.operations.facts import UNIT, rounded
 from lockstep.workbench.diagnosis.recording import Array
 
 Function = Callable[[Array], Array]
+#: How many keys sparse attention may keep of each query.
+_KEPT = (*range(2, 9), 10, 12, 16, 20, 24, 32, 48, 64, 128, 256, 512, 1024, 2048)
 
 
 def powers(scores: Array, base: Function = np.exp) -> Array:
@@ -45,9 +48,18 @@ def softmaxes(tree: AttentionTree) -> Iterator[tuple[Detail, Change]]:
     for name, form in _FORMS.items():
         change = partial(_of_scores, form)
         yield (name,), tree.of_all_queries("scores", change) if name.startswith("over_queries") else change
+    if tree.site.operation in FUSED:  # probabilities that were recorded show how many there are
+        for count in (one for one in _KEPT if one < max(len(given.key_at) for given in tree.given)):
+            yield ("likeliest", float(count)), partial(_likeliest, count)
     yield ("before_mask",), lambda s, g: softmax(g.raw) * np.isfinite(s)
     yield ("own_key",), lambda s, g: _on_key((s.shape[2] - g.new + g.rows)[:, None], s)
     yield ("first_key",), lambda s, g: _on_key(0, s)
+
+
+def _likeliest(count: int, scores: Array, given: Given) -> Array:
+    """Of the keys with the highest scores alone."""
+    kept = np.argsort(np.argsort(-scores, axis=-1), axis=-1) < count
+    return softmax(np.where(kept, scores, -np.inf))
 
 
 def _on_key(key: int | NDArray[np.intp], scores: Array) -> Array:

@@ -124,6 +124,10 @@ _SOFTMAXES: Mapping[str, tuple[str, str]] = {
     "squared_alone": ("softmax_squared", "probabilities are squared"),
     "twice_hidden_too": ("softmax_twice", "the softmax is applied twice, then over masked keys as well"),
     "mean_over_heads": ("probs_mean_over_heads", "all heads have the mean of the probabilities"),
+    "likeliest": (
+        "probs_truncated",
+        "only the {0:g} likeliest keys of each query are kept, and made to add up to 1 again",
+    ),
     "own_key": ("probs_of_own_key", "each token's own key has all of the probability"),
     "first_key": ("probs_of_first_key", "the first key has all of the probability"),
     "sigmoid": ("softmax_sigmoid", "the sigmoid of each score stands in the softmax's place"),
@@ -178,7 +182,7 @@ def _softmaxes(site: Site, place: str, how: str, rest: Rest) -> Wording | None:
         text = f"{blocks} is more than {threshold:.3g} below the row's are left out, as by sparse kernels"
         return Wording("softmax_skipped", "softmax", text, {"block": int(size), "threshold": threshold})
     name, text = _SOFTMAXES[how]
-    return Wording(name, "softmax", text, {})
+    return Wording(name, "softmax", text.format(*rest), {"k": number_of(rest, 0)} if rest else {})
 
 
 def _numbers(site: Site, place: str, how: str, rest: Rest) -> Wording | None:

@@ -111,6 +111,18 @@ def of_small_blocks(scores: Tensor, size: int, threshold: float) -> Tensor:
     return gone.repeat_interleave(size, 2)[:, :, : scores.shape[2]]
 
 
+def transposed_in_memory(x: Tensor) -> Tensor:
+    """Of each head a matrix of rows, written the other way round."""
+    return x.permute(1, 2, 0).reshape(x.shape[1], len(x), -1).transpose(0, 1)
+
+
+def streaming(at: At, newest: int) -> Tensor:
+    """What the third head does not see that keeps the first key and the newest."""
+    queries, keys = where(at)
+    hidden = (queries[:, None] - keys[None, :] >= newest) & (keys[None, :] > 0)
+    return hidden & (torch.arange(8) == 2)[:, None, None]
+
+
 def far(at: At) -> Tensor:
     queries, keys = where(at)
     return queries[:, None] - keys[None, :] >= 4
@@ -180,9 +192,20 @@ def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
          "blocks of 2 keys whose largest score"),
         ({"scores": lambda x, at: again(at.taps["q_rope"], rows_of(at, "k_rope"), at, hidden=causal(at) | far(at)) * 4},
          "scores_scale", "the scale is missing; and a sliding window of 4"),
+        ({"k_cache": keep_keys(lambda x, at: torch.cat([x[:9], x[9:].flip(1)]) if at.seq == 0 else x)},
+         "cache_heads_moved", "cached keys: KV heads stand in reversed order, those written in decode alone"),
+        (both(lambda x, at: torch.cat([x[:9], x[9:, :1].expand_as(x[9:])]) if at.seq == 0 else x),
+         "cache_heads_moved", "cached keys and values: each KV head has what is the first one's, those written in"),
+        ({"v_cache": lambda x, at: transposed_in_memory(rows_of(at, "v_proj")) if at.step else rows_of(at, "v_proj")},
+         "cache_layout", "cached values are transposed in memory"),
+        ({"scores": lambda x, at: x.masked_fill(x < x.topk(min(4, x.shape[2])).values[..., -1:], -torch.inf)},
+         "probs_truncated", "only the 4 likeliest keys of each query are kept"),
+        ({"scores": lambda x, at: x.masked_fill(streaming(at, 4), -torch.inf)}, "mask_first_and_newest",
+         "only the first 1 key and the newest 4 are seen"),
     ],
     ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8", "float8 page", "channel scales",
-         "vectors", "rotated again", "pages", "slots", "foreign", "other probabilities", "skipped", "scale and window"],
+         "vectors", "rotated again", "pages", "slots", "foreign", "other probabilities", "skipped", "scale and window",
+         "heads of decoded keys", "first head of decoded rows", "transposed", "likeliest", "streaming"],
 )  # fmt: skip
 def test_wrong_caches_are_named_from_the_context(spoil: dict[str, Any], name: str, words: str) -> None:
     layers = {kind: lambda x, at, s=one: s(x, at) if at.layer == 1 else x for kind, one in spoil.items()}
