@@ -46,6 +46,11 @@ _MASKS: Mapping[str, tuple[str, str]] = {
     ),
     "without_first": ("mask_prefix_hidden", "the first {0:g} key{0s} are masked"),
     "first_alone": ("mask_first_keys", "the first {0:g} key{0s} alone are seen"),
+    "without_prompt": ("mask_prompt_hidden", "the prompt is masked: tokens decoded since are seen alone"),
+    "without_prompt_and": (
+        "mask_prompt_hidden",
+        "the prompt and {0:g} token{0s} after it are masked, as where the length of the cache begins anew",
+    ),
     "without_key": (
         "mask_keys_hidden",
         "the key at {0:g} is masked: a mask of padding, or of another sequence",

@@ -49,6 +49,7 @@ def _forms(
     for by in (1, 2, 3):
         yield "further", (by,), partial(_further, by)
         yield "less", (by,), partial(_less, by)
+        yield "without_prompt_and", (by,), partial(_without_prompt_and, by)
     for size in sorted({*range(1, min(keys, 34) + 1), *(w for w in (*_WIDTHS, *sizes) if w <= keys)}):
         for name, of_size in _OF_SIZE.items():
             yield name, (size,), partial(of_size, size)
@@ -79,7 +80,12 @@ _PLAIN: Mapping[str, Callable[[Cells, Given], Cells]] = {
     "top_left": lambda a, g: g.rows[:, None] >= np.arange(a.shape[2])[None, :],
     "whole_pass": lambda a, g: a | (np.arange(a.shape[2]) >= a.shape[2] - g.new),
     "not_itself": lambda a, g: a & (g.far > 0),
+    "without_prompt": lambda a, g: a & (g.key_at >= g.prompt),
 }
+
+
+def _without_prompt_and(more: int, a: Cells, g: Given) -> Cells:
+    return np.asarray(a & (g.key_at >= g.prompt + more))
 
 
 def _window_and_first(width: int, first: int, a: Cells, g: Given) -> Cells:

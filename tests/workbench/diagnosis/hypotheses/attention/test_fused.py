@@ -256,6 +256,22 @@ def test_a_mask_that_hides_all_from_most_queries_is_reported_by_those_that_see_s
     assert first.variant.text == "the first 3 keys alone are seen"
 
 
+@pytest.mark.parametrize(
+    ("more", "words"), [(0, "the prompt is masked"), (1, "the prompt and 1 token after it")]
+)
+def test_a_cache_that_begins_anew_is_told_by_what_is_masked(more: int, words: str) -> None:
+    """Of prompts of several lengths no number of first keys is right for all."""
+
+    def forgotten(at: At) -> Tensor:
+        prompt = next(len(one.rows) for one in at.run.passes if one.seq == at.seq)
+        return causal(at) | (where(at)[1] < prompt + more)[None, :]
+
+    spoil = masked_by(lambda at: forgotten(at) if at.step > more else causal(at))
+    (first, *_) = causes(Run(model(), {"scores": spoil}, fused=True), "context")
+    assert first.variant.name == "mask_prompt_hidden"
+    assert words in first.variant.text
+
+
 def test_masks_that_are_numbers_are_told_from_the_context() -> None:
     for spoil, name in (
         (lambda x, at: x + causal(at).float() * -torch.inf, "mask_zero_times_inf"),
