@@ -140,6 +140,8 @@ def _solved(of: _Contexts, rows: range, scale: float) -> tuple[Array, Array] | N
     rest, probs, values = _rest(of, chosen, at, scale, noise)
     for _ in range(_STEPS):
         slope = _slope(of, chosen, probs, values, scale, noise)
+        if not slope.any():  # no query attends to any of the rows
+            return None
         square, pull = slope.T @ slope, slope.T @ rest.ravel()
         size = np.maximum(np.diag(square), 1e-9 * np.trace(square))
         step = np.linalg.solve(square + damping * np.diag(size), pull).reshape(at.shape)
