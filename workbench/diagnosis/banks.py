@@ -94,7 +94,6 @@ from lockstep.workbench.diagnosis.variants.caches.foreign_rows import foreign_pr
 from lockstep.workbench.diagnosis.variants.caches.index_maps import index_maps
 from lockstep.workbench.diagnosis.variants.caches.inside import caches_inside
 from lockstep.workbench.diagnosis.variants.caches.layouts import other_layouts
-from lockstep.workbench.diagnosis.variants.caches.offsets import cached_offsets
 from lockstep.workbench.diagnosis.variants.caches.stored_stages import stored_stages
 from lockstep.workbench.diagnosis.variants.grids import on_a_grid
 from lockstep.workbench.diagnosis.variants.layers import repeated, skipped
@@ -169,7 +168,7 @@ _FUSED: tuple[Bank, ...] = (
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (product_fits, coarse_inputs),
     "norm": (repeated, coarse_inputs),
-    "cache": (stored_stages, index_maps, other_layouts, cached_cells, scaled_rows, cached_offsets),
+    "cache": (stored_stages, index_maps, other_layouts, cached_cells, scaled_rows),
     "rope": (
         fitted_frequencies,
         misread_tables,

@@ -192,6 +192,20 @@ WEIGHTS: Mapping[str, Rounding] = {
     **{f"ggml's {kind}": _ggml(kind) for kind in ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0")},
 }  # fmt: skip
 
+
+def _without_zero_points(x: Matrix) -> Matrix:
+    """Rows that come back as distances from their smallest number."""
+    return np.asarray(x - x.min(1, keepdims=True))
+
+
+def _unsigned_as_signed(x: Matrix) -> Matrix:
+    """Bytes above 127 come back 256 steps too small."""
+    least = x.min(1, keepdims=True)
+    step = np.maximum(np.ptp(x, axis=1, keepdims=True), 1e-30) / 255
+    codes = np.rint((x - least) / step)
+    return np.asarray(np.where(codes > 127, codes - 256, codes) * step + least)
+
+
 #: 16-bit dtype -> what it is called where it is read as the other one.
 READ_AS_OTHER = {
     written: f"written as {written} and read as {read}"
@@ -201,7 +215,10 @@ READ_AS_OTHER = {
 REREAD: Mapping[str, Rounding] = {
     f"written as float8 {written} and read as {read}": _reread(written, read)
     for written in _FORMATS for read in _FORMATS if written != read
-} | {name: _reread_16_bits(written) for written, name in READ_AS_OTHER.items()}  # fmt: skip
+} | {name: _reread_16_bits(written) for written, name in READ_AS_OTHER.items()} | {
+    "written as integers with a zero point for each row and read without it": _without_zero_points,
+    "written as unsigned 8-bit integers with a zero point for each row and read as signed ones": _unsigned_as_signed,
+}  # fmt: skip
 
 #: Weights whose integers are put together wrongly.
 DAMAGED: Mapping[str, Rounding] = {
