@@ -16,7 +16,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import NEAR, PARTLY, Trial, one_edit
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, by_head
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
-from lockstep.workbench.diagnosis.operations.attention import soft_capped, uncapped
+from lockstep.workbench.diagnosis.operations.attention import FUSED, soft_capped, uncapped
 from lockstep.workbench.diagnosis.recording import Array
 
 #: Keys of a block that a sparse kernel may leave out.
@@ -111,6 +111,14 @@ def _caps(tree: AttentionTree) -> Iterator[Trial]:
     if top > 0:
         cap = solved(tree, capped, [top * x for x in np.geomspace(0.03, 100, 30)])
         yield one_edit("scores", "applied", ("capped", cap), capped(cap), 1)
+    if top > 0 and tree.site.operation in FUSED:  # of recorded scores any tensor's cut is tried
+        most = fits.simple(solved(tree, _cut_off, [top * x for x in np.geomspace(0.03, 1, 25)]))
+        yield one_edit("scores", "number", ("cut_off", most), _cut_off(most), 1)
+
+
+def _cut_off(most: float) -> Changes:
+    """Scores that are clamped, those of hidden keys as they are."""
+    return {"scores": lambda s, g: np.where(np.isfinite(s), np.clip(s, -most, most), s)}
 
 
 def _sinks(tree: AttentionTree) -> Iterator[Trial]:

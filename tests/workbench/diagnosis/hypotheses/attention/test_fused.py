@@ -202,10 +202,15 @@ def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
          "probs_truncated", "only the 4 likeliest keys of each query are kept"),
         ({"scores": lambda x, at: x.masked_fill(streaming(at, 4), -torch.inf)}, "mask_first_and_newest",
          "only the first 1 key and the newest 4 are seen"),
+        ({"scores": lambda x, at: torch.where(x.isfinite(), x.clamp(-0.75, 0.75), x)}, "scores_cut_off",
+         "scores are cut off (clamped) at 0.75"),
+        ({"v_cache": lambda x, at: rows_of(at, "v_proj") - rows_of(at, "v_proj").amin(-1, True)}, "cache_other_format",
+         "cached values are written as integers with a zero point for each row and read without it"),
     ],
     ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8", "float8 page", "channel scales",
          "vectors", "rotated again", "pages", "slots", "foreign", "other probabilities", "skipped", "scale and window",
-         "heads of decoded keys", "first head of decoded rows", "transposed", "likeliest", "streaming"],
+         "heads of decoded keys", "first head of decoded rows", "transposed", "likeliest", "streaming",
+         "clamped", "no zero points"],
 )  # fmt: skip
 def test_wrong_caches_are_named_from_the_context(spoil: dict[str, Any], name: str, words: str) -> None:
     layers = {kind: lambda x, at, s=one: s(x, at) if at.layer == 1 else x for kind, one in spoil.items()}
