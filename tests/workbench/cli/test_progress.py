@@ -26,13 +26,21 @@ def _terminal(monkeypatch: pytest.MonkeyPatch) -> int:
     return ours
 
 
+def _written(terminal: int) -> str:
+    """All that was written so far, which a terminal hands on in pieces."""
+    found, end = "", "written."
+    print(end, end="", file=sys.stderr, flush=True)
+    while not found.endswith(end):
+        found += os.read(terminal, 4096).decode()
+    return found.removesuffix(end)
+
+
 def test_a_long_line_does_not_wrap_as_it_could_not_be_written_over(monkeypatch: pytest.MonkeyPatch) -> None:
     terminal = _terminal(monkeypatch)
     with Status() as status:
         status.report("judging \x1b[2J" + "every tap of every layer " * 10)
         status.count("engine, float32, tp=2", 3, 9)
-    written = os.read(terminal, 4096).decode()
-    _, long, counted, last = written.split(CLEAR)
+    _, long, counted, last = _written(terminal).split(CLEAR)
     assert long.startswith("lockstep: judging ?[2Jevery tap")
     assert len(long) == COLUMNS - 1
     assert counted == "lockstep: engine, float32, tp=2: 3 of …"
@@ -45,7 +53,7 @@ def test_what_is_found_stays_above_the_line(monkeypatch: pytest.MonkeyPatch) -> 
         status.report("naming causes")
         status.found("layers.0.attn.q_proj: q_proj.bias is not added")
         status.report("judging every tap")
-    pieces = os.read(terminal, 4096).decode().split(CLEAR)
+    pieces = _written(terminal).split(CLEAR)
     assert pieces[2] == "lockstep: so far: layers.0.attn.q_proj: q_proj.bias is not added\r\n"
     assert pieces[3] == "lockstep: judging every tap…"
 

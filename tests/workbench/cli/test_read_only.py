@@ -25,10 +25,11 @@ def test_a_cached_reference_of_somebody_else_is_used(tmp_path: Path, monkeypatch
     monkeypatch.setenv("LOCKSTEP_CACHE_DIR", str(tmp_path))
     monkeypatch.setattr(cache, "_problem", lambda path: "")
     (tmp_path / "golden").mkdir()
-    (tmp_path / "golden" / "key.session").touch()
+    cached = tmp_path / "golden" / "key-content.session"
+    cached.touch()
 
     def refused(*_: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
     monkeypatch.setattr(os, "utime", refused)
-    assert cache.find("key", pytest.fail) == tmp_path / "golden" / "key.session"
+    assert cache.find("key", pytest.fail) == cached
