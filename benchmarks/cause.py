@@ -79,7 +79,6 @@ def main() -> None:
     if reported["shown"]:
         print(f"{reported['shown']:.1f} s until what is wrong first is shown, "
               f"{reported['named']:.1f} s until all causes are")  # fmt: skip
-
     print(f"{reported['clock']:.1f} s ({reported['processors']:.1f} s of all processors); "
           f"{first['clock']:.1f} s where the reference had to be recorded")  # fmt: skip
     for part, clock in reported["parts"].items():

@@ -74,8 +74,7 @@ def stamp(file: Path) -> Stamp:
 @functools.cache
 def _content(file: Path, size: int, mtime: int) -> str:
     """The hash of a file's content, which is read once as long as size and mtime stay."""
-    with file.open("rb") as opened:
-        return hashlib.file_digest(opened, "blake2b").hexdigest()
+    return _content_hash(file)
 
 
 def cache_key(request: GoldenRequest, checkpoint: str, stamps: Sequence[Stamp]) -> str:

@@ -54,7 +54,8 @@ class StoredMatrix:
         """Some rows. IndexError where it has fewer."""
         if any(not 0 <= i < len(self.span) for i in ids):
             raise IndexError(f"there are {len(self.span)} rows, not {max(ids)}")
-        return np.concatenate([self._read(self.span[i : i + 1]) for i in ids])
+        none = self._read(self.span[:0])
+        return np.concatenate([none, *(self._read(self.span[i : i + 1]) for i in ids)])
 
     def _read(self, rows: range) -> NDArray[Any]:
         kind = np.dtype(_STORED[self.dtype])

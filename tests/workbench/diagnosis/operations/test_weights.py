@@ -28,6 +28,7 @@ def test_every_parameter_is_read_as_the_engine_reads_it(name: str, tmp_path: Pat
         if found.ndim == 2:
             ids = [len(found) - 1, 0, 0]
             np.testing.assert_array_equal(facts.rows(parameter, ids), found[ids])
+            np.testing.assert_array_equal(facts.rows(parameter, []), found[:0])
             with pytest.raises(IndexError):
                 facts.rows(parameter, [len(found)])
             _assert_parts_are(facts, parameter, found)
