@@ -91,12 +91,6 @@ def holder(path: Path) -> str:
     return ""
 
 
-def check_free(path: Path) -> None:
-    """`SessionBusy` while somebody writes the session at `path`."""
-    if owner := holder(path):
-        raise _busy(path, owner)
-
-
 def _busy(path: Path, owner: str) -> SessionBusy:
     return SessionBusy(f"{path} is being recorded by {owner}. Let that end first, or record to another file.")
 

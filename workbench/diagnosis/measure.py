@@ -66,7 +66,7 @@ def measure(sides: Recordings) -> Iterator[MeasuredTap]:
     """All that the engine ran, in execution order: step, tap, sequence."""
     for side in filter(None, (sides.engine, sides.floor)):
         _same_ids(side, sides.golden, sides.engine.steps)
-    absent = sides.golden.session.meta.absent
+    absent = sides.engine.session.meta.absent | sides.golden.session.meta.absent
     lacking = _lacking(sides) if sides._known else frozenset()
     for step in sides.engine.steps:
         seqs = sorted(sides.engine.sequences(step))

@@ -51,11 +51,6 @@ class Cause(msgspec.Struct, frozen=True):
     follows: tuple[str, ...] = ()
     reproduction: Reproduction | None = None
 
-    @property
-    def unexplained(self) -> float:
-        """The residual, for an order: infinite where it is not known."""
-        return math.inf if self.residual is None else self.residual
-
     def in_words(self) -> str:
         """The cause in one line, with what it leaves of the error where that is worth a word."""
         where = f"{self.place}: " if self.place else ""

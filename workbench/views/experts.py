@@ -112,10 +112,6 @@ class RoutedTokens:
             found |= np.isnan(self.logits).any(-1)
         return np.asarray(found)
 
-    def went_to(self, expert: int) -> NDArray[np.bool_]:
-        """The tokens [T] that went to an expert."""
-        return np.asarray((self.ids == expert).any(-1))
-
     def token(self, row: int) -> TokenExperts:
         """One token's choice."""
         golden_row = None if self.golden is None else self.golden[row : row + 1]

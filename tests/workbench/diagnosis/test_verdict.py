@@ -403,6 +403,19 @@ def test_taps_that_were_not_captured_are_absent_and_all_absent_is_an_error(
         judged(case, tmp_path, skip=lambda tap: True)
 
 
+def test_taps_that_the_engine_cannot_have_are_absent_for_its_reason(case: Case, tmp_path: Path) -> None:
+    """Nothing that an engine's own recorder says it cannot have is judged, nor taken for the first to differ."""
+    cache = "layers.0.attn.k_cache"
+    with synthetic(tmp_path / "engine.session", case.floor, spoil={cache: lambda x, at: -x}) as engine:
+        sides = Recordings.of(engine, case.golden, case.floor)
+        assert judge(sides).first_divergence is not None
+        engine.meta.absent[cache] = "it is inside of the attention kernel"
+        found = judge(sides)
+    assert found.verdict == "match"
+    reasons = {(one.verdict, one.reason) for one in found.taps if one.tap == cache}
+    assert reasons == {("absent", "it is inside of the attention kernel")}
+
+
 @pytest.mark.parametrize("lost", [True, False])
 def test_a_golden_that_does_not_stand_up_to_itself_is_refused(case: Case, tmp_path: Path, lost: bool) -> None:
     """One that lacks a tap, or holds NaN, judges nobody."""

@@ -99,12 +99,6 @@ class Debugger:
         """The pass that stands still in its middle, if there is one."""
         return self.executor.flight if self.executor is not None else None
 
-    @property
-    def at_frontier(self) -> bool:
-        """Whether nothing was run beyond where the debugger stands."""
-        ahead = self.timeline.last(self.position.branch)
-        return self.flight is not None or (self.position.step == ahead and self.position.place is None)
-
     def close(self) -> None:
         """Finish the pass in flight, end the engine, fold the session. `RecordingLost` where a part could not be
         written to it."""

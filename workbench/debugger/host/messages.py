@@ -53,7 +53,6 @@ class DebuggerState(Struct, frozen=True):
     last: int  # the branch's last step
     live: bool
     lost: str | None  # why the engine is gone
-    frontier: bool  # nothing was run beyond this position
     rules: dict[str, str]
     branches: Sequence[BranchState]
     session: str

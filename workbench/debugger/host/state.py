@@ -23,7 +23,6 @@ def state_of(debugger: Debugger) -> DebuggerState:
         last=timeline.last(at.branch),
         live=debugger.live,
         lost=debugger.lost or None,
-        frontier=debugger.at_frontier,
         rules=timeline.line(at.branch).rules,
         branches=[
             BranchState(
