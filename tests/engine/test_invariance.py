@@ -19,6 +19,8 @@ from lockstep.engine.taps.hub import CapturePolicy
 from tests.checkpoints import VARIANTS
 from tests.engine.harness import local_runner
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the tiny windows (8)
 OTHERS = ([9, 9, 8], [100, 2, 45, 61, 13, 7, 7])
 ROUNDING = 2e-5  # of logits up to ~6, in float32

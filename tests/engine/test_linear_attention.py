@@ -19,6 +19,8 @@ from lockstep.engine.taps.hub import CapturePolicy
 from tests.checkpoints import EVERY_VARIANT, tiny_model
 from tests.engine.harness import Engine, local_runner, model_config, reference_logits
 
+pytestmark = pytest.mark.sampled_file(2)
+
 NAMES = ("qwen3-next", "qwen3.5", "qwen3.5-moe", "lfm2", "granite4-moe", "nemotron-h", "falcon-h1")
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]
 STEPS = 8

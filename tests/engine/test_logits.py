@@ -17,6 +17,8 @@ from lockstep.workbench.references.loading import CACHE
 from tests.checkpoints import ALIKE, ALIKE_WITH_EXPERTS, EVERY_VARIANT, tiny_checkpoint, tiny_model
 from tests.engine.harness import Engine, Pass, reference_logits
 
+pytestmark = pytest.mark.sampled_file(2)
+
 STEPS = {1: 33, 2: 16, 4: 16}  # the prefill and the decode steps by TP, from 13 tokens on
 TOLERANCE = 1e-4
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the tiny windows (8)

@@ -20,6 +20,8 @@ from lockstep.sessions.verify import verify
 from tests.sessions.samples import TAPS, create, record, write
 from tests.sessions.test_crash import ROOT
 
+pytestmark = pytest.mark.sampled_file(2)
+
 GOOD, KILLED = 30, 9
 
 #: Records so many steps and ends without closing.

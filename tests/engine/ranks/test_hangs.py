@@ -30,6 +30,8 @@ from lockstep.engine.taps.names import model_taps
 from tests.engine.harness import model_config
 from tests.engine.troubled_rank import SPIN_SECONDS
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROGRAM = "tests.engine.troubled_rank"
 O_PROJ = "layers.0.attn.o_proj"
 TAPS = ["embed", "layers.0.attn.o_proj", "layers.0.mlp.down"]

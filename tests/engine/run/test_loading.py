@@ -13,6 +13,8 @@ from lockstep.engine.ranks.messages import ReadWeights
 from tests.checkpoints import tiny_checkpoint
 from tests.engine.harness import Engine
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = [3, 130, 17, 99, 4]
 
 

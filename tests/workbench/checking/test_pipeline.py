@@ -25,6 +25,8 @@ from lockstep.workbench.models.requests import plan
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.checking.within_noise import over_noise
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPTS = [[5, 6, 7, 8, 9, 130], [20, 21, 22]]  # ragged; 130 is the last id, in the last rank's rows
 STEPS = 3
 

@@ -20,6 +20,8 @@ from lockstep.workbench.models.requests import plan
 from tests.checkpoints import tiny_checkpoint
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic, tiny_case
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Case:

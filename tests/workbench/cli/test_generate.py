@@ -22,6 +22,8 @@ from tests.checkpoints import put_nan, tiny_checkpoint, tiny_model, with_head
 from tests.preloaded import run_module
 from tests.workbench.models.test_tokenizer import write_tokenizer
 
+pytestmark = pytest.mark.sampled_file(2)
+
 ROOT = Path(__file__).resolve().parents[3]
 LONG = ["--ids", "1", "--tp", "2", "--max-tokens", "250", "--temperature", "1"]
 STORIES = ROOT.parent / "shared" / "data" / "stories260K"

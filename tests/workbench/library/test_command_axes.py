@@ -25,6 +25,8 @@ from lockstep.workbench.library.listening import Listener
 from lockstep.workbench.models.opening import open_model
 from tests.workbench.diagnosis.synthetic import Case, Spoil, synthetic, tiny_case
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture(scope="module")
 def case(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Case]:

@@ -21,6 +21,8 @@ from lockstep.workbench.models.tokenizer_process import TokenizerProcess
 from tests.workbench.models.hostile_tokenizers import KINDS, SLOW, use
 from tests.workbench.models.test_tokenizer import write_tokenizer
 
+pytestmark = pytest.mark.sampled_file(2)
+
 ROOT = Path(__file__).resolve().parents[3]
 
 

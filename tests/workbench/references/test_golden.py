@@ -29,6 +29,8 @@ from tests.checkpoints import tiny_variant
 from tests.gguf_twins import gguf_twin
 from tests.running import children_with
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = GoldenSequence((3, 4, 5))
 
 

@@ -22,6 +22,8 @@ from lockstep.workbench.words.numbers import chance
 from tests.sessions.samples import create
 from tests.workbench.tui.conftest import Bench, press, settle, text_of
 
+pytestmark = pytest.mark.sampled_file(2)
+
 MASK, BIASES = find_session("gallery/mask-additive"), find_session("gallery/load_bias-false")
 
 

@@ -20,6 +20,8 @@ from lockstep.workbench.views.sides import GOLDEN
 from tests.workbench.tui.conftest import Bench, enter, press, text_of
 from tests.workbench.tui.synthetic import build
 
+pytestmark = pytest.mark.sampled_file(2)
+
 RECORDED = Path(__file__).parents[3] / "sessions" / "recorded"
 
 

@@ -18,6 +18,8 @@ from lockstep.workbench.diagnosis.recording import Recording
 from tests.checkpoints import VARIANTS
 from tests.workbench.diagnosis.synthetic import Case, Place, Spoil, synthetic, tiny_case
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def read(session: Session, model_dir: Path) -> list[Site | Unjudged]:
     recording = Recording(session)

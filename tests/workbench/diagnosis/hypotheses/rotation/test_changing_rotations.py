@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 import torch.nn.functional as F
 
@@ -18,6 +19,8 @@ from tests.workbench.diagnosis.variants.made import (
     names,
     of_model,
 )
+
+pytestmark = pytest.mark.sampled_file(2)
 
 DIM = X.shape[-1]
 W = 1 + drawn(np.random.default_rng(3), DIM) / 4
