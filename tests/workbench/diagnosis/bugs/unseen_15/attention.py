@@ -19,7 +19,7 @@ from tests.workbench.diagnosis.bugs.patched import Patched
 
 SCORES = ("attn.scores",)
 FREQUENCIES = "frequen|theta|base|scal|factor|angle|rope|rotat|turn|slow|fast"
-SEEN = "mask|see|sight|window|key|token|position|future|ahead|far|hid"
+SEEN = "mask|see|sight|window|future|ahead|far|hid|visible|attends to"
 
 
 # -- rotation ------------------------------------------------------------------------------------------------
@@ -30,8 +30,7 @@ SEEN = "mask|see|sight|window|key|token|position|future|ahead|far|hid"
     taps=ROTATED, model="glm4", dtype="bfloat16", tp=2, ep=1,
 )  # fmt: skip
 def share_of_the_heads_that_turns_is_taken_twice(p: Spoilt) -> None:
-    """The model hands over the rotary width, the helper multiplies it by partial_rotary_factor once more (as in
-    vLLM's move of that factor into rope_parameters)."""
+    """The model hands over the rotary width, get_rope multiplies it by partial_rotary_factor again (vLLM#30384)."""
 
     def half(model: ModelConfig, layer: int) -> ModelConfig:
         own = model.of_layer(layer)
@@ -42,7 +41,7 @@ def share_of_the_heads_that_turns_is_taken_twice(p: Spoilt) -> None:
 
 @bug(
     "rope scaling", accepted=("rope", "positions"), words=FREQUENCIES + "|band|wavelength|llama", taps=ROTATED,
-    model="llama-llama3", tp=2,
+    model="llama-llama3",
 )  # fmt: skip
 def wavelengths_of_llama3_are_compared_the_wrong_way(p: Patched) -> None:
     """Long wavelengths are kept and short ones divided."""
@@ -82,7 +81,7 @@ def override_of_the_rope_scaling_reaches_the_driver_alone(p: Spoilt) -> None:
 
 @bug(
     "rope scaling", accepted=("rope", "positions"), words=FREQUENCIES + "|alpha|dynamic|ntk", taps=ROTATED,
-    model="hunyuan", dtype="bfloat16", tp=2, ep=1,
+    model="hunyuan", dtype="bfloat16", ep=1,
 )  # fmt: skip
 def alpha_of_a_dynamic_rope_is_not_read(p: Spoilt) -> None:
     """`dynamic` with alpha raises the base at any length; the class for a factor (here 1) does nothing."""
@@ -94,7 +93,7 @@ def alpha_of_a_dynamic_rope_is_not_read(p: Spoilt) -> None:
     taps=ROTATED, model="olmo3", tp=2, ep=1,
 )  # fmt: skip
 def one_rope_with_yarn_serves_the_sliding_layers_too(p: Spoilt) -> None:
-    """Olmo 3 stretches full layers alone; one rotary module for the whole model does it everywhere."""
+    """Olmo 3 stretches full layers alone; one rotary module does it everywhere (transformers#45945)."""
     p.rules(layer_rope=lambda model, layer: model.of_layer(3))
 
 
@@ -112,11 +111,11 @@ def every_sequence_decodes_at_the_position_of_the_longest(p: Patched) -> None:
 
 
 @bug(
-    "window", accepted=("mask", "scores", "cache"), words=SEEN + "|page|freed|old", taps=SCORES, layers=(1, 3),
+    "window", accepted=("mask", "scores", "cache"), words=SEEN + "|page|freed|oldest", taps=SCORES, layers=(1, 3),
     step=1, model="gemma3", dtype="bfloat16", tp=2, ep=1,
 )  # fmt: skip
 def pages_behind_a_window_are_freed_for_full_layers_too(p: Spoilt) -> None:
-    """One group of pages for all layers of a hybrid model: what slid out of a window is gone for everybody."""
+    """One group of pages for all layers of a hybrid model: what slid out of a window is gone (lmdeploy#3772)."""
 
     def slid(queries: Tensor, rows: slice, keys: Tensor, window: int | None) -> Tensor:
         return defaults.within_window(queries, rows, keys, window or 8)
@@ -125,7 +124,7 @@ def pages_behind_a_window_are_freed_for_full_layers_too(p: Spoilt) -> None:
 
 
 @bug(
-    "window", accepted=("mask", "scores"), words=SEEN + "|layer|slid|parity", taps=SCORES, step=1, model="gemma2",
+    "window", accepted=("mask", "scores"), words=SEEN + "|slid", taps=SCORES, step=1, model="gemma2",
     tp=2, ep=1,
 )  # fmt: skip
 def decode_slides_in_the_layers_that_do_not(p: Spoilt) -> None:
@@ -137,7 +136,7 @@ def decode_slides_in_the_layers_that_do_not(p: Spoilt) -> None:
     p.rules(window=p.later(defaults.within_window, other))
 
 
-@bug("mask", accepted=("mask", "scores"), words=SEEN, taps=SCORES, model="mistral-window", tp=2, ep=1)
+@bug("mask", accepted=("mask", "scores"), words=SEEN, taps=SCORES, model="mistral-window", ep=1)
 def rows_of_the_mask_are_counted_from_one(p: Spoilt) -> None:
     """A kernel whose query index is that of the next token: one key of the future, one of the past too few."""
 
@@ -147,7 +146,7 @@ def rows_of_the_mask_are_counted_from_one(p: Spoilt) -> None:
     p.rules(window=late)
 
 
-@bug("mask", accepted=("mask", "scores"), words=SEEN + "|image|block|span", taps=SCORES, model="gemma3", ep=1)
+@bug("mask", accepted=("mask", "scores"), words=SEEN + "|image|block", taps=SCORES, model="gemma3", ep=1)
 def tokens_of_a_span_of_text_see_each_other_as_those_of_an_image(p: Spoilt) -> None:
     """Gemma 3's mask for images, laid over the wrong token types."""
 
@@ -166,7 +165,7 @@ def tokens_of_a_span_of_text_see_each_other_as_those_of_an_image(p: Spoilt) -> N
     taps=SCORES, step=1, model="granite", dtype="bfloat16", tp=2, ep=1,
 )  # fmt: skip
 def decode_backend_makes_a_scale_of_its_own(p: Spoilt) -> None:
-    """The decode path of a backend is not given `scale` and takes one over the root of the head's width."""
+    """The decode path of a backend has one over the root of the head's width (as in vllm-plugin-FL#400)."""
 
     def scaled(one: Attention) -> Any:
         right = one._scores
@@ -186,10 +185,10 @@ def decode_backend_makes_a_scale_of_its_own(p: Spoilt) -> None:
 @bug(
     "quantisation", accepted=("scores", "scale", "precision"),
     words="scal|factor|half|times|multipl|eight|8.bit|fp8|precis|round|flat", taps=SCORES, model="llama",
-    dtype="bfloat16", tp=2,
+    dtype="bfloat16",
 )  # fmt: skip
 def queries_in_eight_bits_are_multiplied_without_their_scale(p: Patched) -> None:
-    """Kernels for an fp8 cache take fp8 queries; q_scale is not among what the scores are multiplied by."""
+    """Kernels for an fp8 cache take fp8 queries; scores are not multiplied by q_scale (flashinfer#4979 of k_scale)."""
     p.attention(product=lambda q, k: (q / 2).to(torch.float8_e4m3fn).to(q.dtype) @ k.transpose(2, 3))
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor
@@ -15,7 +18,7 @@ from tests.workbench.diagnosis.bugs.engine_ranks import RingComm, Spoilt
 from tests.workbench.diagnosis.bugs.patched import Patched
 
 
-def _in_halves(module: object) -> object:
+def _in_halves(module: Any) -> Callable[[Tensor], Tensor]:
     """A product over each half of what goes in, added."""
 
     def forward(x: Tensor) -> Tensor:
@@ -43,7 +46,7 @@ def partial_of_down_is_a_sum_of_two_products(p: Patched) -> None:
         down = p.mlp(i).down_proj
         product = _in_halves(down)
 
-        def forward(x: Tensor, down: object = down, product: object = product) -> Tensor:
+        def forward(x: Tensor, down: Any = down, product: Any = product) -> Tensor:
             partial = product(x)
             down.see(partial)
             return down.reduce(partial)
@@ -60,10 +63,10 @@ def four_ranks_are_summed_crosswise(p: Spoilt) -> None:
 
 
 @control("reduce", model="qwen2-untied", dtype="bfloat16", tp=4)
-def four_parts_are_rounded_to_bfloat16_as_one_sum(p: Patched) -> None:
+def sums_of_ranks_are_rounded_to_bfloat16_after_each_addition(p: Patched) -> None:
     for i, _ in p.layers():
         for one in (p.attn(i).o_proj, p.mlp(i).down_proj):
-            one.reduce = lambda partial: p.ring.sum(p.rank, partial.float()).to(partial.dtype)
+            one.reduce = lambda partial: _joined(p.ring.gather(p.rank, partial), (0, 1, 2, 3))
 
 
 @control("norm", model="olmo2", tp=4, ep=1)
@@ -76,7 +79,7 @@ def squares_of_four_ranks_are_joined_from_the_outside(p: Spoilt) -> None:
 
 @control("norm", model="mistral-window")
 def weight_and_inverse_root_are_multiplied_first(p: Patched) -> None:
-    def norm(module: object) -> object:
+    def norm(module: Any) -> Callable[[Tensor], Tensor]:
         eps = module.variance_epsilon
         return lambda x: x * (module.weight * (x.square().mean(-1, keepdim=True) + eps).rsqrt())
 
@@ -99,9 +102,9 @@ def heads_are_turned_in_float32_and_rounded_once(p: Spoilt) -> None:
     p.rules(rope=lambda x, cos, sin: rotate_half_split(x.float(), cos.float(), sin.float()).to(x.dtype))
 
 
-@control("scores", model="gemma2", dtype="bfloat16", tp=2, ep=1)
-def scores_are_capped_in_float32(p: Spoilt) -> None:
-    p.rules(soft_cap=lambda scores, cap: ((scores.float() / cap).tanh() * cap).to(scores.dtype))
+@control("scores", model="gemma2", tp=2, ep=1)
+def tanh_of_the_cap_is_made_of_a_sigmoid(p: Spoilt) -> None:
+    p.rules(soft_cap=lambda scores, cap: (2 * (2 * scores / cap).sigmoid() - 1) * cap)
 
 
 @control("scores", model="llama-mha")
