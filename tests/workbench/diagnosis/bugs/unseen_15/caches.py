@@ -173,14 +173,16 @@ def keys_go_into_the_cache_through_a_hadamard_matrix_and_queries_do_not(p: Patch
 def rank_1_reads_its_cache_with_the_scale_of_rank_0(p: Patched) -> None:
     """Scales of an eight bit cache are calibrated by each rank, saved by the first and loaded by all."""
 
-    def read(k: Tensor, v: Tensor) -> tuple[Tensor, Tensor]:
-        first, own = (
-            p.ring.gather(p.rank, (k.abs().amax(), v.abs().amax()))[0],
-            (k.abs().amax(), v.abs().amax()),
-        )
-        return (k * (first[0] / own[0]), v * (first[1] / own[1])) if p.rank else (k, v)
+    for i, _ in p.layers():
+        ratios: list[Tensor] = []
 
-    p.cache(written=read)
+        def read(k: Tensor, v: Tensor, ratios: list[Tensor] = ratios) -> tuple[Tensor, Tensor]:
+            if not ratios:
+                own = torch.stack((k.abs().amax(), v.abs().amax()))
+                ratios.append(p.ring.gather(p.rank, own)[0] / own)
+            return k * ratios[0][0], v * ratios[0][1]
+
+        p.cache([i], written=read)
 
 
 @bug(
