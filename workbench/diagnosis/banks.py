@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from lockstep.engine.graph.operation import CHOICES, STATES
-from lockstep.workbench.diagnosis.hypotheses.any_maps import any_maps, head_maps
+from lockstep.workbench.diagnosis.hypotheses.any_maps import any_maps, channel_maps, head_maps
 from lockstep.workbench.diagnosis.hypotheses.attention.attention import likely, unlikely
 from lockstep.workbench.diagnosis.hypotheses.attention.rows_read import rows_read
 from lockstep.workbench.diagnosis.hypotheses.behind_rotation import query_scalings, rotated_norms
@@ -225,7 +225,7 @@ UNKNOWN: Mapping[str, tuple[Bank, ...]] = {
     **dict.fromkeys(EDITED, (row_free_maps,)),
     **dict.fromkeys(("linear", "head", "embedding"), (product_unknown,)),
     "experts": (experts_differ,),
-    "cache": (foreign_prefix,),
+    "cache": (channel_maps, foreign_prefix),
     "attention": (foreign_inside,),
 }
 

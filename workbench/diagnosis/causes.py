@@ -211,10 +211,13 @@ def place_of(findings: Sequence[WrongOperation], extent: Extent) -> str:
 
 
 def _positions(findings: Sequence[WrongOperation], extent: Extent) -> str:
-    """The only wrong tokens of the passes, where they are the same everywhere; "" of a cache, whose rows are keys, and
-    where one token alone is right: the first is not rotated, and the last of a prompt has no later one to see."""
+    """The only wrong tokens of the passes, where they are the same everywhere; "" of a cache, whose rows are keys, of
+    logits, of which a prompt has one row, and where one token alone is right: the first is not rotated, and the last of
+    a prompt has no later one to see."""
     found = {one.positions for one in findings}
-    if len(found) > 1 or any(one.operation == "cache" or len(extent.rest_of(one)) < 2 for one in findings):
+    if len(found) > 1 or all(one.every_row for one in findings):
+        return ""
+    if any(one.operation == "cache" or len(extent.rest_of(one)) < 2 for one in findings):
         return ""
     (positions,) = found
     return f"position{'s' * (len(positions) > 1)} {numbers_in_words(positions)}"

@@ -1,12 +1,14 @@
 """What can be stated of operations whose result no edit of their formula gives: a map of it, whatever the operation is.
 
-Rows of other tokens, other columns, a factor of each row or channel; of heads each another one's, or a factor of each.
+Rows of other tokens, other columns, a factor of each row or channel; of heads each another one's, a factor of each, or
+one matrix of their channels.
 A map states what is off and not why: it is looked for last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 
@@ -16,7 +18,7 @@ from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, s
 from lockstep.workbench.diagnosis.hypotheses.maps import columns_paired, free_maps_of, maps_of
 from lockstep.workbench.diagnosis.hypotheses.recurrent import rates_of
 from lockstep.workbench.diagnosis.hypotheses.rowwise import mapped_variant
-from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
+from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, PARTLY, Variant
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -38,6 +40,7 @@ def any_maps(site: Site) -> Iterator[Variant]:
         yield mapped_variant(site, one)
     if right.ndim == 3:
         yield from head_maps(site)
+        yield from channel_maps(site)
 
 
 def head_maps(site: Site) -> Iterator[Variant]:
@@ -56,6 +59,37 @@ def head_maps(site: Site) -> Iterator[Variant]:
         return
     yield from _exchanged(site, a, b, right, wrong)
     yield from _scaled(site, a, b, right, wrong)
+
+
+def channel_maps(site: Site) -> Iterator[Variant]:
+    """The channels of each head go through one matrix, as by a transform that nothing undoes."""
+    if site.deviation is None or any(not part.fits or part.expected.ndim != 3 for part in site.parts):
+        return
+    wrong = [np.asarray(scope).any(-1) for scope in site.deviation.scopes]
+    right, seen = (
+        np.concatenate([getattr(part, what)[rows] for part, rows in zip(site.parts, wrong, strict=True)])
+        for what in ("expected", "seen")
+    )
+    dim = right.shape[1]
+    if len(right) < ELEMENTS_A_PARAMETER * dim or not np.isfinite(seen).all():
+        return
+    matrix, *_ = np.linalg.lstsq(right, seen, rcond=None)
+    near = 8 * max(site.facts.unit, 1e-6)
+    turns = np.abs(matrix @ matrix.T - np.eye(dim)).max() < near
+    known = turns and np.abs(np.abs(matrix) * dim**0.5 - 1).max() < near
+    name = "channels_by_hadamard" if known else "channels_turned" if turns else "channels_mixed"
+    variant = mapped_variant(
+        site,
+        (
+            Edit((), "map", (name,)),
+            [part.expected @ matrix for part in site.parts],
+            1 if known else matrix.size,
+        ),
+    )
+    noise = [
+        part.noise + 3 * site.facts.unit * (np.abs(part.expected) @ np.abs(matrix)) for part in site.parts
+    ]
+    yield replace(variant, noise=noise)
 
 
 def _exchanged(

@@ -19,7 +19,13 @@ from lockstep.workbench.diagnosis.hypotheses.attention.masks import (
     masks_as_numbers,
     overwritten,
 )
-from lockstep.workbench.diagnosis.hypotheses.attention.numbers import numbers, scales, skipped, solved_rows
+from lockstep.workbench.diagnosis.hypotheses.attention.numbers import (
+    factors_of_caches,
+    numbers,
+    scales,
+    skipped,
+    solved_rows,
+)
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import (
     exchanged_roles,
     in_front,
@@ -103,7 +109,7 @@ def unlikely(site: Site) -> Iterator[Variant]:
     ):  # a mask, or a scale, may help where the other mistake is mended, and there alone
         unmasked = [one for one in _best(partly, _MASKED_OF_A_POINT) if "allowed" not in one.changes]
         usual = chain(product(unmasked[:_MASKED], _masks(tree)), product(best, scales(tree)))
-        yield from tried(tree, _pairs(usual))
+        yield from tried(tree, chain(_pairs(usual), factors_of_caches(tree)))
 
 
 @dataclass(frozen=True, slots=True)

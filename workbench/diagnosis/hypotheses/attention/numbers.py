@@ -13,9 +13,10 @@ from lockstep.workbench.diagnosis.hypotheses.attention.scales import meanings
 from lockstep.workbench.diagnosis.hypotheses.attention.softmaxes import softmax_with
 from lockstep.workbench.diagnosis.hypotheses.attention.tensors import of_rows
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Changes, Given
-from lockstep.workbench.diagnosis.hypotheses.attention.trials import NEAR, PARTLY, Trial, one_edit
+from lockstep.workbench.diagnosis.hypotheses.attention.trials import NEAR, PARTLY, Trial, one_edit, worded
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, by_head
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail
+from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.operations.attention import FUSED, soft_capped, uncapped
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -76,6 +77,28 @@ def numbers(tree: AttentionTree) -> Iterator[Trial]:
         by = solved(tree, scaled, list(np.geomspace(0.02, 50, 40)))
         yield one_edit("context", "number", ("scaled", by), scaled(by), 1)
         yield from _factors_of_heads(tree)
+
+
+def factors_of_caches(tree: AttentionTree) -> Iterator[Trial]:
+    """Cached keys by one factor and values by another, as of caches that are read by the scales of others: the keys' is
+    solved for, the values' follows from it."""
+
+    def scaled(scale: float) -> Changes:
+        changes, by = _scaled_by(tree, scale), 1.0
+        if (found := tree.sampled(changes)) is not None:
+            made, seen = ([x[one.scope] for x, one in zip(side, tree.sample, strict=True)]
+                          for side in (found[0], [one.seen for one in tree.sample]))  # fmt: skip
+            by = fits.factor_of(np.concatenate(made), np.concatenate(seen))
+        factors.append(by)
+        return {**changes, "context": lambda c, g: c * by}
+
+    factors: list[float] = []
+    right = tree.site.facts.model.scale
+    scale = solved(tree, scaled, [right * x for x in np.geomspace(0.02, 50, 61)])
+    changes = scaled(scale)
+    text = f"cached keys are {scale / right:.5g} times what was written, and cached values {factors[-1]:.5g} times"
+    fitted = {"keys": scale / right, "values": factors[-1]}
+    yield worded(Wording("cache_scaled", "cache", text, fitted), changes, 2)
 
 
 def _factors_of_heads(tree: AttentionTree) -> Iterator[Trial]:

@@ -62,6 +62,10 @@ _DIFFER = (
 #: Key -> name, class and sentence.
 _PHRASES: Mapping[str, tuple[str, str, str]] = {
     "formula": ("another_formula", "weight", "{0} is computed instead of {1}"),
+    "formula:head": ("another_formula", "head", "{0} is computed instead of {1}"),
+    "formula:embedding": ("another_formula", "embedding", "{0} is computed instead of {1}"),
+    "formula:reduce": ("another_formula", "reduce", "{0} is computed instead of {1}"),
+    "formula_of_weight": ("another_formula", "weight", "{0} is computed instead of {1}"),
     "formula_of_x": ("another_formula", "input", "{0} is computed instead of {1}"),
     "formula_of_bias": ("another_formula", "bias", "{0} is computed instead of {1}"),
     "bias_dropped": ("bias_dropped", "bias", "{bias} is not added"),

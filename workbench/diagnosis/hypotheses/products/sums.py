@@ -228,12 +228,13 @@ def _sources(wrong: Wrong, seen: Array, pool: Sequence[_Held]) -> Iterator[Mappe
         missing = sum(j is None for j in from_)
         if missing < len(wrong.rows):
             yield Edit((), "map", (held.kind, float(by)), at=(_words(site, held, by),)), rows, missing
-    if len(sources) > 1:
+    if len(sources) > 1 or by is None:
         rows = np.stack([pool[i].rows[j] for i, j in zip(which, row, strict=True)])
         first = site.rows[int(row[0])]
-        which_token = f"first that of sequence {first.seq}'s position {first.position}"
-        words = f"{_words(site, held, 0)} for other tokens: {which_token}"
-        yield Edit((), "map", (held.kind, "others"), at=(words,)), rows, len(wrong.rows)
+        for_ = f"for other tokens: first that of sequence {first.seq}'s position {first.position}"
+        just_before = len(sources) == 1 and bool((row == wrong.rows - 1).all())
+        words = f"{_words(site, held, 0)} {'for the token that ran just before' if just_before else for_}"
+        yield Edit((), "map", (held.kind, "others"), at=(words,)), rows, 1 if just_before else len(wrong.rows)
 
 
 def _back(site: Site, own: int, other: int) -> int | None:

@@ -118,7 +118,7 @@ def phrase_of(at: Setting, edits: Sequence[Edit]) -> Phrase | None:
         case "left_out" if without_cap(at.formula, first):
             return phrase(at, "uncapped", at.model.logit_cap)
     ran, right = formula_text(edited(edits, at.formula)), formula_text(at.formula)
-    return phrase(at, f"formula_of_{leaf}" if leaf in ("x", "bias") else "formula", ran, right)
+    return phrase(at, f"formula_of_{leaf}" if leaf in ("x", "weight", "bias") else "formula", ran, right)
 
 
 def _leaf(formula: Node, edit: Edit) -> str:

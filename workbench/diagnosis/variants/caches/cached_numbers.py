@@ -131,20 +131,33 @@ def _coarse(site: Site) -> Iterator[tuple[str, list[Array | None]]]:
             yield f"{to} of all heads", [_rounded(change, x.reshape(len(x), -1), x) for x in rows]
             yield f"{to} of each pass", [_by_pass(site, change, i, x) for i, x in enumerate(rows)]
     yield "whole numbers, integers whose scale is 1", [np.rint(x) for x in rows]
+    prompts = {one.seq: len(one.rows) for one in reversed(site.taps.passes)}
+    prompt = [prompts[site.taps.passes[i].seq] for i in site.passes]
+    made_of = {first_rows(first): [first] * len(rows) for first in _FIRST_ROWS} | {"the prompt": prompt}
     for bits in (8, 4, 2):
         yield f"int{bits} with a scale per channel", [by_channel(x, bits, len(x)) for x in rows]
-        for first in _FIRST_ROWS:
-            made = f"made of {first_rows(first)} alone, so that later ones are cut off"
+    for bits, form in (
+        (8, "int8 with a scale"),
+        (4, "int4 with a scale"),
+        (2, "int2 with a scale"),
+        (0, "a range"),
+    ):
+        for words, firsts in made_of.items():
+            made = f"made of {words} alone, so that later ones are cut off"
             yield (
-                f"int{bits} with a scale per channel that is {made}",
-                [by_channel(x, bits, first) for x in rows],
+                f"{form} per channel that is {made}",
+                [by_channel(x, bits, first) for x, first in zip(rows, firsts, strict=True)],
             )
 
 
 def by_channel(x: Array, bits: int, first: int) -> Array:
-    """Signed integers of rows [K, heads, D], with the scales that the first of them have."""
+    """Signed integers of rows [K, heads, D], with the scales that the first of them have; of no bits these rows' range
+    alone."""
+    largest = np.maximum(np.abs(x[:first]).max(0, keepdims=True), 1e-30)
+    if not bits:
+        return np.asarray(np.clip(x, -largest, largest))
     most = 2 ** (bits - 1) - 1
-    scale = np.maximum(np.abs(x[:first]).max(0, keepdims=True), 1e-30) / most
+    scale = largest / most
     return np.asarray(np.clip(np.rint(x / scale), -most - 1, most) * scale)
 
 
@@ -163,10 +176,22 @@ def _by_pass(site: Site, change: Callable[[Matrix], Matrix | None], i: int, rows
     return np.concatenate(whole) if len(whole) == len(parts) else None
 
 
+def _hadamard(width: int) -> Array:
+    """Sylvester's matrix, divided by its root: it is its own inverse."""
+    found = np.ones((1, 1))
+    while len(found) < width:
+        found = np.kron([[1.0, 1.0], [1.0, -1.0]], found) / math.sqrt(2)
+    return found
+
+
 def turned_otherwise(site: Site) -> Iterator[Variant]:
     """Keys that are cached before their rotation, rotated once more, or by so many positions too far; values that are
-    rotated as keys are."""
+    rotated as keys are; either behind a Hadamard transform, as before they are quantised (arXiv:2404.00456)."""
     rows = [part.expected for part in site.parts]
+    if (width := rows[0].shape[-1]).bit_count() == 1:
+        text = f"cached {what(site)} go through a Hadamard transform of their channels, which nothing undoes"
+        transformed = [x @ _hadamard(width) for x in rows]
+        yield cache_variant(site, "cache_transformed", text, transformed)
     if site.kind == "attn.k_cache":
         plain = [shaped(x, y) for x, y in zip(history(site, unrotated(site, "k")), rows, strict=True)]
         yield cache_variant(site, "cache_unrotated", "keys are cached without their rotation", plain)

@@ -95,6 +95,7 @@ SUMS: list[tuple[Callable[[], Array], str, str]] = [
     (lambda: decode(OTHERS["layers.2.mlp.down"][0]), "stale_output", "what layers.2.mlp.down held"),
     (lambda: decode(PARTIALS[0] + OTHERS["layers.0.attn.o_proj.partial"][1]), "stale_partial", "of layer 0"),
     (lambda: decode(PARTIALS[1] + OTHERS["layers.1.mlp.down.partial"][0]), "stale_partial", "mlp.down.partial held"),
+    (lambda: decode(PARTIALS[0] + np.roll(PARTIALS[1], 1, 0)), "stale_partial", "token that ran just before"),
 ]  # fmt: skip
 
 
