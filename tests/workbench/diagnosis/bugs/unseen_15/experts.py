@@ -5,11 +5,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
-from lockstep.engine.config.families import Gating
 from lockstep.engine.config import ModelConfig
+from lockstep.engine.config.families import Gating
 from lockstep.engine.layers.experts import MixtureOfExperts
 from lockstep.engine.model import Decoder
 from lockstep.engine.parallel import shards
@@ -34,7 +33,7 @@ def _mixtures(decoder: Decoder) -> dict[int, MixtureOfExperts]:
 @bug(
     "balancer",
     accepted=("experts", "weight", "linear", "sharding"),
-    words="expert|down|other|weight|exchang|moved|column|load",
+    words="another|other expert|weight|exchang|swap|moved|order|load",
     taps=DOWN,
     layers=(1,),
     ranks=(1,),
@@ -92,7 +91,7 @@ def columns_of_an_expert_s_down_go_to_its_ranks_from_the_last(p: Spoilt) -> None
     """Gate and up are cut by the rank within the group, down by its distance from the end."""
 
     def shard(name: str, model: ModelConfig, tp: int, rank: int, ep: int = 1) -> shards.Shard:
-        down = ".experts." in name and ".w2." in name or ".experts." in name and "down_proj" in name
+        down = ".experts." in name and (".w2." in name or "down_proj" in name)
         return shards.plan(name, model, tp, rank ^ 1 if down else rank, ep)
 
     p.rules(shard=shard)
@@ -101,7 +100,7 @@ def columns_of_an_expert_s_down_go_to_its_ranks_from_the_last(p: Spoilt) -> None
 @bug(
     "dispatch",
     accepted=("experts", "input", "scale", "linear"),
-    words="input|scale|row|token|read|quanti|before|other|factor|dispatch",
+    words="input|scal|row|token|quanti|before|factor|dispatch",
     taps=GATE_UP,
     layers=(1, 2),
     ranks=(1,),
@@ -131,7 +130,7 @@ def dispatched_rows_arrive_with_the_scale_of_the_row_before(p: Spoilt) -> None:
 @bug(
     "activation",
     accepted=("activation",),
-    words="clamp|limit|one|up|activation|swiglu|add|clip",
+    words="clamp|limit|clip|swiglu|silu|add|activation",
     taps=ACT,
     step=1,
     model="gpt-oss",
@@ -188,7 +187,7 @@ def bias_of_down_is_added_behind_the_weights(p: Spoilt) -> None:
 @bug(
     "combine",
     accepted=("combine",),
-    words="slot|expert|third|last|left out|sum|missing|two|drop|fewer",
+    words="slot|third|last|left out|missing|two|drop|fewer",
     taps=PARTIAL,
     model="olmoe",
     ep=1,
@@ -201,7 +200,7 @@ def sum_is_compiled_for_two_slots_of_three(p: Spoilt) -> None:
 @bug(
     "padding",
     accepted=("combine", "reduce", "input"),
-    words="row|token|pad|added|first|twice|sum|other|sequence",
+    words="row|token|pad|first|twice|sequence|added",
     taps=PARTIAL,
     step=1,
     model="hunyuan-moe",
@@ -223,7 +222,7 @@ def padding_of_the_sorted_rows_is_added_to_the_first_token(p: Spoilt) -> None:
 
 @bug(
     "shared expert",
-    accepted=("combine", "input", "layer", "residual", "cache"),
+    accepted=("combine", "input", "layer"),
     words="shared|layer|before|previous|stale|buffer|old|other",
     taps=PARTIAL,
     layers=(1, 2),
@@ -247,7 +246,7 @@ def decode_adds_what_the_shared_expert_gave_a_layer_before(p: Spoilt) -> None:
 @bug(
     "gate of the shared expert",
     accepted=("combine", "sigmoid", "gate", "scale", "sharding"),
-    words="gate|sigmoid|twice|rank|factor|scal|sum|logit",
+    words=r"twice|doubl|rank|factor|scal|sum|times|\b2\b",
     taps=PARTIAL,
     model="qwen3-next",
     dtype="bfloat16",

@@ -25,7 +25,7 @@ STEP = ("attn.ssm_step",)
 @bug(
     "convolution",
     accepted=("conv", "weight", "cache"),
-    words="convol|order|kernel|flip|revers|newest|row|weight|backward",
+    words="order|flip|revers|newest|backward|mirror|turned",
     taps=CONVOLVED,
     step=1,
     model="qwen3-next",
@@ -33,7 +33,7 @@ STEP = ("attn.ssm_step",)
     ep=1,
 )
 def update_of_the_convolution_has_its_kernel_backwards(p: Spoilt) -> None:
-    """The rolling buffer of decode has its newest row first, and the kernel's weights were turned round for it twice."""
+    """The rolling buffer of decode has its newest row first; its weights, turned round for that, are turned once more."""
 
     def convolve(rows: Tensor, weight: Tensor) -> Tensor:
         return recurrence.short_convolution(rows, weight.flip(1))
@@ -44,7 +44,7 @@ def update_of_the_convolution_has_its_kernel_backwards(p: Spoilt) -> None:
 @bug(
     "convolution",
     accepted=("conv", "bias"),
-    words="bias|convol",
+    words="bias",
     taps=SSM_CONVOLVED,
     step=1,
     model="falcon-h1",
@@ -63,7 +63,7 @@ def update_of_the_convolution_is_given_no_bias(p: Spoilt) -> None:
 @bug(
     "convolution",
     accepted=("conv", "weight", "sharding"),
-    words="convol|kernel|exchang|other|channel|swap|weight|order|row",
+    words="kernel|exchang|other|channel|swap|weight|order",
     taps=SSM_CONVOLVED[1:],
     ranks=(1,),
     model="bamba",
@@ -170,7 +170,7 @@ def gate_of_the_last_layer_s_mamba_is_not_multiplied(p: Spoilt) -> None:
 @bug(
     "state",
     accepted=("state", "ssm_state", "ssm_read", "cache"),
-    words="state|other|sequence|request|slot|stale|carried|prompt",
+    words="other|sequence|request|slot|stale|prompt|exchang|carried",
     taps=("attn.ssm_state", "attn.ssm_read"),
     step=1,
     model="bamba",

@@ -41,7 +41,7 @@ def windows_reach_forward_as_far_as_back(p: Spoilt) -> None:
 @bug(
     "window",
     accepted=("mask", "scores", "positions"),
-    words="window|mask|sequence|length|position|key|other|longest|few",
+    words="window|mask|sequence|length|position|longest|few",
     taps=SCORES,
     step=1,
     model="cohere2",
@@ -83,7 +83,7 @@ def layers_without_a_window_are_given_no_sinks(p: Spoilt) -> None:
 @bug(
     "sinks",
     accepted=("softmax", "mask"),
-    words="sink|shift|column|first|order|cut|one|slice",
+    words="sink|shift|column|first|slice",
     taps=PROBS,
     model="gpt-oss",
     dtype="bfloat16",
