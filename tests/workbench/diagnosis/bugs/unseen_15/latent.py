@@ -81,7 +81,7 @@ def fused_kernel_of_decode_turns_the_shared_key_alone(p: Spoilt) -> None:
     ep=1,
 )
 def scale_has_neither_what_yarn_adds_nor_the_rotated_channels(p: Spoilt) -> None:
-    """Two at once: a backend makes the scale itself, from qk_nope_head_dim."""
+    """Two at once: a backend makes the scale itself, from qk_nope_head_dim (yarn's part: tpu-inference #521)."""
 
     def scale(model: ModelConfig) -> float:
         assert model.latent is not None

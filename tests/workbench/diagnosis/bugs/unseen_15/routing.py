@@ -32,7 +32,7 @@ WEIGHTS = ("mlp.topk_weights",)
     ep=1,
 )
 def router_of_the_last_layer_is_quantised_with_the_experts(p: Spoilt) -> None:
-    """`mlp.gate` of one layer is missing from modules_to_not_convert, so that it gets four bits as experts do."""
+    """`mlp.gate` of one layer is not among the modules to be left alone (vllm #25923): it has four bits as experts do."""
 
     def spoil(decoder: Decoder) -> None:
         mlp = decoder.layers[2].mlp
@@ -130,8 +130,7 @@ def groups_of_an_older_model_are_ranked_by_two_experts(p: Spoilt) -> None:
     ep=1,
 )
 def kernel_of_decode_chooses_among_the_first_six_experts(p: Spoilt) -> None:
-    """The top-k kernel for few tokens has a tile of another model's number of experts (as vllm's topk_softmax, which
-    is compiled for each power of two)."""
+    """The top-k kernel for few tokens has a tile of another model's number of experts."""
 
     def choose(scores: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
         return routing.best(scores[:, :6], correction, experts)
@@ -211,7 +210,7 @@ def router_of_decode_neither_makes_shares_nor_multiplies_by_the_factor(p: Spoilt
     ep=2,
 )
 def experts_share_a_softmax_where_each_has_a_sigmoid(p: Spoilt) -> None:
-    """Llama 4 has a custom_routing_function, which the path of one quantisation did not hand on (vllm #16337)."""
+    """Llama 4 has a custom_routing_function, which the kernel of one quantisation is not handed on to."""
 
     def weigh(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
         return scores.gather(-1, ids).logit().softmax(-1)

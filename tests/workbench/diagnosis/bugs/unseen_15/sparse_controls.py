@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-from dataclasses import replace
-from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +13,7 @@ from lockstep.engine.config.families import ClampedSwiGLU, Gating
 from lockstep.engine.config.indexer import IndexerConfig
 from lockstep.engine.layers.experts import Expert, MixtureOfExperts, Router
 from lockstep.engine.model import Decoder
-from lockstep.engine.rules import defaults, routing
+from lockstep.engine.rules import routing
 from tests.workbench.diagnosis.bugs.bug import control
 from tests.workbench.diagnosis.bugs.engine_ranks import RingComm, Spoilt
 

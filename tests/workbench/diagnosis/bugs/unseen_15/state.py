@@ -33,7 +33,7 @@ STEP = ("attn.ssm_step",)
     ep=1,
 )
 def update_of_the_convolution_has_its_kernel_backwards(p: Spoilt) -> None:
-    """The rolling buffer of decode has its newest row first; its weights, turned round for that, are turned once more."""
+    """The buffer of decode has its newest row first, and weights turned round for that are turned once more."""
 
     def convolve(rows: Tensor, weight: Tensor) -> Tensor:
         return recurrence.short_convolution(rows, weight.flip(1))
@@ -178,7 +178,7 @@ def gate_of_the_last_layer_s_mamba_is_not_multiplied(p: Spoilt) -> None:
     ep=1,
 )
 def decode_finds_states_by_the_slots_of_the_other_request(p: Spoilt) -> None:
-    """State indices are those of before the batch was sorted anew (decode first); the convolution's are right."""
+    """State indices are of prompts first where the batch has decode first (vllm #40766); the convolution's are right."""
 
     def before(held: LayerState | None, left: LayerState | None, fresh: LayerState, new: int) -> LayerState:
         own = recurrence.carried(held, left, fresh, new)

@@ -76,7 +76,7 @@ def windows_of_decode_are_counted_from_the_end_of_the_longest_sequence(p: Spoilt
     ep=1,
 )
 def layers_without_a_window_are_given_no_sinks(p: Spoilt) -> None:
-    """The backend of full layers is another one, which has no argument for sinks."""
+    """The backend of full layers takes sinks as one of its **kwargs, and drops them (vllm #52156)."""
     p.rules((1,), sinks=lambda scores, sinks, dtype: defaults.softmax(scores, dtype))
 
 
@@ -126,7 +126,7 @@ def cap_multiplies_what_it_has_not_divided(p: Spoilt) -> None:
     ep=1,
 )
 def cap_is_that_of_scores_for_powers_of_two(p: Spoilt) -> None:
-    """Scale and cap were multiplied by log2(e) for exp2; the scale was taken back, the cap was not."""
+    """Scores carry log2(e) for exp2 when they are capped, which is to be undone before the tanh (sgl-kernel-xpu #491)."""
     p.rules(soft_cap=lambda x, cap: defaults.capped(x, cap * math.log2(math.e)))
 
 
@@ -142,7 +142,7 @@ def cap_is_that_of_scores_for_powers_of_two(p: Spoilt) -> None:
     ep=1,
 )
 def backend_of_decode_takes_neither_the_cap_nor_the_scale_of_the_model(p: Spoilt) -> None:
-    """Two at once: it is built with defaults, head_dim ** -0.5 and no cap."""
+    """Two at once: it is planned with defaults, head_dim ** -0.5 and no cap (sglang #33915)."""
     factor = p.model.head_dim**-0.5 / p.model.scale
     p.rules(soft_cap=p.later(defaults.capped, lambda x, cap: x * factor))
 
