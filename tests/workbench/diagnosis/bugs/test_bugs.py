@@ -176,6 +176,7 @@ SETS = {
     "unseen_12": (66, 14, 30, 50, 17, 20, 5, 0, 28),
     "unseen_13": (71, 15, 31, 60, 10, 11, 3, 0, 36),
     "unseen_14": (78, 16, 40, 60, 12, 5, 3, 0, 16),
+    "unseen_15": (50, 15, 30, 25, 12, 8, 8, 0, 16),
 }
 #: How the bugs of a set are spread over its files, where that was laid down before it was written.
 SPREAD = {

@@ -32,7 +32,7 @@ WEIGHTS = ("mlp.topk_weights",)
     ep=1,
 )
 def router_of_the_last_layer_is_quantised_with_the_experts(p: Spoilt) -> None:
-    """`mlp.gate` of one layer is not among the modules to be left alone (vllm #25923): it has four bits as experts do."""
+    """`mlp.gate` of one layer is not among the modules left alone (vllm #25923), and has four bits as experts do."""
 
     def spoil(decoder: Decoder) -> None:
         mlp = decoder.layers[2].mlp
@@ -182,20 +182,22 @@ def softmax_of_the_router_is_made_behind_the_choice_of_groups(p: Spoilt) -> None
 @bug(
     "weights",
     accepted=("choice_weights", "scale"),
-    words="factor|share|renormal|sum|scal|divid|normal",
+    words="share|correct|bias|sum|divid|normal|denominator|scal|factor",
     taps=WEIGHTS,
     layers=(1,),
     step=1,
     model="exaone-moe",
     ep=1,
 )
-def router_of_decode_neither_makes_shares_nor_multiplies_by_the_factor(p: Spoilt) -> None:
-    """Two at once: the kernel for few tokens is called without `renormalize` and without `routed_scaling_factor`."""
+def router_of_decode_divides_by_the_sum_of_corrected_scores(p: Spoilt) -> None:
+    """The fused kernel goes on with the scores that it has chosen by, and takes the correction off the dividend alone."""
 
-    def bare(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
-        return scores.gather(-1, ids)
+    def weigh(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
+        assert correction is not None
+        total = (scores + correction).gather(-1, ids).sum(-1, keepdim=True)
+        return scores.gather(-1, ids) / total * experts.factor
 
-    p.rules(choice_weights=p.later(routing.weights, bare))
+    p.rules(choice_weights=p.later(routing.weights, weigh))
 
 
 @bug(

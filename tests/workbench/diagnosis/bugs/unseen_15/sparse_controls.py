@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -13,7 +14,7 @@ from lockstep.engine.config.families import ClampedSwiGLU, Gating
 from lockstep.engine.config.indexer import IndexerConfig
 from lockstep.engine.layers.experts import Expert, MixtureOfExperts, Router
 from lockstep.engine.model import Decoder
-from lockstep.engine.rules import routing
+from lockstep.engine.rules import indexer, routing
 from tests.workbench.diagnosis.bugs.bug import control
 from tests.workbench.diagnosis.bugs.engine_ranks import RingComm, Spoilt
 
@@ -116,14 +117,6 @@ def clamped_swiglu_by_a_silu(p: Spoilt) -> None:
     p.rules(act=act)
 
 
-@control("combine", model="granitemoe", dtype="bfloat16", ep=1)
-def slots_are_summed_by_a_product_of_matrices(p: Spoilt) -> None:
-    def combine(outputs: Tensor, weights: Tensor) -> Tensor:
-        return torch.bmm(weights.unsqueeze(1).to(outputs.dtype), outputs).squeeze(1)
-
-    p.rules(combine=combine)
-
-
 @control("shared expert", model="qwen3-next", dtype="bfloat16", tp=2, ep=1)
 def shared_expert_is_divided_by_one_and_an_exponential(p: Spoilt) -> None:
     def add(routed: Tensor, shared: Tensor, gate: Tensor | None, comm: RingComm) -> Tensor:
@@ -137,10 +130,9 @@ def shared_expert_is_divided_by_one_and_an_exponential(p: Spoilt) -> None:
 
 
 @control("indexer", model="deepseek-v32", ep=1)
-def index_scores_are_scaled_behind_their_sum(p: Spoilt) -> None:
+def index_scores_are_made_in_double_precision(p: Spoilt) -> None:
     def score(q: Tensor, k: Tensor, weights: Tensor, config: IndexerConfig) -> Tensor:
-        products = (q.float() @ k.float().T).relu()
-        return torch.einsum("thk,th->tk", products, weights.float()) * (config.heads * config.dim) ** -0.5
+        return indexer.scores(q.double(), k.double(), weights.double(), config).float()
 
     p.rules(index_scores=score)
 
@@ -165,6 +157,14 @@ def delta_rule_works_in_double_precision(p: Spoilt) -> None:
 @control("mamba", model="bamba", tp=2, ep=1)
 def rates_of_mamba_are_powers_of_two(p: Spoilt) -> None:
     p.rules(ssm_rate=lambda a_log: -(a_log.float() * math.log2(math.e)).exp2())
+
+
+@control("mamba", model="nemotron-h", tp=2, ep=1)
+def gated_norm_of_mamba_works_in_double_precision(p: Spoilt) -> None:
+    def norm(x: Tensor, gate: Tensor, weight: Tensor, normalised: Callable[[Tensor], Tensor]) -> Tensor:
+        return (weight.double() * normalised(x.double() * F.silu(gate.double()))).to(x.dtype)
+
+    p.rules(ssm_norm=norm)
 
 
 @control("output gate", model="qwen3.5-moe", dtype="bfloat16", tp=2, ep=2)

@@ -133,16 +133,16 @@ def step_sizes_are_limited_before_their_softplus(p: Spoilt) -> None:
 
 @bug(
     "step size",
-    accepted=("step_size", "bias", "activation"),
-    words="bias|softplus|step|dt|positiv|activat",
+    accepted=("step_size", "activation"),
+    words="softplus|activat|positiv",
     taps=STEP,
     model="granite4",
     tp=2,
     ep=1,
 )
-def step_sizes_have_neither_bias_nor_softplus(p: Spoilt) -> None:
-    """Two at once: the scan is called without dt_bias and with dt_softplus=False; only negative sizes are cut off."""
-    p.rules(ssm_step=lambda dt, dt_bias, limits: dt.float().clamp(*limits))
+def step_sizes_go_without_their_softplus(p: Spoilt) -> None:
+    """The scan is called with dt_softplus=False; sizes below zero are cut off by their limits."""
+    p.rules(ssm_step=lambda dt, dt_bias, limits: (dt.float() + dt_bias.float()).clamp(*limits))
 
 
 @bug(
@@ -178,7 +178,7 @@ def gate_of_the_last_layer_s_mamba_is_not_multiplied(p: Spoilt) -> None:
     ep=1,
 )
 def decode_finds_states_by_the_slots_of_the_other_request(p: Spoilt) -> None:
-    """State indices are of prompts first where the batch has decode first (vllm #40766); the convolution's are right."""
+    """State indices have prompts first where the batch has decode first (vllm #40766); the other state's are right."""
 
     def before(held: LayerState | None, left: LayerState | None, fresh: LayerState, new: int) -> LayerState:
         own = recurrence.carried(held, left, fresh, new)

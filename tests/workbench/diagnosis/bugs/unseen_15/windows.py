@@ -126,7 +126,7 @@ def cap_multiplies_what_it_has_not_divided(p: Spoilt) -> None:
     ep=1,
 )
 def cap_is_that_of_scores_for_powers_of_two(p: Spoilt) -> None:
-    """Scores carry log2(e) for exp2 when they are capped, which is to be undone before the tanh (sgl-kernel-xpu #491)."""
+    """Scores carry log2(e) for exp2, which is to be undone before the tanh (as sgl-kernel-xpu #491 does)."""
     p.rules(soft_cap=lambda x, cap: defaults.capped(x, cap * math.log2(math.e)))
 
 
