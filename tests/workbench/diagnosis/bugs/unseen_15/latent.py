@@ -113,7 +113,6 @@ class _Stale(SparseAttention):
     """In a decode step the choice of the step before."""
 
     earlier: dict[int, Tensor]
-    decoding: Any
 
     def _chosen(self, index: int, span: SequenceSpan, inputs: StepInputs, tiling: Any) -> Tensor | None:
         held = self.earlier.get(index)

@@ -190,7 +190,7 @@ def softmax_of_the_router_is_made_behind_the_choice_of_groups(p: Spoilt) -> None
     ep=1,
 )
 def router_of_decode_divides_by_the_sum_of_corrected_scores(p: Spoilt) -> None:
-    """The fused kernel goes on with the scores that it has chosen by, and takes the correction off the dividend alone."""
+    """The fused kernel goes on with the scores that it chose by, and takes the correction off the dividend alone."""
 
     def weigh(scores: Tensor, ids: Tensor, correction: Tensor | None, experts: ExpertsConfig) -> Tensor:
         assert correction is not None
