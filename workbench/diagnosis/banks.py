@@ -54,7 +54,7 @@ from lockstep.workbench.diagnosis.hypotheses.rotation.precision import coarse_ro
 from lockstep.workbench.diagnosis.hypotheses.rotation.rotation import rotations
 from lockstep.workbench.diagnosis.hypotheses.rotation.solved import combined_rotations, fitted_frequencies
 from lockstep.workbench.diagnosis.hypotheses.rotation.table import behind_the_table
-from lockstep.workbench.diagnosis.hypotheses.routing import routing_edits
+from lockstep.workbench.diagnosis.hypotheses.routing import routing_edits, routing_pairs
 from lockstep.workbench.diagnosis.hypotheses.rowwise import (
     EDITED,
     row_edit_pairs,
@@ -79,7 +79,7 @@ from lockstep.workbench.diagnosis.variants.attention.index_choices import (
 from lockstep.workbench.diagnosis.variants.attention.mask import irregular_masks, masks
 from lockstep.workbench.diagnosis.variants.attention.padded_keys import padded_keys
 from lockstep.workbench.diagnosis.variants.attention.score_biases import score_biases
-from lockstep.workbench.diagnosis.variants.attention.score_factors import score_dimensions, score_factors
+from lockstep.workbench.diagnosis.variants.attention.score_factors import score_factors
 from lockstep.workbench.diagnosis.variants.attention.skipped_blocks import skipped_blocks
 from lockstep.workbench.diagnosis.variants.attention.softmax_fits import softmax_fits
 from lockstep.workbench.diagnosis.variants.attention.softmax_functions import other_functions
@@ -94,7 +94,7 @@ from lockstep.workbench.diagnosis.variants.caches.foreign_rows import foreign_pr
 from lockstep.workbench.diagnosis.variants.caches.index_maps import index_maps
 from lockstep.workbench.diagnosis.variants.caches.inside import caches_inside
 from lockstep.workbench.diagnosis.variants.caches.layouts import other_layouts
-from lockstep.workbench.diagnosis.variants.caches.stored_stages import stored_stages
+from lockstep.workbench.diagnosis.variants.caches.stored_stages import stages_of_other_heads, stored_stages
 from lockstep.workbench.diagnosis.variants.grids import on_a_grid
 from lockstep.workbench.diagnosis.variants.layers import repeated, skipped
 from lockstep.workbench.diagnosis.variants.low_precision import (
@@ -185,7 +185,6 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "reduce": (product_coarse, rounded_partials, product_fits),
     "scores": (
         combined_scores,
-        score_dimensions,
         unlikely,
         irregular_masks,
         results_of_other_layers,
@@ -210,6 +209,8 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
 PAIRS: Mapping[str, tuple[Bank, ...]] = {
     **dict.fromkeys(("norm", "residual", "activation"), (row_edit_pairs,)),
     "attention": (rows_read,),
+    "cache": (stages_of_other_heads,),
+    **dict.fromkeys(("choice", "choice_weights"), (routing_pairs,)),
 }
 
 #: Operations with a row for each token of which no bank tries every map.
@@ -238,7 +239,7 @@ def stages(operation: str) -> tuple[tuple[Bank, ...], ...]:
     """The banks that are tried first, and those that are tried where no variant of these fits. Whole numbers, as those
     of experts, are neither rounded nor scaled."""
     if operation in CHOICES:
-        return (BANKS[operation],)
+        return BANKS[operation], PAIRS.get(operation, ())
     return (
         (*BANKS.get(operation, ()), *EVERYWHERE),
         (*LAST.get(operation, ()), other_inputs, on_a_grid, not_finite),

@@ -221,6 +221,25 @@ def _mixed_beside(logits: Array, ids: Array, jitter: float) -> Array:
     return np.concatenate(alone, axis=1)
 
 
+def _softmax_within_groups(logits: Array, *grouping: float) -> Array:
+    """Scores that are shares among the experts of the groups that are left, zero of others."""
+    scores = RIGHT["softmax"](logits)
+    kept = np.where(np.isfinite(candidates(scores, *grouping)), scores, 0.0)
+    return np.asarray(kept / kept.sum(-1, keepdims=True))
+
+
+def _shares_of_corrected(x: Array, *rest: Array) -> Array:
+    """Each over the sum of its row where the chosen experts' corrections count as well."""
+    correction, ids = rest[-2:]
+    return np.asarray(x / (x + correction[ids.astype(np.int64)]).sum(-1, keepdims=True))
+
+
+def _columns_within(x: Array, low: float, high: float) -> Array:
+    """Minus infinity in all columns but those."""
+    columns = np.arange(x.shape[-1])
+    return np.where((columns >= low) & (columns <= high), x, -np.inf)
+
+
 def _shares_within(x: Array, *rest: Array) -> Array:
     """Each over the sum of those of its row whose experts are `held`; of a row that has none over that of all."""
     *eps, ids, held = rest
@@ -258,6 +277,10 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     },
     "times_of_slots": lambda x, scale, ids: x * scale[: ids.shape[1]],
     "shares_within": _shares_within,
+    "shares_of_corrected": _shares_of_corrected,
+    "softmax_of_chosen": lambda x, ids, logits: RIGHT["softmax"](taken(logits, ids)),
+    "softmax_within_groups": _softmax_within_groups,
+    "columns_within": _columns_within,
     "shares_and_more": lambda x, *rest: RIGHT["shares"](x, sum(rest)),
     "gated_together": lambda x, gated, gate: _sigmoid(gate) * x + gated,
     "mixed_beside": _mixed_beside,

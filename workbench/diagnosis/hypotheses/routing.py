@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from itertools import chain, combinations
 from typing import Any
 
 import numpy as np
@@ -19,9 +20,10 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
     sum_of_ranks,
 )
 from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
-from lockstep.workbench.diagnosis.hypotheses.search import single
-from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
-from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.hypotheses.search import distinct, pairs, single
+from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
+from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial, Tried
+from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.mixture import expert_placements
 from lockstep.workbench.diagnosis.operations.shares import weight_names
@@ -38,7 +40,7 @@ OF_ROUTERS = (
 #: Leaves that are numbers, and other values that engines have.
 _NUMBERS: Mapping[str, tuple[float, ...]] = {
     "groups": (1.0,), "top_groups": (1.0,), "group_best": (1.0, 2.0), "top_k": (1.0,), "routed_factor": (1.0,),
-    "ids": (), "jitter": (0.0,),
+    "ids": (), "jitter": (0.0, 0.001, 0.01, 0.02, 0.05, 0.1),
 }  # fmt: skip
 #: Functions that take rows of other tokens.
 _MIXING = ("rows_before", "rows_after", "rows_before_of_sequence", "rows_before_in_turn")
@@ -58,8 +60,28 @@ _SHOWN = 12
 
 def routing_edits(site: Site) -> Iterator[Variant]:
     """Every single edit that explains something of what was seen, the nearest first."""
-    if site.seen.shape != site.expected.shape:
-        return
+    if site.seen.shape == site.expected.shape:
+        yield from _searched(site, single)
+
+
+def routing_pairs(site: Site) -> Iterator[Variant]:
+    """Two edits at once. Of a choice one alone may leave as much as there was: all are tried with each other."""
+    if site.seen.shape == site.expected.shape:
+        yield from _searched(site, _every_two if site.operation == "choice" else pairs)
+
+
+def _every_two(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
+    found = [solve(tried, two) for two in combinations(edits, 2) if _apart(*two)]
+    return distinct(tried, [one for one in found if one is not None and one.left <= PARTLY])
+
+
+def _apart(one: Edit, other: Edit) -> bool:
+    """Whether neither is within what the other puts in its own place."""
+    paths = [edit.place for edit in (one, other) if isinstance(edit.place, tuple)]
+    return len(paths) < 2 or all(a[: len(b)] != b for a, b in (paths, paths[::-1]))
+
+
+def _searched(site: Site, search: Callable[[Tried, Iterable[Edit]], list[Solved]]) -> Iterator[Variant]:
     formula, others = formula_at(site), _others(site)
     tokens: dict[str, Callable[[], Any]] = {role: partial(np.asarray, x) for role, x in site.inputs.items()}
     terms = terms_of_ranks(site, site.declared, site.inputs)
@@ -71,10 +93,23 @@ def routing_edits(site: Site) -> Iterator[Variant]:
     tokens |= {name: partial(np.asarray, x) for name, x in results.items()}
     edits = (
         one
-        for one in routing_choices(formula, others, operands, site.facts.dtype, list(results))
+        for one in chain(
+            routing_choices(formula, others, operands, site.facts.dtype, list(results)), _experts_seen(site)
+        )
         if not (site.operation == "choice" and one.free)
     )
-    yield from formula_edits(site, formula, tokens, others, edits)
+    yield from formula_edits(site, formula, tokens, others, edits, search)
+
+
+def _experts_seen(site: Site) -> Iterator[Edit]:
+    """Only experts between the first and the last that were chosen in the wrong passes are chosen among."""
+    experts = site.facts.model.experts
+    if site.operation != "choice" or experts is None or site.deviation is None:
+        return
+    passes = {(row.step, row.seq) for row in site.deviation.rows}
+    ids = site.seen[[(row.step, row.seq) in passes for row in site.rows]]
+    if np.isfinite(ids).all() and (ids.min() > 0 or ids.max() < experts.count - 1):
+        yield Edit((0,), "applied", ("columns_within", float(ids.min()), float(ids.max())))
 
 
 def formula_edits(
@@ -83,11 +118,12 @@ def formula_edits(
     tokens: Mapping[str, Callable[[], Any]],
     others: Mapping[str, Callable[[], Any]],
     edits: Iterable[Edit],
+    search: Callable[[Tried, Iterable[Edit]], list[Solved]] = single,
 ) -> Iterator[Variant]:
     """Those edits of a row-wise operation's formula that explain something, the nearest first. Its leaves are `tokens`,
     with an axis of them, and `others`."""
     trial = RowTrial(site, formula, Lazy(tokens), Lazy(others))
-    for solved in single(trial, edits)[:_SHOWN]:
+    for solved in search(trial, edits)[:_SHOWN]:
         tree, words = together(solved.edits, formula), wording(site, solved.edits)
         noise = None if site.operation == "choice" else trial.noise_of(tree)
         yield Variant(
@@ -171,8 +207,13 @@ def routing_choices(
                 yield from (Edit((*path, 0), "applied", ("capped", cap)) for cap in _CAPS)
                 if "correction" in others:
                     yield Edit(path, "applied", ("plus", "correction", 1.0))
+                if "groups" in others and formula.name != "chosen":
+                    yield Edit(
+                        path, "function", ("softmax_within_groups", "groups", "top_groups", "group_best")
+                    )
             case "taken":
                 yield Edit(path, "applied", ("least_dropped",))
+                yield Edit(path, "function", ("softmax_of_chosen", "logits"))
                 if not any(one.name == "shares" for _, one in nodes(formula)):
                     yield Edit(path, "applied", ("shares",))
             case "shares":
@@ -181,6 +222,8 @@ def routing_choices(
                 held = (name for name in others if name.startswith(_HELD.format("")))
                 yield from (Edit(path, "function", ("shares_within", "ids", name)) for name in held)
                 yield Edit(path, "function", ("shares_and_more", None))
+                if "correction" in others:
+                    yield Edit(path, "function", ("shares_of_corrected", "correction", "ids"))
                 yield from (Edit(path, "function", (over,)) for over in _SHARES_OVER_TOKENS)
             case "chosen" if node.args[0].name == "add" and Node("correction") in node.args[0].args:
                 yield Edit(path, "function", ("chosen_in_groups_before", "correction"))

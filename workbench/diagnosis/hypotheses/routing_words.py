@@ -106,6 +106,27 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "weights_over_more",
         "weights are divided by the sum of the chosen ones and {a:.4g}, as with one more expert that counts in it",
     ),
+    ("choice_weights", "shares", "function", "shares_of_corrected"): (
+        "weights_over_corrected",
+        "weights are divided by the sum of the chosen experts' scores with their correction biases, not of the scores",
+    ),
+    ("choice_weights", "taken", "function", "softmax_of_chosen"): (
+        "weights_by_softmax_of_chosen", "weights are a softmax of the logits of the chosen experts alone",
+    ),
+    **{
+        ("choice_weights", function, "function", "softmax_within_groups"): (
+            "weights_within_groups",
+            "weights are a softmax over the experts of the groups that are left, not over all: other groups are masked "
+            "before it",
+        )
+        for function in ("softmax", "sigmoid")
+    },
+    **{
+        ("choice", root, "applied", "columns_within"): (
+            "choice_among_fewer", "only experts from {a:g} to {b:g} are chosen among: others never are",
+        )
+        for root in ("softmax", "sigmoid", "add", "logits")
+    },
     ("choice_weights", "mixed", "function", "mixed_beside"): (
         "mixer_first_not_taken_out",
         "the expert that is chosen first is not taken out of the softmax of the second, as SparseMixer does",

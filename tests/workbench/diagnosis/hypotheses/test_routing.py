@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -10,6 +11,7 @@ import torch
 from torch import Tensor
 
 from lockstep.engine.config.experts import ExpertsConfig
+from lockstep.engine.graph.routing import mixed
 from lockstep.workbench.diagnosis.operations.site import Site
 from tests.workbench.diagnosis.variants.made import ROWS, best, drawn, made_site, names, of_model
 
@@ -174,3 +176,78 @@ def test_experts_that_are_chosen_otherwise_are_named(chosen: Callable[[Tensor], 
     seen = chosen(torch.tensor(logits)).sort(-1).values.numpy()
     found = made_site("choice", "layers.0.mlp.topk_ids", {"logits": logits}, seen, model=MODEL)
     assert names(found) == {name}
+
+
+def _other_weights() -> list[tuple[str, ExpertsConfig, Callable[[Tensor, Tensor], Tensor]]]:
+    """Name of the cause, the model's experts, and what weights are of logits [N, E] and ids."""
+    layers = (True, True, True)
+
+    def mixer(logits: Tensor, ids: Tensor) -> Tensor:
+        return torch.tensor(mixed(logits.numpy(), ids.numpy(), 0.01))
+
+    def within(logits: Tensor, ids: Tensor) -> Tensor:
+        best = logits.softmax(-1).unflatten(-1, (4, 2)).amax(-1).topk(2).indices
+        out = torch.ones(len(logits), 4).scatter_(1, best, 0).bool().repeat_interleave(2, -1)
+        return logits.masked_fill(out, -torch.inf).softmax(-1).gather(1, ids)
+
+    plain = ExpertsConfig(8, 3, 48, layers, renormalised=False)
+    return [
+        (
+            "weights_by_softmax_of_chosen",
+            replace(plain, scores="sigmoid"),
+            lambda x, i: x.gather(1, i).softmax(-1),
+        ),
+        ("weights_within_groups", replace(plain, groups=4, top_groups=2, group_best=1), within),
+        ("choice_weights_number", replace(plain, top_k=2, scores="logits", jitter=0.3), mixer),
+    ]
+
+
+@pytest.mark.parametrize(("name", "experts", "weigh"), _other_weights(), ids=lambda one: str(one)[:24])
+def test_weights_that_are_made_otherwise_are_named(
+    name: str, experts: ExpertsConfig, weigh: Callable[[Tensor, Tensor], Tensor]
+) -> None:
+    logits, scores = torch.tensor(LOGITS), torch.tensor(LOGITS)
+    if experts.groups > 1:
+        best_of = logits.softmax(-1).unflatten(-1, (4, 2)).amax(-1).topk(2).indices
+        out = torch.ones(len(logits), 4).scatter_(1, best_of, 0).bool().repeat_interleave(2, -1)
+        scores = logits.masked_fill(out, -torch.inf)
+    ids = scores.topk(experts.top_k).indices.sort(-1).values
+    inputs = {"logits": LOGITS, "ids": ids.numpy()}
+    seen, model = weigh(logits, ids).numpy(), of_model(experts=experts)
+    found = made_site("choice_weights", "layers.2.mlp.topk_weights", inputs, seen, model=model)
+    assert best(found)[0].variant.name == name
+
+
+CORRECTION = drawn(RNG, 8, size=0.1)
+CORRECTED = ExpertsConfig(
+    8, 3, 48, (True, True, True), scores="sigmoid", correction=True, groups=4, top_groups=2, group_best=1
+)
+_BIAS = "model.layers.2.mlp.gate.e_score_correction_bias"
+
+
+def test_weights_over_the_sum_of_corrected_scores_are_named() -> None:
+    taken, own = torch.tensor(LOGITS).sigmoid().gather(1, SORTED), torch.tensor(CORRECTION)[SORTED]
+    seen = (taken / (taken + own).sum(-1, keepdim=True)).numpy()
+    inputs = {"logits": LOGITS, "ids": SORTED.numpy()}
+    found = made_site(
+        "choice_weights", "layers.2.mlp.topk_weights", inputs, seen, model=of_model(experts=CORRECTED),
+        weights={_BIAS: CORRECTION},
+    )  # fmt: skip
+    assert names(found) == {"weights_over_corrected"}
+
+
+@pytest.mark.parametrize(
+    ("last", "words"),
+    [(None, ("without the correction bias", "from all groups")), (5, ("only experts from 0 to 5",))],
+)
+def test_choices_among_others_are_named(last: int | None, words: tuple[str, ...]) -> None:
+    """Two edits of a choice at once; a choice among the first experts alone."""
+    experts = CORRECTED if last is None else ExpertsConfig(8, 3, 48, (True, True, True))
+    scores = torch.tensor(LOGITS + np.arange(8) / 512)
+    seen = scores[:, : None if last is None else last + 1].topk(3).indices.sort(-1).values.numpy()
+    site = made_site(
+        "choice", "layers.2.mlp.topk_ids", {"logits": scores.numpy()}, seen, model=of_model(experts=experts),
+        weights={_BIAS: 8 * CORRECTION},
+    )  # fmt: skip
+    text = best(site)[0].variant.text
+    assert all(one in text for one in words), text

@@ -104,6 +104,8 @@ def unlikely(site: Site) -> Iterator[Variant]:
     partly += site.derived[_Likely].partly
     best = _best(partly, _OF_A_POINT)
     yield from tried(tree, _pairs(combinations(best, 2)))
+    if tree.cap and "q" in tree.points:
+        yield from tried(tree, scales(tree, capped=False))
     if (
         site.operation in FUSED
     ):  # a mask, or a scale, may help where the other mistake is mended, and there alone

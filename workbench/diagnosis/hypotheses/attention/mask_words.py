@@ -72,6 +72,11 @@ _MASKS: Mapping[str, tuple[str, str]] = {
     "coarse": ("mask_coarse", "the mask compares positions in {0}"),
     "later_too": ("mask_not_causal", "nothing hides later tokens, though the window hides what is too old"),
     "without_newest": ("mask_suffix_hidden", "the newest {0:g} key{0s} are masked"),
+    "window_ahead": (
+        "mask_ahead",
+        "each query has the mask of the token after it: it sees one later token, and one too few of its window of "
+        "{0:g}",
+    ),
     "both_ways": ("window_symmetric", "a window of {0:g} reaches as far ahead as back"),
     "own_block": (
         "mask_own_block",

@@ -125,6 +125,7 @@ _OF_SIZE: _OfSize = {
     "prefix_kept": lambda w, a, g: a | ((g.key_at < w) & (g.far >= 0)),
     "without_newest": lambda w, a, g: a & (g.key_at <= g.key_at.max(initial=0) - w),
     "both_ways": lambda w, a, g: np.abs(g.far) < w,
+    "window_ahead": lambda w, a, g: (g.far >= -1) & (g.far < w - 1),
     "chunk_without": lambda w, a, g: a & ((g.key_at >= w) | (g.at[:, None] < w)),
 }
 _OF_BLOCKS: _OfSize = {

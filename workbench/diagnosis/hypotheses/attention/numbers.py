@@ -15,7 +15,7 @@ from lockstep.workbench.diagnosis.hypotheses.attention.tensors import of_rows
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Changes, Given
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import NEAR, PARTLY, Trial, one_edit, worded
 from lockstep.workbench.diagnosis.hypotheses.blocks import all_wrong_heads, by_head
-from lockstep.workbench.diagnosis.hypotheses.edits import Detail
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
 from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.operations.attention import FUSED, soft_capped, uncapped
 from lockstep.workbench.diagnosis.recording import Array
@@ -24,41 +24,44 @@ from lockstep.workbench.diagnosis.recording import Array
 _BLOCKS = (1, 2, 4, 8, 16, 32, 64, 128)
 
 
-def scales(tree: AttentionTree) -> Iterator[Trial]:
-    """Another factor in the place of the right one."""
+def scales(tree: AttentionTree, capped: bool = True) -> Iterator[Trial]:
+    """Another factor in the place of the right one; `capped`: behind the model's soft cap, where it has one."""
+    edits = () if capped else (Edit("scores", "applied", ("uncapped", tree.cap)),)
     known: dict[float, list[str]] = {}
     for value, words in meanings(tree.site, tree.site.facts.model.scale):
         same = next((one for one in known if math.isclose(one, value, rel_tol=1e-9)), value)
         known.setdefault(same, []).append(words)
     for value, every in known.items():
-        yield one_edit("scale", "number", (repr(value), *every), _scaled_by(tree, value))
-    value = _scale_seen(tree) if tree.site.operation == "scores" else _scale_solved(tree)
-    yield one_edit("scale", "number", (repr(value),), _scaled_by(tree, value), 1)
+        edit = Edit("scale", "number", (repr(value), *every))
+        yield Trial((edit, *edits), _scaled_by(tree, capped, value))
+    cap = tree.cap if capped else 0.0
+    value = _scale_seen(tree, cap) if tree.site.operation == "scores" else _scale_solved(tree, capped)
+    yield Trial((Edit("scale", "number", (repr(value),)), *edits), _scaled_by(tree, capped, value), 1)
 
 
-def _scale_solved(tree: AttentionTree) -> float:
+def _scale_solved(tree: AttentionTree, capped: bool) -> float:
     grid = [tree.site.facts.model.scale * x for x in np.geomspace(0.01, 100, 61)]
-    return solved(tree, partial(_scaled_by, tree), grid)
+    return solved(tree, partial(_scaled_by, tree, capped), grid)
 
 
-def _scale_seen(tree: AttentionTree) -> float:
-    """Read off the scores themselves."""
+def _scale_seen(tree: AttentionTree, cap: float) -> float:
+    """Read off the scores themselves, which are capped there."""
     raw, seen = [np.empty(0)], [np.empty(0)]
     for one in tree.sample:
-        x, y = uncapped(one.raw, tree.cap), uncapped(one.seen, tree.cap)
+        x, y = uncapped(one.raw, tree.cap), uncapped(one.seen, cap)
         cells = one.scope & one.allowed & np.isfinite(x) & np.isfinite(y)
         raw.append(x[cells])
         seen.append(y[cells])
     return tree.site.facts.model.scale * fits.factor_of(np.concatenate(raw), np.concatenate(seen))
 
 
-def _scaled_by(tree: AttentionTree, value: float) -> Changes:
+def _scaled_by(tree: AttentionTree, capped: bool, value: float) -> Changes:
     """Scores by another scale."""
     by = value / tree.site.facts.model.scale
 
     def scaled(scores: Array, given: Given) -> Array:
         raw = uncapped(scores, tree.cap)
-        return soft_capped(np.where(np.isfinite(raw), raw * by, raw), tree.cap)
+        return soft_capped(np.where(np.isfinite(raw), raw * by, raw), tree.cap if capped else 0.0)
 
     return {"scores": scaled}
 
@@ -84,7 +87,7 @@ def factors_of_caches(tree: AttentionTree) -> Iterator[Trial]:
     solved for, the values' follows from it."""
 
     def scaled(scale: float) -> Changes:
-        changes, by = _scaled_by(tree, scale), 1.0
+        changes, by = _scaled_by(tree, True, scale), 1.0
         if (found := tree.sampled(changes)) is not None:
             made, seen = ([x[one.scope] for x, one in zip(side, tree.sample, strict=True)]
                           for side in (found[0], [one.seen for one in tree.sample]))  # fmt: skip

@@ -151,6 +151,10 @@ def rotations_inside(tree: AttentionTree) -> Iterator[tuple[str, Detail, Changes
     """(point, detail, changes) of rotated queries and keys: turned once more, or back; where neither was recorded as
     it went in, turned by another convention or base."""
     yield from _inside(tree)
+    model, whole = tree.site.facts.model, tree.site.facts.whole
+    if model.query_scaling is None and whole.query_scaling is not None:
+        text = "queries are multiplied by the factor of their position, as they are in other layers alone"
+        yield "q", ("convention", "query_scaling_of_others", text), {"q": _by_position(whole, 1.0)}
     for sign, name in ((1.0, "again"), (-1.0, "back")):
         changes = {role: _turned(tree.site, role, RIGHT, sign) for role in ("q", "k")}
         for roles in (("q",), ("k",), ("q", "k")):
@@ -164,7 +168,7 @@ def _inside(tree: AttentionTree) -> Iterator[tuple[str, Detail, Changes]]:
     model = tree.site.facts.model
     if model.query_scaling is not None:
         text = "queries are not multiplied by the factor of their position"
-        yield "q", ("convention", "query_scaling_missing", text), {"q": _unscaled(model)}
+        yield "q", ("convention", "query_scaling_missing", text), {"q": _by_position(model, -1.0)}
     if not model.rotary_dim:
         return
     none = without_rotation(tree.site)
@@ -186,12 +190,12 @@ def without_rotation(site: Site) -> Changes:
     }
 
 
-def _unscaled(model: ModelConfig) -> Change:
-    """Queries without the factor of their position."""
+def _by_position(model: ModelConfig, power: float) -> Change:
+    """Queries with the factor of their position once more, or without it."""
 
     def change(x: Array, given: Given) -> Array:
         at = {"x": np.ones((len(x), 1, 1)), "position": given.at[:, None, None]}
-        return np.asarray(x / evaluate(FORMULAS["query_scaling"], {**numbers_of(model), **at}))
+        return np.asarray(x * evaluate(FORMULAS["query_scaling"], {**numbers_of(model), **at}) ** power)
 
     return change
 

@@ -33,6 +33,11 @@ SINK_WORDS: Mapping[str, tuple[str, str]] = {
         "sinks_not_shifted",
         "the largest score is taken off the scores, and not off the sinks, before exponentials are taken",
     ),
+    "in_front": (
+        "sinks_in_front",
+        "the sinks stand in front of the scores, and the column behind is cut off: each key has the probability of the "
+        "key before it, and the first one that of the sink",
+    ),
     "zero": (
         "sinks_zero",
         "each sink is 0: the softmax's sum has 1 more, and the checkpoint's sinks are not read",
@@ -76,6 +81,8 @@ def sink_forms(site: Site) -> Iterator[tuple[Detail, Form]]:
     yield ("left_out",), partial(probabilities, sinks=None)
     yield ("afterwards",), partial(_afterwards, sinks)
     yield ("unshifted",), partial(_unshifted, np.exp(sinks))
+    for sliced in (False, True):
+        yield ("in_front", float(sliced)), partial(_in_front, sinks, sliced)
     yield ("logarithm",), partial(_of_sinks, np.log(np.maximum(sinks, 1e-30)))
     for detail, other in _other_sinks(site, sinks):
         if not np.array_equal(other, sinks):
@@ -120,6 +127,16 @@ def _of_sinks(sinks: Array, scores: Array) -> Array:
 
 def _afterwards(sinks: Array, scores: Array) -> Array:
     return np.asarray(probabilities(scores, None) / (1 + np.exp(sinks)[:, None, None]))
+
+
+def _in_front(sinks: Array, sliced: bool, scores: Array) -> Array:
+    """`sliced`: of a single query the keys before its window are not read at all."""
+    probs = probabilities(scores, sinks)
+    out = np.concatenate([1 - probs.sum(-1, keepdims=True), probs[..., :-1]], -1)
+    if sliced and scores.shape[1] == 1 and (seen := np.isfinite(scores).any((0, 1))).any():
+        first = int(seen.argmax())
+        out[..., first], out[..., :first] = out[..., 0], 0.0
+    return out
 
 
 def _unshifted(more: Array, scores: Array) -> Array:

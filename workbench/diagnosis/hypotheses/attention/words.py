@@ -292,10 +292,10 @@ def _rotations(site: Site, place: str, how: str, rest: Rest) -> Wording | None:
             name = "scores_rotated_again" if again else "scores_rotated_back"
             return Wording(name, "cache" if place == "k" else "rope", text, {"roles": place})
         case "convention":
-            return Wording(str(rest[0]), "rope", f"inside of the attention {rest[1]}", {})
+            kind = "query_scaling" if place == "q" else "rope"
+            return Wording(str(rest[0]), kind, f"inside of the attention {rest[1]}", {})
         case "theta":
-            right = site.facts.model.rope_theta
-            text = f"rope_theta is {rest[0]:g} instead of {right:g}, inside of the attention"
+            text = f"rope_theta is {rest[0]:g} instead of {site.facts.model.rope_theta:g}, inside of the attention"
             return Wording("rope_theta", "rope", text, {"theta": number_of(rest, 0)})
     return None
 

@@ -8,11 +8,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.hypotheses import fits
-from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, places, positions, products
+from lockstep.workbench.diagnosis.hypotheses.blocks import key_positions, places, positions
 from lockstep.workbench.diagnosis.hypotheses.fits import resolution
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.operations.attention import expand
 from lockstep.workbench.diagnosis.operations.site import Site
 
 _Numbers = NDArray[np.int64]
@@ -53,55 +51,6 @@ def score_factors(site: Site) -> Iterator[Variant]:
             some = list(table)[:: max(1, len(table) // 4)][:4]
             reported = ", ".join(f"at {at} by {table[at]:.4g}" for at in some)
             yield _variant(site, name, f"{what}: {reported}", index, table, len(table))
-
-
-def score_dimensions(site: Site) -> Iterator[Variant]:
-    """A weight for each dimension of the heads: some are not summed, count twice, or with another sign."""
-    if not all(part.fits for part in site.parts):
-        return
-    scale, dim = site.facts.model.scale, site.facts.model.head_dim
-    square, projected, count = np.zeros((dim, dim)), np.zeros(dim), 0
-    for i, head in places(site):
-        part = site.parts[i]
-        seen, right = part.seen[head], part.expected[head]
-        q, k = part.inputs["q"], expand(part.inputs["k"], part.inputs["q"].shape[1])
-        cells = np.nonzero(np.isfinite(seen) & np.isfinite(right))
-        terms = q[cells[0], head] * k[cells[1], head] * scale
-        square, projected, count = (
-            square + terms.T @ terms,
-            projected + terms.T @ seen[cells],
-            count + len(terms),
-        )
-    if count < CELLS_EACH * dim:
-        return
-    weights = fits.least_squares(square, projected)
-    simple = np.array([fits.simple(float(w), max(1e-3, resolution(site))) for w in weights])
-    known = {w for w in simple.tolist() if w != 1}
-    free = len(known) if np.isin(simple, (-1.0, 0.0, 0.5, 1.0, 2.0)).all() else dim
-    counted = simple if free < dim else weights
-    if not (known and np.isfinite(counted).all()):
-        return
-    odd = np.flatnonzero(simple != 1).tolist()
-    how = {0.0: "are not summed", 2.0: "count twice", -1.0: "have the other sign", 0.5: "count half"}
-    only = how.get(next(iter(known)), "") if len(known) == 1 else ""
-    text = f"of head_dim the dimensions {_ranges(odd)} {only or 'have other weights in the product of query and key'}"
-    guesses = [
-        np.where(
-            np.isfinite(part.expected),
-            products(part.inputs["q"] * counted, part.inputs["k"]) * scale,
-            -np.inf,
-        )
-        for part in site.parts
-    ]
-    fitted = {"weights": {str(d): float(counted[d]) for d in odd[:16]}}
-    yield Variant("scores_dimensions", "scores", text, fitted, guesses, free)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """Sorted numbers, neighbours together: 0, 4–7."""
-    starts = [n for n in numbers if n - 1 not in numbers]
-    ends = [n for n in numbers if n + 1 not in numbers]
-    return ", ".join(str(a) if a == b else f"{a} to {b}" for a, b in zip(starts, ends, strict=True))
 
 
 def _fitted(site: Site, index: Sequence[_Numbers]) -> tuple[_Table, int]:

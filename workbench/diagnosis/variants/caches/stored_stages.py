@@ -3,11 +3,14 @@ after one norm more, rotated otherwise; or another projection's."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 
 import numpy as np
+from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.blocks import history, shaped, unrotated
+from lockstep.workbench.diagnosis.hypotheses.fits import nearest_rows
 from lockstep.workbench.diagnosis.hypotheses.rotation.conventions import NAMED, RIGHT, Convention
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.expected import heads_of, normalised, turned
@@ -15,6 +18,7 @@ from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_
 from lockstep.workbench.diagnosis.operations.shares import rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.variants.caches.cached_numbers import turned_otherwise
 from lockstep.workbench.diagnosis.variants.caches.caches import cache_variant, what
 
 #: (name, text, rows [K, kv_heads, D] of each part).
@@ -28,6 +32,33 @@ def stored_stages(site: Site) -> Iterator[Variant]:
     for stages in (_biases, _norms, _rotations, _queries):
         for name, text, rows in stages(site):
             yield cache_variant(site, name, text, rows)
+
+
+def stages_of_other_heads(site: Site) -> Iterator[Variant]:
+    """Two at once: rows of another stage, or turned otherwise, each head of which stands in the place of another."""
+    if site.deviation is None or not all(part.fits for part in site.parts):
+        return
+    wrong = [np.asarray(scope.any((1, 2))) for scope in site.deviation.scopes]
+    seen = _heads_of_rows([part.seen for part in site.parts], wrong)
+    if len(seen) < 2 or not np.isfinite(seen).all():
+        return
+    for one in (*turned_otherwise(site), *stored_stages(site)):
+        order = nearest_rows(seen, _heads_of_rows(one.predicted, wrong))
+        moved = np.flatnonzero(order != np.arange(len(order)))
+        if len(moved):
+            head = int(moved[0])
+            text = (
+                f"{one.text}; and heads stand in each other's place: head {head} is head {int(order[head])}"
+            )
+            yield replace(
+                one, text=text, predicted=[np.asarray(x)[:, order] for x in one.predicted], parameters=1
+            )
+
+
+def _heads_of_rows(parts: Iterable[Array], wrong: Sequence[NDArray[np.bool_]]) -> Array:
+    """The wrong rows of each head one behind the other, [heads, …]."""
+    rows = np.concatenate([np.asarray(x)[at] for x, at in zip(parts, wrong, strict=True)])
+    return rows.swapaxes(0, 1).reshape(rows.shape[1], -1)
 
 
 def _rotated(site: Site, rows: Sequence[Array | None], form: Convention = RIGHT) -> list[Array | None]:

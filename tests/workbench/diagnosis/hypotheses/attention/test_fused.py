@@ -178,6 +178,8 @@ def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
          "cache_low_precision", "keys and values in float8 (e4m3), the rows before 4 alone"),
         ({"k_cache": keep_keys(lambda x, at: by_first_rows(x, 4))}, "cache_low_precision", "the first 4 rows alone"),
         ({"k_cache": keep_keys(lambda x, at: in_vectors(x, 4, 8))}, "cache_layout", "by vectors of 8 dimensions"),
+        ({"k_cache": keep_keys(lambda x, at: 1.6 * x), "v_cache": lambda x, at: 0.6 * rows_of(at, "v_proj")},
+         "cache_scaled", "cached keys are 1.6 times what was written, and cached values 0.6 times"),
         ({"k_cache": keep_keys(lambda x, at: turned_again(x, 9) if at.step and at.seq == 0 else x)},
          "cache_rotated_again", "those of the prompt alone"),
         (both(lambda x, at: in_pages(x, (2, 0, 1)) if at.seq == 0 and not at.step else x), "cache_rows_read",
@@ -372,7 +374,8 @@ def test_queries_without_the_factor_of_their_position() -> None:
         return Run(unrotated, {"q_rope": queries, **keys}, hidden=hidden)
 
     assert run(True).site("context").deviation is None
-    assert causes(run(False), "context")[0].variant.name == "query_scaling_missing"
+    found = causes(run(False), "context")[0].variant
+    assert (found.name, found.kind) == ("query_scaling_missing", "query_scaling")
 
 
 def _overwritten(at: At) -> Tensor:

@@ -29,6 +29,10 @@ def beside(*sinks: Array) -> Array:
         (("counted", 3.0), beside(SINKS, SINKS, SINKS)),
         (("scaled", MODEL.scale), beside(SINKS * 16**-0.5)),
         (("divided", MODEL.scale), beside(SINKS * 4)),
+        (
+            ("in_front", 0.0),
+            np.concatenate([1 - beside(SINKS).sum(-1, keepdims=True), beside(SINKS)[..., :-1]], -1),
+        ),
     ],
 )
 def test_sinks_that_are_counted_again_or_scaled(detail: tuple[str, float], expected: Array) -> None:

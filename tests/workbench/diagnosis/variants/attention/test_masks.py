@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -32,6 +33,23 @@ MASKS: list[tuple[Any, str, str]] = [
     (lambda q, k: q // 2 - k // 2 < 2, "mask_window_of_blocks", "in blocks of 2"),
     (lambda q, k: (k < q) | (q == 0), "mask_strict", "does not see itself"),
 ]
+
+
+def test_the_mask_of_the_next_token_is_named() -> None:
+    """Of a layer with a window: one key of the future, and one too few of the past."""
+    windowed = replace(model(), windows=(4, 4, 4))
+
+    def spoil(x: Tensor, at: At) -> Tensor:
+        k = at.taps["k_cache"].repeat_interleave(2, 1)
+        raw = torch.einsum("thd,khd->htk", at.taps["q_rope"], k) * at.run.model.head_dim**-0.5
+        far = torch.arange(at.start, at.start + x.shape[1])[:, None] - torch.arange(x.shape[2])
+        return raw.masked_fill((far < -1) | (far >= 3), -INF)
+
+    (first, *_) = causes(Run(windowed, {"scores": spoil}), "scores")
+    assert (first.variant.name, "the mask of the token after it" in first.variant.text) == (
+        "mask_ahead",
+        True,
+    )
 
 
 @pytest.mark.parametrize(("allow", "name", "words"), MASKS, ids=[one[1] for one in MASKS])

@@ -42,7 +42,6 @@ FACTORS: list[tuple[str, Any, str, str]] = [
     ("steps", lambda x, at: x * (1 + at.step), "scores_scale_of_steps", "each step"),
     ("dimensions", lambda x, at: of_dimensions(x, at, 1.0 * (torch.arange(16) < 12)), "keys_kept_up_to",
      "from dim 12 on there is nothing but zeros"),
-    ("signs", lambda x, at: of_dimensions(x, at, torch.tensor([-1.0] * 4 + [1] * 12)), "scores_dimensions", "0 to 3"),
     ("mask", hidden_here_and_there, "mask_irregular", "hides"),
 ]  # fmt: skip
 

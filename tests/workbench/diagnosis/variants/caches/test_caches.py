@@ -96,6 +96,22 @@ def after_rows(x: Tensor, count: int) -> Tensor:
     return wide[:, : len(x) * x.shape[2]].unflatten(1, (len(x), -1)).transpose(0, 1)
 
 
+def of_prompt(x: Tensor, at: At) -> Tensor:
+    """The largest numbers of each head's channels in the sequence's prompt."""
+    return x[: next(len(one.rows) for one in at.run.passes if one.seq == at.seq)].abs().amax(0)
+
+
+def hadamard(width: int) -> Tensor:
+    found = torch.ones(1, 1)
+    while len(found) < width:
+        found = torch.cat([torch.cat([found, found], 1), torch.cat([found, -found], 1)])
+    return found / width**0.5
+
+
+def turn(width: int) -> Tensor:
+    return torch.linalg.qr(torch.randn(width, width, generator=torch.Generator().manual_seed(1)))[0]
+
+
 def foreign(seq: int) -> Tensor:
     return torch.randn(3, 4, 16, generator=torch.Generator().manual_seed(seq))
 
@@ -132,6 +148,10 @@ CACHES: list[tuple[str, Any, str, str]] = [
     ("fp8", lambda x, at: x.to(torch.float8_e4m3fn).float(), "cache_low_precision", "float8 (e4m3)"),
     ("fp8 e5m2", lambda x, at: x.to(torch.float8_e5m2).float(), "cache_low_precision", "float8 (e5m2)"),
     ("int8", lambda x, at: int8_rows(x), "cache_low_precision", "int8"),
+    ("range", lambda x, at: x.clamp(-of_prompt(x, at), of_prompt(x, at)), "cache_low_precision", "of the prompt alone"),
+    ("hadamard", lambda x, at: x @ hadamard(16), "cache_transformed", "a Hadamard transform"),
+    ("turned", lambda x, at: x @ turn(16), "cache_channels_turned", "one orthogonal matrix"),
+    ("mixed", lambda x, at: x @ (turn(16) + 0.5), "cache_channels_mixed", "go through one matrix"),
     ("layout", lambda x, at: x.transpose(0, 1).reshape(x.shape), "cache_layout", "[rows, heads, D]"),
     ("heads of rows", lambda x, at: x.reshape(4, -1, 16).transpose(0, 1), "cache_layout", "read as [heads, rows, D]"),
     ("transposed rows", lambda x, at: x.permute(1, 2, 0).reshape(4, -1, 16).transpose(0, 1), "cache_layout",
@@ -186,6 +206,13 @@ def keep(spoil: Any) -> Any:
         return spoil(rows_of(at, "v_proj"), at)
 
     return read
+
+
+def test_heads_of_another_stage_that_stand_in_each_other_s_place() -> None:
+    """Two mistakes of one kernel, in decode."""
+    found = causes(Run(model(), {"k_cache": decode(lambda x, at: rows_of(at, "k_proj").flip(1))}), "k_cache")
+    assert (found[0].variant.name, found[0].variant.parameters) == ("cache_unrotated", 1)
+    assert "heads stand in each other's place: head 0 is head 3" in found[0].variant.text
 
 
 @pytest.mark.parametrize(
