@@ -209,10 +209,10 @@ def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
         ({"v_cache": lambda x, at: rows_of(at, "v_proj") - rows_of(at, "v_proj").amin(-1, True)}, "cache_other_format",
          "cached values are written as integers with a zero point for each row and read without it"),
     ],
-    ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8", "float8 page", "channel scales",
-         "vectors", "rotated again", "pages", "slots", "foreign", "other probabilities", "skipped", "scale and window",
-         "heads of decoded keys", "first head of decoded rows", "transposed", "likeliest", "streaming",
-         "clamped", "no zero points"],
+    ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8", "float8 page",
+         "channel scales", "vectors", "both scaled", "rotated again", "pages", "slots", "foreign",
+         "other probabilities", "skipped", "scale and window", "heads of decoded keys",
+         "first head of decoded rows", "transposed", "likeliest", "streaming", "clamped", "no zero points"],
 )  # fmt: skip
 def test_wrong_caches_are_named_from_the_context(spoil: dict[str, Any], name: str, words: str) -> None:
     layers = {kind: lambda x, at, s=one: s(x, at) if at.layer == 1 else x for kind, one in spoil.items()}
