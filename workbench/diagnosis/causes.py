@@ -211,16 +211,19 @@ def place_of(findings: Sequence[WrongOperation], extent: Extent) -> str:
 
 
 def _positions(findings: Sequence[WrongOperation], extent: Extent) -> str:
-    """The only wrong tokens of the passes, where they are the same everywhere; "" of a cache, whose rows are keys, of
-    logits, of which a prompt has one row, and where one token alone is right: the first is not rotated, and the last of
-    a prompt has no later one to see."""
+    """The only wrong tokens of the passes, or rows of a cache, where they are the same everywhere; "" of logits, of
+    which a prompt has one row, and where one token alone is right: the first is not rotated, and the last of a prompt
+    has no later one to see. Of rows that decode steps alone show it is the steps that are reported."""
     found = {one.positions for one in findings}
     if len(found) > 1 or all(one.every_row for one in findings):
         return ""
-    if any(one.operation == "cache" or len(extent.rest_of(one)) < 2 for one in findings):
+    if any(len(extent.rest_of(one)) < 2 for one in findings):
+        return ""
+    cached = [one.operation == "cache" for one in findings]
+    if any(cached) and not (all(cached) and all(extent.steps[0] in one.steps for one in findings)):
         return ""
     (positions,) = found
-    return f"position{'s' * (len(positions) > 1)} {numbers_in_words(positions)}"
+    return f"{'row' if all(cached) else 'position'}{'s' * (len(positions) > 1)} {numbers_in_words(positions)}"
 
 
 def taps_in_words(taps: Sequence[str], layers: int) -> str:

@@ -48,6 +48,14 @@ def bias_of(case: Case, tap: str) -> np.ndarray:
     return bias.astype(np.float64)
 
 
+def test_the_rows_of_a_cache_that_are_wrong_are_reported(case: Case, tmp_path: Path) -> None:
+    def spoil(x: np.ndarray, at: Place) -> np.ndarray:
+        return np.concatenate([x[:2], 2 * x[2:4], x[4:]])
+
+    (cause,) = causes(case, tmp_path, {"layers.1.attn.v_cache": spoil})
+    assert (cause.name, cause.place) == ("cache_scaled", "layers.1.attn.v_cache, rows 2, 3")
+
+
 def test_a_bias_dropped_on_one_rank_only(case: Case, tmp_path: Path) -> None:
     bias = bias_of(case, Q)[32:]
     spoil = {Q: lambda x, at: halves(x, 1, lambda part: part - bias)}
