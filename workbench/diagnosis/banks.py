@@ -71,6 +71,7 @@ from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
 )
 from lockstep.workbench.diagnosis.variants.attention.combined_scores import combined_scores
 from lockstep.workbench.diagnosis.variants.attention.index_choices import (
+    index_score_pairs,
     index_scores,
     key_choices,
     shared_choices,
@@ -210,6 +211,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
 PAIRS: Mapping[str, tuple[Bank, ...]] = {
     **dict.fromkeys(("norm", "residual", "activation"), (row_edit_pairs,)),
     "attention": (rows_read,),
+    "index_scores": (index_score_pairs,),
 }
 
 #: Operations with a row for each token of which no bank tries every map.
