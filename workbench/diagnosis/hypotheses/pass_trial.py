@@ -19,7 +19,7 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 #: Passes of the sample at most; elements of each, but for so many queries at the least.
-_PASSES, _ELEMENTS, _QUERIES = 6, 1 << 13, 4
+_PASSES, _ELEMENTS, _QUERIES = 3, 1 << 13, 4
 #: Where one of two numbers alone is infinite, they are so many times as far apart as the largest one.
 _FAR = 10.0
 
@@ -78,10 +78,11 @@ class PassTrial:
         return self._left(found) if fits else None
 
     def value(self, node: Node) -> Array | None:
-        """In one axis."""
+        """What is finite of it, in one axis."""
         if not node.args and node.name not in self._sample[0].given:
             return None
-        return np.concatenate([np.ravel(self._evaluate(node, i, {})) for i in range(len(self._sample))])
+        found = np.concatenate([np.ravel(self._evaluate(node, i, {})) for i in range(len(self._sample))])
+        return found[np.isfinite(found)]
 
     def whole(self, edits: Sequence[Edit]) -> list[Array]:
         """The edited formula on every part."""

@@ -37,8 +37,13 @@ def index_scores(site: Site) -> Iterator[Variant]:
 
 
 def index_score_pairs(site: Site) -> Iterator[Variant]:
-    """Two edits at once."""
-    return _edited(site, pairs)
+    """Two edits at once; of the numbers that are solved for only factors, since others cost more."""
+    return _edited(
+        site,
+        lambda tried, edits: pairs(
+            tried, (one for one in edits if not one.free or one.detail[0] == "scaled")
+        ),
+    )
 
 
 def _edited(site: Site, search: Callable[[Tried, Iterable[Edit]], list[Solved]]) -> Iterator[Variant]:
