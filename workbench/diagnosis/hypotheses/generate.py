@@ -107,7 +107,7 @@ def _structural(path: Place, node: Node, choices: Choices) -> Iterator[Edit]:
         for i, one in enumerate(node.args):
             if len(one.args) == 1 and one.name in (*ACTIVATIONS, *UNARY, *SAME_AS):
                 yield Edit(path, "within", (one.name, float(i)))
-                if not isinstance(path, str):
+                if node.name in BINARY and not isinstance(path, str):
                     yield Edit((*path, 1 - i), "applied", (one.name,))
 
 

@@ -82,7 +82,7 @@ class PassTrial:
         if not node.args and node.name not in self._sample[0].given:
             return None
         found = np.concatenate([np.ravel(self._evaluate(node, i, {})) for i in range(len(self._sample))])
-        return found[np.isfinite(found)]
+        return np.asarray(found[np.isfinite(found)])
 
     def whole(self, edits: Sequence[Edit]) -> list[Array]:
         """The edited formula on every part."""

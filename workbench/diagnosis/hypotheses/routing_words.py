@@ -242,7 +242,7 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         ("index_window", "an indexer scores the {a:g} newest keys alone"),
     ("index_scores", "allowed", "applied", "later_seen"): (
         "index_sees_later_keys",
-        "an indexer scores keys after the query's own as well, up to {a:g}: its mask ends too late",
+        "an indexer scores keys after the query's own as well, {a:g} of them: its mask ends too late",
     ),
     ("index_scores", "weights * index_weight", "left_out", 0.0): (
         "index_weights_unscaled",

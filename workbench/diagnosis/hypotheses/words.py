@@ -427,7 +427,7 @@ def class_of(at: Setting, edit: Edit) -> str:
         return "overflow"
     if edit.detail[:1] == ("rope",):
         return "rope"
-    if _node_at(at, edit).name in ("where", "allowed"):
+    if at.formula.name == "where" and _node_at(at, edit).name in ("where", "allowed"):
         return "mask"
     own = {"weight": at.weight, "bias": at.bias}.get(first.rpartition(".")[2])
     if edit.kind == "operand" and own:

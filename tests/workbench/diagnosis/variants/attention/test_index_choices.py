@@ -112,7 +112,7 @@ def best(bank: Bank, wrong: Site) -> tuple[str, str, str]:
     return first.name, first.kind, first.text
 
 
-@pytest.mark.parametrize("function", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("function", ["softmax", "sigmoid", "relu"])
 def test_weights_of_heads_that_go_through_a_function_are_named(function: str) -> None:
     along = {"dim": -1} if "max" in function else {}
     seen = scored(weights=lambda x: getattr(torch, function)(x, **along))
@@ -132,7 +132,7 @@ def test_weights_of_heads_that_go_through_a_function_are_named(function: str) ->
         (scored(weights=torch.ones_like), "index_unweighted", "without their weights"),
         (scored(scale=1.0), "index_products_unscaled", "root of the width"),
         (scored(k=lambda k: 0.7 * k), "index_scores_applied", "multiplied by 0.7"),
-        (scored(later=2), "index_sees_later_keys", "up to 2"),
+        (scored(later=2), "index_sees_later_keys", "2 of them"),
         (scored(later=TOKENS), "index_not_causal", "no causal mask"),
     ],
 )  # fmt: skip
