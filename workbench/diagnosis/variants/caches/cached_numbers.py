@@ -178,7 +178,7 @@ def _by_pass(site: Site, change: Callable[[Matrix], Matrix | None], i: int, rows
 
 def _hadamard(width: int) -> Array:
     """Sylvester's matrix, divided by its root: it is its own inverse."""
-    found = np.ones((1, 1))
+    found: Array = np.ones((1, 1))
     while len(found) < width:
         found = np.kron([[1.0, 1.0], [1.0, -1.0]], found) / math.sqrt(2)
     return found
