@@ -71,6 +71,7 @@ from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
 )
 from lockstep.workbench.diagnosis.variants.attention.combined_scores import combined_scores
 from lockstep.workbench.diagnosis.variants.attention.index_choices import (
+    index_score_pairs,
     index_scores,
     key_choices,
     shared_choices,
@@ -211,6 +212,7 @@ PAIRS: Mapping[str, tuple[Bank, ...]] = {
     "attention": (rows_read,),
     "cache": (stages_of_other_heads,),
     **dict.fromkeys(("choice", "choice_weights"), (routing_pairs,)),
+    "index_scores": (index_score_pairs,),
 }
 
 #: Operations with a row for each token of which no bank tries every map.

@@ -5,6 +5,7 @@
     generate   `edits_of(formula, Choices(…))`: every single edit
     operands   other tensors that may have been read, by name
     trial      `Tried`: what formulas are tried on (a protocol); `RowTrial`: a row-wise operation, on a sample
+    pass_trial `PassTrial`: the same of an operation with a part for each pass
     solve      numbers that an edit leaves open
     search     `single` and `pairs`: screened, solved, ranked, equal ones dropped
     words      sentence, class and figures of edits, made last

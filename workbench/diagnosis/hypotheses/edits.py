@@ -24,7 +24,7 @@ Place = tuple[int, ...] | str
 #: exchanged   its arguments, or two leaves, in each other's place
 #: function    another one of its arguments
 #: within      the function of one argument applied to the node instead: f(a) · b as f(a · b)
-#: outside     the other way round: f(a · b) as f(a) · b
+#: outside     the other way round: f(a · b) as f(a) · b; so of two functions f(g(x)) as g(f(x))
 #: before      the last argument joined to a leaf, not to the result
 #: operand     another tensor
 #: operands    the same of each leaf, in their order
@@ -181,10 +181,10 @@ def _within(node: Node, name: str, argument: int) -> Node:
 
 
 def _outside(node: Node, argument: int) -> Node:
-    """The function applied to one argument of its argument alone."""
-    (inner,) = node.args
+    """The function, with the numbers that it takes, applied to one argument of its first argument alone."""
+    inner, *numbers = node.args
     args = list(inner.args)
-    args[argument] = replace(node, args=(args[argument],))
+    args[argument] = replace(node, args=(args[argument], *numbers))
     return replace(inner, args=tuple(args))
 
 

@@ -60,6 +60,10 @@ ACTIVATIONS: Mapping[str, Callable[..., Any]] = {
     "silu_of_the_negated": lambda x: silu(-x),
     "identity": lambda x: x,
 }  # fmt: skip
+#: Functions of formulas by the name that they have here.
+SAME_AS: Mapping[str, str] = {"above_zero": "relu"}
+#: Of two arguments, which a function of one of them may be taken out of.
+SUMMING = (*BINARY, "summed_heads")
 #: The same with a number that is solved for.
 SLOPED: Mapping[str, Callable[..., Any]] = {
     "swish": swish,
@@ -247,6 +251,24 @@ def _shares_within(x: Array, *rest: Array) -> Array:
     return np.asarray(x / (np.where(own > 0, own, x.sum(-1, keepdims=True)) + sum(eps)))
 
 
+def _codes(x: Array, largest: float) -> Array:
+    """Numbers as the codes of each row, by its own largest number: without the scale that they are to be read with."""
+    most = np.abs(x).max(-1, keepdims=True)
+    return np.asarray(x / np.where(most > 0, most, 1.0) * largest)
+
+
+def last_seen(allowed: NDArray[Any]) -> NDArray[np.intp]:
+    """How many keys behind each one the last key is that the query of a mask [..., K] sees."""
+    keys = np.arange(allowed.shape[-1])
+    return np.asarray(np.where(allowed, keys, -1).max(-1, keepdims=True) - keys)
+
+
+#: What a mask may show instead.
+MASKS: Mapping[str, Callable[..., Any]] = {
+    "own_hidden": lambda allowed: (allowed > 0) & (last_seen(allowed) != 0),
+    "newest_seen": lambda allowed, count: (allowed > 0) & (last_seen(allowed) < count),
+    "later_seen": lambda allowed, count: last_seen(allowed) >= -count,
+}
 #: What may be done to any value: with the numbers that it takes.
 CHANGES: Mapping[str, Callable[..., Any]] = {
     **{dtype: partial(_rounded, dtype) for dtype in ("bfloat16", "float16", "float32")},
@@ -262,6 +284,7 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "largest_kept": _kept,
     "plus": lambda x, other, by: x + by * other,
     "unweighted_sum": lambda x, weights: x.sum(1),
+    "codes": _codes,
     "falling": lambda x: -np.sort(-x, axis=-1),
     "chosen_in_turn": _chosen_in_turn,
     "chosen_in_groups_before": _chosen_in_groups_before,
@@ -390,7 +413,7 @@ ROUNDED: Mapping[str, Callable[..., Any]] = {
 WHOLE, MIXING = frozenset(ROUNDED), frozenset({"log_softmax", "probabilities"})
 FUNCTIONS: Mapping[str, Callable[..., Any]] = {
     **RIGHT, **BINARY, **ACTIVATIONS, **SLOPED, **REDUCTIONS, **UNARY, **EXPONENTIALS, **CONVENTIONS, **ORDERS,
-    **SPLITS, **CHANGES, **GROUPED, **RECURRENT, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
+    **SPLITS, **CHANGES, **MASKS, **GROUPED, **RECURRENT, **NORMS, **HEADS, **ROUNDED, "saturated": _saturated,
     "saturated_float8": _saturated_float8,
 }  # fmt: skip
 

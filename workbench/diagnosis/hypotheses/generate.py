@@ -27,7 +27,9 @@ from lockstep.workbench.diagnosis.hypotheses.functions import (
     CONVENTIONS,
     FAMILIES,
     ORDERS,
+    SAME_AS,
     SLOPED,
+    SUMMING,
     UNARY,
 )
 
@@ -98,29 +100,36 @@ def _structural(path: Place, node: Node, choices: Choices) -> Iterator[Edit]:
         yield Edit(path, "function", detail)
     if len(node.args) == 1:
         yield Edit(path, "applied", (node.name,))
-        if node.args[0].name in BINARY:
-            yield from (Edit(path, "outside", (float(i),)) for i in (0, 1))
-    if node.name in BINARY:
+    if _of_one(node, choices) and (inner := node.args[0]).args and inner.name != node.name:
+        places = (0, 1) if inner.name in BINARY else (0,) if _of_one(inner, choices) else ()
+        yield from (Edit(path, "outside", (float(i),)) for i in places)
+    if node.name in SUMMING:
         for i, one in enumerate(node.args):
-            if len(one.args) == 1 and one.name in (*ACTIVATIONS, *UNARY):
+            if len(one.args) == 1 and one.name in (*ACTIVATIONS, *UNARY, *SAME_AS):
                 yield Edit(path, "within", (one.name, float(i)))
-                if not isinstance(path, str):
+                if node.name in BINARY and not isinstance(path, str):
                     yield Edit((*path, 1 - i), "applied", (one.name,))
+
+
+def _of_one(node: Node, choices: Choices) -> bool:
+    """Whether it is a function of one argument, but for numbers."""
+    return bool(node.args) and all(is_number(one) or one.name in choices.numbers for one in node.args[1:])
 
 
 def _functions(node: Node, parts: Sequence[int]) -> Iterator[Detail]:
     """Functions of the same family, with the numbers that they take."""
+    known = SAME_AS.get(node.name, node.name)
     for family in FAMILIES:
-        if node.name not in family:
+        if known not in family:
             continue
         for name in family:
             if name.startswith("mean_of_each_part"):
                 yield from ((name, float(one)) for one in parts)
             elif name == "mean_of_part":
                 yield from ((name, float(one), float(i)) for one in parts for i in range(one))
-            elif name != node.name:
+            elif name != known:
                 yield (name,)
-        if node.name in ACTIVATIONS:
+        if known in ACTIVATIONS:
             yield from ((name, None) for name in SLOPED)
 
 

@@ -58,11 +58,11 @@ def router_inputs(site: Site) -> Iterator[Variant]:
     """What may be lacking of the factors of such a router's input."""
     x, factor = site.inputs["x"], site.facts.model.hidden_size**-0.5
     text = "channels of the router's input are not multiplied by its scale"
-    yield Variant("router_scale_missing", "input", text, {}, x * factor)
+    yield Variant("router_scale_missing", "channel_scale", text, {}, x * factor)
     text = "the router's input is neither multiplied by its scale nor divided by the root of the width"
-    yield Variant("router_input_unscaled", "input", text, {}, x)
+    yield Variant("router_input_unscaled", "channel_scale", text, {}, x)
     text = "the router's input is not divided by the root of the width"
-    yield Variant("router_factor_missing", "input", text, {}, site.expected / factor)
+    yield Variant("router_factor_missing", "channel_scale", text, {}, site.expected / factor)
 
 
 def _norm(name: str, text: str, predicted: Array) -> Variant:

@@ -115,8 +115,7 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             again = given_before(predicted)
             if not again or edits[0].kind == "operand":  # of other tensors each is an answer of its own
                 yield _variant(site, edits, predicted)
-    if site.operation in GATES:
-        yield from _scaled(site)
+    yield from _scaled(site)
     if site.operation in RECURRENT:
         yield from _lost_within(site, formula, given)
     if site.operation in READ_FROM:
@@ -132,17 +131,21 @@ def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) ->
 
 
 def _scaled(site: Site) -> Iterator[Variant]:
-    """The result of a row-wise operation, which has one part, times a number that is fitted."""
+    """The result times a number that is fitted."""
     assert site.deviation is not None, "what is right needs no hypothesis"
-    scope = site.deviation.scopes[0]
-    by = factor_of(site.expected[scope], site.seen[scope])
+    parts = list(zip(site.parts, site.deviation.scopes, strict=True))
+    by = factor_of(
+        np.concatenate([part.expected[scope] for part, scope in parts]),
+        np.concatenate([part.seen[scope] for part, scope in parts]),
+    )
     if not math.isfinite(by):
         return
     nearest = round(2 * by) / 2
     by = nearest if abs(by - nearest) <= resolution(site) * max(1.0, abs(by)) else by
     edits = (Edit((), "applied", ("scaled", by)),)
     words = wording(site, edits)
-    yield Variant(words.name, words.kind, words.text, words.fitted, by * site.expected, 1, edits=edits)
+    scaled = [by * part.expected for part in site.parts]
+    yield Variant(words.name, words.kind, words.text, words.fitted, scaled, 1, edits=edits)
 
 
 def _lost_within(site: Site, formula: Node, given: Sequence[Mapping[str, Any]]) -> Iterator[Variant]:

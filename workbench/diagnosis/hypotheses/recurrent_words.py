@@ -100,6 +100,8 @@ RECURRENT_WORDS: Mapping[tuple[str, str, str, object], str] = {
     ("step_size", "softplus", "left_out", 0.0): "the step size is made without softplus",
     ("step_size", "add", "left_out", 0.0): "the step size is made without dt_bias",
     ("step_size", "clamped", "left_out", 0.0): "the step size is not clamped to time_step_limit",
+    ("step_size", "clamped", "outside", 0.0):
+        "the step size is clamped to time_step_limit before its softplus, not behind it",
     ("ssm_read", "add", "left_out", 0.0): "the skip is left out: D x is not added to what is read from the state",
     ("gated_norm", "multiply", "operand", NORM_FIRST): "the gate is multiplied after the norm, not before it",
     ("gated_norm", "norm_width", "operand", ALL_GROUPS):

@@ -7,7 +7,8 @@ from collections.abc import Mapping
 from lockstep.workbench.diagnosis.hypotheses.operands import sum_of_ranks
 from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
 
-#: (operation, the function or leaf at the place, kind of the edit, the first of its detail) -> name, and what ran.
+#: (operation, the function or leaf at the place, or its formula, kind of the edit, the first of its detail) -> name,
+#: and what ran.
 ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("choice", "add", "left_out", 0.0): ("choice_uncorrected", "experts are chosen without the correction bias"),
     **{
@@ -252,4 +253,42 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
         "each rank adds the experts' sums over the ranks, not its own terms of them: they count {ranks} times",
     ),
     ("combine", "weights", "applied", "scaled"): ("routed_experts_scaled", "the routed experts count {by} times"),
+    ("index_scores", "where", "left_out", 1.0): (
+        "index_not_causal", "an indexer scores keys after the query: its scores have no causal mask",
+    ),
+    ("index_scores", "allowed", "applied", "own_hidden"): (
+        "index_own_key_hidden", "an indexer hides each query's own key: its mask is strictly causal",
+    ),
+    ("index_scores", "allowed", "applied", "newest_seen"):
+        ("index_window", "an indexer scores the {a:g} newest keys alone"),
+    ("index_scores", "allowed", "applied", "later_seen"): (
+        "index_sees_later_keys",
+        "an indexer scores keys after the query's own as well, {a:g} of them: its mask ends too late",
+    ),
+    ("index_scores", "weights * index_weight", "left_out", 0.0): (
+        "index_weights_unscaled",
+        "the weights of an indexer's heads are not divided by the root of their number",
+    ),
+    ("index_scores", "dot(q, k) * scale", "left_out", 0.0): (
+        "index_products_unscaled",
+        "an indexer's products are not divided by the root of the width of its heads",
+    ),
+    ("index_scores", "above_zero", "left_out", 0.0):
+        ("index_without_relu", "an indexer's scores lack ReLU: negative products count as well"),
+    ("index_scores", "weights", "operand", "ones"):
+        ("index_unweighted", "an indexer's heads are added up without their weights"),
+    **{
+        ("index_scores", "weights", "applied", function): (
+            f"index_weights_{function}",
+            f"the weights of an indexer's heads go through a {function}: they should be as they are",
+        )
+        for function in ("softmax", "sigmoid", "softplus", "relu")
+    },
+    **{
+        ("index_scores", leaf, "applied", "codes"): (
+            "index_codes",
+            f"an indexer reads the codes of {what} without their scales: the largest of each row is {{a:g}}",
+        )
+        for leaf, what in (("q", "queries"), ("k", "keys"), ("weights", "weights"))
+    },
 }  # fmt: skip

@@ -34,10 +34,11 @@ def single(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
 
 
 def pairs(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
-    """Two edits at once that leave less than half of what either does: one of those that leave least by themselves, and
-    any other."""
+    """Two edits at once that leave less than half of what either does: one of those that leave least by themselves, or
+    something left out, which may leave more by itself, and any other."""
     alone = sorted(_screened(tried, edits), key=lambda one: one.left)
     firsts = distinct(tried, [one for one in alone if one.left < _HELPFUL])[:FIRST]
+    firsts += [one for one in alone if one.edits[0].kind == "left_out" and one not in firsts]
     found = []
     for i, one in enumerate(firsts):
         for other in alone:

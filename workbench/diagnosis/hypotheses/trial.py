@@ -105,7 +105,7 @@ class RowTrial:
         rest = self._left(self._sampled(self.site.expected))
         self.error = math.inf if rest is None else float(np.linalg.norm(rest))
         self.noise = float(np.linalg.norm(self._sampled(self.site.parts[0].noise)[self._inside]))
-        self.functions = {**FUNCTIONS, **_mixing(self.site.rows)}
+        self.functions = {**FUNCTIONS, **mixing(self.site.rows)}
         self._kept = {id(node) for _, node in nodes(self.formula)}  # edited formulas share them
 
     def _sampled(self, x: NDArray[Any]) -> NDArray[Any]:
@@ -234,7 +234,7 @@ def _shaped(found: Array, shape: tuple[int, ...]) -> Array | None:
     return np.broadcast_to(found, shape) if found.ndim == len(shape) else None
 
 
-def _mixing(rows: Sequence[Row]) -> dict[str, Callable[..., Array]]:
+def mixing(rows: Sequence[Row]) -> dict[str, Callable[..., Array]]:
     """Functions that mix the tokens of these rows."""
     of_sequence = [(row.step, row.seq) for row in rows]
     of_step = [(row.step, 0) for row in rows]

@@ -327,8 +327,10 @@ def _routing_words(at: Setting, edit: Edit) -> tuple[str, str] | None:
     """The name of an edit of routing, and its sentence."""
     if edit.kind == "map":
         return None
-    first = edit.detail[0] if edit.detail else None
-    return ROUTING_WORDS.get((at.operation, _node_at(at, edit).name, edit.kind, first))
+    first, node = edit.detail[0] if edit.detail else None, _node_at(at, edit)
+    places = (node.name, formula_text(node))
+    found = (ROUTING_WORDS.get((at.operation, place, edit.kind, first)) for place in places)
+    return next((one for one in found if one is not None), None)
 
 
 def _map_in_words(at: Setting, name: str, detail: Detail, fields: Mapping[str, object]) -> str:
@@ -425,6 +427,8 @@ def class_of(at: Setting, edit: Edit) -> str:
         return "overflow"
     if edit.detail[:1] == ("rope",):
         return "rope"
+    if at.formula.name == "where" and _node_at(at, edit).name in ("where", "allowed"):
+        return "mask"
     own = {"weight": at.weight, "bias": at.bias}.get(first.rpartition(".")[2])
     if edit.kind == "operand" and own:
         return "weight" if whose(first, at.layer)[1] == whose(own, at.layer)[1] else at.operation

@@ -80,6 +80,39 @@ def test_a_formula_reads_as_it_is_computed() -> None:
             assert np.array_equal(evaluate(changed, {"x": x, "y": y}), value)
 
 
+@pytest.mark.parametrize(
+    ("inner", "outer", "numbers"),
+    [
+        ("softplus", "clamped", ("least_step", "largest_step")),
+        ("square", "mean", ()),
+        ("log1p", "floor", ()),
+    ],
+)
+def test_two_functions_of_one_argument_are_tried_in_the_other_order(
+    inner: str, outer: str, numbers: tuple[str, ...]
+) -> None:
+    formula = Node(outer, (Node(inner, (Node("x"),)), *map(Node, numbers)))
+    found = [
+        one for one in edits_of(formula, Choices(numbers=dict.fromkeys(numbers, ()))) if one.kind == "outside"
+    ]
+    assert found == [Edit((), "outside", (0.0,))]
+    x = np.array([[0.5, 2.0, 1.25]])
+    plain = {
+        "softplus": lambda x: np.log(1 + np.exp(x)), "clamped": lambda x: np.minimum(np.maximum(x, 1.0), 1.5),
+        "square": lambda x: x * x, "mean": lambda x: np.array([[x.sum() / 3]]), "log1p": lambda x: np.log(1 + x),
+        "floor": np.floor,
+    }  # fmt: skip
+    given = {"x": x, "least_step": 1.0, "largest_step": 1.5}
+    assert np.allclose(evaluate(apply(found[0], formula), given), plain[inner](plain[outer](x)))
+
+
+def test_what_stands_for_another_function_is_exchanged_as_that_one() -> None:
+    formula = Node("summed_heads", (Node("above_zero", (Node("x"),)), Node("weights")))
+    found = set(edits_of(formula, Choices()))
+    assert {Edit((0,), "function", ("silu",)), Edit((), "within", ("above_zero", 0.0))} <= found
+    assert Edit((0,), "function", ("relu",)) not in found
+
+
 def test_tensors_that_stand_alike_to_two_layers() -> None:
     assert alike("layers.2.mlp.down", 3, "layers.4.mlp.down", 5)
     assert not alike("layers.2.mlp.down", 3, "layers.2.mlp.up", 3)

@@ -118,6 +118,22 @@ def test_a_state_that_is_kept_in_16_bits_between_passes_is_named(
     )  # what reads it may show the rounding in one of them alone
 
 
+def test_what_is_read_from_a_state_times_a_factor_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+        right = getattr(modeling_qwen3_next, name)
+
+        def rule(*args: Any, right: Any = right, **named: Any) -> Any:
+            read, state = right(*args, **named)
+            return 0.7 * read, state
+
+        monkeypatch.setattr(modeling_qwen3_next, name, rule)
+    first = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3-next"), tmp_path, "float32").causes[0]
+    assert (first.tap, first.kind) == ("layers.0.attn.delta", "delta")
+    assert first.text == "the result is multiplied by 0.7"
+
+
 def test_rows_that_another_request_has_left_to_the_convolution_are_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
