@@ -2,7 +2,7 @@
 operations.
 
 Each is fitted to what was seen, and is charged by the numbers that this takes: a factor of each row, or column; one row
-added to all; rows of other tokens; columns, or an operand's columns, in another order; all but the largest numbers
+added to all; rows of other tokens, in place of the right ones or added to them; columns, or an operand's columns, in another order; all but the largest numbers
 dropped; cut off on both sides.
 """
 
@@ -14,8 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
-from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, wrong_rows
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, simple, wrong_rows
 from lockstep.workbench.diagnosis.hypotheses.operands import of_any_width
+from lockstep.workbench.diagnosis.hypotheses.products.passes import others_of_pass
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -35,6 +36,7 @@ def maps_of(site: Site) -> Iterator[Mapped]:
     if site.seen.shape == site.expected.shape and np.isfinite(site.seen).all():
         wrong = wrong_rows(site)
         yield from _rows_moved(site, wrong)
+        yield from rows_added(site, wrong)
         yield from _cut_off(site)
         yield from _largest_kept(site, wrong)
         yield from columns_of_another(site)
@@ -65,6 +67,22 @@ def _rows_moved(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
         shifts = {move - len(nearest) if move > 0 else move for move in shifts}
     detail = (float(shifts.pop()),) if len(shifts) == 1 else ()
     yield _map("rows_moved", *detail), site.expected[nearest], 1
+
+
+def rows_added(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
+    """To each wrong row that of another token is added, one number times."""
+    right, own = site.expected.reshape(len(site.expected), -1), np.flatnonzero(wrong)
+    error = (site.seen - site.expected)[wrong]
+    size = np.linalg.norm(right, axis=1)
+    nearest = nearest_rows(error, right / np.maximum(size, 1e-300)[:, None])  # by their directions
+    if not len(own) or (nearest == own).any():
+        return
+    by = simple(float(factor(error, site.expected[nearest])))
+    others = others_of_pass(site, size)
+    whose = next((words for words, one in others if (one[wrong] == nearest).all()), "another token")
+    found = site.expected.copy()
+    found[wrong] += by * site.expected[nearest]
+    yield _map("rows_added", whose, by), found, 1 if by == 1 else 2
 
 
 def _cut_off(site: Site) -> Iterator[Mapped]:
