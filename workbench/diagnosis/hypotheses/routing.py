@@ -15,11 +15,13 @@ from lockstep.engine.taps.flow import near
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, Place, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import (
+    STEP_BEFORE,
     formula_at,
     of_other_layers,
     operand_name,
     sum_of_ranks,
 )
+from lockstep.workbench.diagnosis.hypotheses.products.passes import buffered
 from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
 from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial
@@ -152,25 +154,28 @@ def _biases_of_down(site: Site) -> dict[str, Callable[[], Any]]:
 def inputs_elsewhere(
     site: Site, operation: Operation | None, inputs: Mapping[str, Array]
 ) -> dict[str, dict[str, Callable[[], Array]]]:
-    """By role of an input what may have been read instead, as leaves: the same of the layers around, as buffers hold
-    it; of a rank's term of a sum also the sum, and the terms of other ranks."""
+    """By role of an input what may have been read instead, as leaves: what a buffer holds, the same of the layers
+    around, or of the step before; of a rank's term of a sum also the sum, and the terms of other ranks."""
     found: dict[str, dict[str, Callable[[], Array]]] = {}
     count, own = site.facts.model.num_layers, site.layer or 0
     layers = sorted((one for one in range(count) if one != own), key=lambda one: abs(one - own))
+    every, before = np.arange(len(site.rows)), buffered(site)
     for role, tap in ({} if operation is None else operation.inputs).items():
         if role not in inputs:
             continue
+        held = [(layer, "", every) for layer in layers[:_AROUND]]
+        held += [(layer, STEP_BEFORE, before) for layer in dict.fromkeys((own, count - 1))]
         found[role] = {
-            name: partial(np.asarray, x)
-            for name in (near(tap, layer, count) for layer in layers[:_AROUND])
+            f"{name}{when}": partial(np.asarray, x[rows])
+            for name, when, rows in ((near(tap, layer, count), when, rows) for layer, when, rows in held)
             if (x := site.rows_of(name)) is not None and x.shape == inputs[role].shape
         }
         read = operation_of(site.facts.model, tap)
         if read is None or not read.summed or len(site.taps.ranks) == 1:
             continue
-        every = {rank: site.rows_of(site.near(tap), rank) for rank in site.taps.ranks}
-        terms = {rank: x for rank, x in every.items() if x is not None and x.shape == inputs[role].shape}
-        if len(terms) == len(every):
+        of_ranks = {rank: site.rows_of(site.near(tap), rank) for rank in site.taps.ranks}
+        terms = {rank: x for rank, x in of_ranks.items() if x is not None and x.shape == inputs[role].shape}
+        if len(terms) == len(of_ranks):
             found[role] |= {sum_of_ranks(role): partial(np.sum, list(terms.values()), axis=0)} | {
                 operand_name(tap, rank): partial(np.asarray, x)
                 for rank, x in terms.items()

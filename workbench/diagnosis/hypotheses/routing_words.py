@@ -92,7 +92,10 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
                 "the experts' bias is added behind their weights: each of a token's experts adds all of it",
             ),
             ("bias_left_out", "expert_bias_missing", "the experts' bias is left out of the sum"),
-            ("bias_twice", "expert_bias_twice", "the experts' bias is in the sum twice: in what they give, and once more"),
+            (
+                "bias_twice", "expert_bias_twice",
+                "the experts' bias is in the sum twice: in what they give, and once more",
+            ),
         )
     },
     ("choice_weights", "times_of_experts", "applied", "shares"): (

@@ -24,7 +24,7 @@ from lockstep.workbench.diagnosis.hypotheses.norm_words import (
     norm_place,
     norm_sentence,
 )
-from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, place_of
+from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, STEP_BEFORE, place_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import (
@@ -124,7 +124,7 @@ _DONE: Mapping[str, str] = {
 #: Maps of the result, or of a leaf.
 _MAPS: Mapping[str, str] = {
     "rows_moved": "each of the wrong rows is that of another token",
-    "rows_added": "the row of {at} is added to each of the wrong rows, {0:g} times",
+    "rows_added": "the row of {at} is added to each of the wrong rows, times {0:g}",
     "clamped": "the result is clamped to [{0:.5g}, {1:.5g}]",
     "largest_kept": "of each token only the {0:g} largest numbers of the result are kept",
     "columns_scaled":
@@ -392,6 +392,8 @@ def tensor_in_words(place: Setting, name: str) -> str:
     if name.endswith((".weight", ".bias", ".layer_scalar")):
         of, tensor = whose(name, None if place.seen == "by itself" else place.layer)
         return f"{tensor} of {of}"
+    if name.endswith(STEP_BEFORE):
+        return f"{tensor_in_words(place, name.removesuffix(STEP_BEFORE))}{STEP_BEFORE}"
     if name == FIRST_PART:
         return FIRST_PART
     if name == READER:

@@ -72,6 +72,16 @@ def largest_before(site: Site, x: Array, whose: str) -> Array:
     return largest[:, None]
 
 
+def buffered(site: Site) -> Indices:
+    """For each token the one at its place among all tokens of the step before, where there is one: what is in a buffer
+    that was not written since."""
+    steps = np.array([row.step for row in site.rows])
+    _, begins, at = np.unique(steps, return_index=True, return_inverse=True)
+    own = np.arange(len(steps))
+    before = begins[np.maximum(at - 1, 0)] + own - begins[at]
+    return np.where((at > 0) & (before < begins[at]), before, own)
+
+
 def step_before(site: Site) -> Array:
     """What came out at the step before, where that had as many tokens; else zeros."""
     found, last = np.zeros_like(site.expected), dict[int, list[int]]()
