@@ -16,6 +16,7 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     other_experts,
     other_matrix,
     rows_in_blocks,
+    rows_scaled,
     weighed_rows,
 )
 from lockstep.workbench.diagnosis.hypotheses.expert_weights import experts_differ
@@ -135,6 +136,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         weighed_rows,
         other_matrix,
         rows_in_blocks,
+        rows_scaled,
         other_experts,
         biases_of_experts,
         beyond_capacity,

@@ -74,11 +74,21 @@ def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> di
             inside = (kind for block in _BLOCKS[:2] for kind in block if kind != "mlp_residual")
             through = tuple(f"layers.{layer}.{kind}" for kind in inside for layer in layers)
             found[number] = Effect(through, ends, ())
+    for number, effect in list(found.items()):
+        if any(_goes_on(groups[number], effect, one) for i, one in enumerate(groups) if i not in found):
+            del found[number]
     made_up = {name for effect in found.values() for name in effect.by}
     for number, group in enumerate(groups):
         if number not in found and all(one.tap in made_up for one in _samples(group)):  # by its counterpart
             found[number] = Effect(tuple(one.tap for one in group.findings), (), ())
     return found
+
+
+def _goes_on(group: FindingGroup, effect: Effect, other: FindingGroup) -> bool:
+    """Whether what ends an error does so if it is right alone, and is wrong by the same: rows that a rank should not
+    have, which each of its operations computes."""
+    same = {(one.name, one.text) for one in group.chosen} & {(one.name, one.text) for one in other.chosen}
+    return bool(same) and not effect.by and not _taps_of(other).isdisjoint(effect.taps)
 
 
 def _taps_of(group: FindingGroup) -> frozenset[str]:

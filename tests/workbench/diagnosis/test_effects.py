@@ -10,6 +10,7 @@ from torch import Tensor
 from lockstep.sessions import Session
 from lockstep.sessions.limits import UNLIMITED
 from lockstep.workbench.checking.recorded_run import diagnose_recording
+from tests.workbench.diagnosis.bugs.all_bugs import bugs
 from tests.workbench.diagnosis.bugs.bug import Bug, Place
 from tests.workbench.diagnosis.bugs.patched import Patched
 from tests.workbench.diagnosis.bugs.recording import Recordings
@@ -59,3 +60,14 @@ def test_what_shows_beside_the_reference_is_no_note(
     noted = any("differs, has no effect here" in note for note in found.event.notes)
     assert noted is (found.event.verdict == "match")
     assert noted or found.causes[0].tap == "layers.0.attn.scores"
+
+
+def test_what_is_wrong_in_the_same_way_further_on_is_no_note(tmp_path: Path) -> None:
+    """Rows of experts that a rank does not hold: what it makes of them ends at down, if that is right."""
+    recorded = Recordings(tmp_path, steps=1).of(bugs()["experts_of_others_are_the_last_of_the_first_rank"])
+    with Session.open(recorded.engine, UNLIMITED) as ours:
+        found = diagnose_recording(ours, recorded.checkpoint, golden=recorded.golden, floor=recorded.floor)
+    assert [cause.tap for cause in found.causes] == [
+        f"layers.0.mlp.experts.{one}" for one in ("gate", "up", "down")
+    ]
+    assert {cause.name for cause in found.causes} == {"experts_exchanged"}

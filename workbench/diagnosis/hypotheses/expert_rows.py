@@ -12,7 +12,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from lockstep.engine.graph.routing import routed
+from lockstep.workbench.diagnosis.hypotheses.fits import factor
 from lockstep.workbench.diagnosis.hypotheses.functions import SPLITS
+from lockstep.workbench.diagnosis.hypotheses.products.passes import whose_largest
+from lockstep.workbench.diagnosis.hypotheses.roundings import integers
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.experts import hit
 from lockstep.workbench.diagnosis.operations.shares import weight_names
@@ -111,6 +115,26 @@ def weighed_rows(site: Site) -> Iterator[Variant]:
     yield Variant(
         "expert_rows_weighed", "expert_input", text, {}, weights[..., None] * site.expected, noise=noise
     )
+
+
+def rows_scaled(site: Site) -> Iterator[Variant]:
+    """Rows that experts read with the scale of another token's row, as codes that were sent apart from their scales."""
+    x, ids, deviation = site.inputs["x"], site.inputs["ids"], site.deviation
+    if deviation is None or site.seen.shape != site.expected.shape or x.ndim != 2 or not x.size:
+        return
+    through = {one: p.matrix for one in hit(ids, site.held) if (p := _product(site, one)) is not None}
+    rest, wrong = site.expected - routed(x, through, ids), np.flatnonzero(deviation.scopes[0].any((-1, -2)))
+    for how, read in (("", x), (" of eight bits", integers(x, 8, None).astype(np.float64))):
+        made = routed(read, through, ids)
+        by = factor(site.seen - rest, made, (1, 2))
+        each = by[wrong].ravel()
+        if not np.ptp(each) or not (whose := whose_largest(site, x, wrong, by.ravel())):
+            continue
+        text = (
+            f"the codes{how} that go into the experts are read with the scale of {whose}: rows are "
+            f"{each.min():.4g} to {each.max():.4g} times what they should be"
+        )
+        yield Variant("expert_rows_scaled", "experts", text, {"scale_of": whose}, made * by + rest)
 
 
 def rows_in_blocks(site: Site) -> Iterator[Variant]:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import FUNCTIONS as RIGHT
 from lockstep.engine.graph.formula import Array, Node, clamped_within, silu, swish
-from lockstep.engine.graph.routing import added_to_rows, candidates, taken
+from lockstep.engine.graph.routing import added_to_rows, candidates, taken, weighed_sum
 from lockstep.workbench.diagnosis.hypotheses.head_orders import interleaved
 from lockstep.workbench.diagnosis.hypotheses.recurrent_orders import OTHER_ORDERS
 from lockstep.workbench.diagnosis.hypotheses.recurrent_rules import BY_RULES
@@ -251,6 +251,13 @@ def _shares_within(x: Array, *rest: Array) -> Array:
     return np.asarray(x / (np.where(own > 0, own, x.sum(-1, keepdims=True)) + sum(eps)))
 
 
+def _slots_kept(x: Array, kept: NDArray[np.bool_]) -> Array:
+    """What a token's slots, the second axis, have: nothing in those that are not kept."""
+    if kept.all() or not kept.any():
+        raise IndexError("it has no so many slots")
+    return np.where(kept.reshape(-1, *(1,) * (x.ndim - 2)), x, 0.0)
+
+
 def _codes(x: Array, largest: float) -> Array:
     """Numbers as the codes of each row, by its own largest number: without the scale that they are to be read with."""
     most = np.abs(x).max(-1, keepdims=True)
@@ -285,6 +292,11 @@ CHANGES: Mapping[str, Callable[..., Any]] = {
     "plus": lambda x, other, by: x + by * other,
     "unweighted_sum": lambda x, weights: x.sum(1),
     "codes": _codes,
+    "bias_behind_weights": lambda x, weights, bias: weighed_sum(x - bias, weights) + bias.sum(1),
+    "bias_left_out": lambda x, weights, bias: weighed_sum(x - bias, weights),
+    "bias_twice": lambda x, weights, bias: weighed_sum(x + bias, weights),
+    "first_slots": lambda x, count: _slots_kept(x, np.arange(x.shape[1]) < count),
+    "slots_behind": lambda x, count: _slots_kept(x, np.arange(x.shape[1]) >= count),
     "falling": lambda x: -np.sort(-x, axis=-1),
     "chosen_in_turn": _chosen_in_turn,
     "chosen_in_groups_before": _chosen_in_groups_before,

@@ -2,8 +2,8 @@
 operations.
 
 Each is fitted to what was seen, and is charged by the numbers that this takes: a factor of each row, or column; one row
-added to all; rows of other tokens; columns, or an operand's columns, in another order; all but the largest numbers
-dropped; cut off on both sides.
+added to all; rows of other tokens, in place of the right ones or added to them; columns, or an operand's columns, in
+another order; all but the largest numbers dropped; cut off on both sides.
 """
 
 from __future__ import annotations
@@ -13,9 +13,12 @@ from collections.abc import Iterator, Mapping
 import numpy as np
 from numpy.typing import NDArray
 
-from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
-from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, wrong_rows
-from lockstep.workbench.diagnosis.hypotheses.operands import of_any_width
+from lockstep.engine.graph.formula import evaluate, numbers_of
+from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, simple, wrong_rows
+from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
+from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, of_any_width
+from lockstep.workbench.diagnosis.hypotheses.products.passes import others_of_pass
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -35,6 +38,7 @@ def maps_of(site: Site) -> Iterator[Mapped]:
     if site.seen.shape == site.expected.shape and np.isfinite(site.seen).all():
         wrong = wrong_rows(site)
         yield from _rows_moved(site, wrong)
+        yield from rows_added(site, wrong)
         yield from _cut_off(site)
         yield from _largest_kept(site, wrong)
         yield from columns_of_another(site)
@@ -65,6 +69,35 @@ def _rows_moved(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
         shifts = {move - len(nearest) if move > 0 else move for move in shifts}
     detail = (float(shifts.pop()),) if len(shifts) == 1 else ()
     yield _map("rows_moved", *detail), site.expected[nearest], 1
+
+
+def rows_added(site: Site, wrong: NDArray[np.bool_]) -> Iterator[Mapped]:
+    """To each wrong row that of another token is added, one number times: of the result, or of a term of that sum."""
+    own, error = np.flatnonzero(wrong), (site.seen - site.expected)[wrong]
+    for what, term in _summands(site) if len(own) else ():
+        size = np.linalg.norm(term.reshape(len(term), -1), axis=1)
+        size = size.reshape(-1, *(1,) * (term.ndim - 1))
+        nearest = nearest_rows(error, term / np.maximum(size, 1e-300))  # by their directions
+        if (nearest == own).any():
+            continue
+        by = simple(float(factor(error, term[nearest])))
+        others = others_of_pass(site, size.ravel())
+        whose = next((words for words, one in others if (one[wrong] == nearest).all()), "another token")
+        found = site.expected.copy()
+        found[wrong] += by * term[nearest]
+        yield _map("rows_added", f"{whose}{what}", by), found, 1 if by == 1 else 2
+
+
+def _summands(site: Site) -> Iterator[tuple[str, Array]]:
+    """The result, and the terms of it that are made of what the operation reads, each with its words."""
+    yield "", site.expected
+    formula, given = formula_at(site), {**numbers_of(site.facts.model), **site.inputs}
+    for term in formula.args if formula.name == "add" else ():
+        if not set(leaves(term)) <= set(given):
+            continue
+        found = np.asarray(evaluate(term, given))
+        if found.shape == site.expected.shape:
+            yield f" ({formula_text(term)} of it)", found
 
 
 def _cut_off(site: Site) -> Iterator[Mapped]:

@@ -22,8 +22,8 @@ from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.routing import (
     OF_ROUTERS,
     ROUTED,
+    inputs_elsewhere,
     routing_choices,
-    terms_of_ranks,
 )
 from lockstep.workbench.diagnosis.hypotheses.rowwise import CLAMP_NUMBERS
 from lockstep.workbench.diagnosis.hypotheses.search import distinct, single
@@ -143,11 +143,11 @@ class InnerOperation:
 
     @cached_property
     def _terms(self) -> dict[str, dict[str, Callable[[], Array]]]:
-        """What stands for inputs that are the rank's terms of a sum."""
+        """What may have been read in place of its inputs."""
         recorded = {
             role: x for role, x in self.inputs.items() if self.operation.inputs[role] in self.site.inputs
         }
-        return terms_of_ranks(self.site, self.operation, recorded)
+        return inputs_elsewhere(self.site, self.operation, recorded)
 
     @cached_property
     def _others(self) -> dict[str, Any]:

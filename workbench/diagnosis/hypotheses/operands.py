@@ -22,6 +22,8 @@ from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
 _RANK = " @ rank "
+#: What a tensor of the step before is called, of the tokens at the same places.
+STEP_BEFORE = ", of the step before"
 #: A weight or bias of a product, and what is read of it.
 _OF_PRODUCT = re.compile(r"model\.layers\.\d+\.\w+\.\w+_proj\.((?:weight|bias).*)")
 #: What the norm that reads a residual sum gives: one that writes into its input leaves that in place of the sum.

@@ -11,21 +11,26 @@ import numpy as np
 
 from lockstep.engine.graph import Operation, operation_of
 from lockstep.engine.graph.formula import Node, numbers_of
-from lockstep.workbench.diagnosis.hypotheses.edits import Edit, leaves, nodes, together
+from lockstep.engine.graph.routing import added_to_rows
+from lockstep.engine.taps.flow import near
+from lockstep.workbench.diagnosis.hypotheses.edits import Edit, Place, leaves, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import (
+    STEP_BEFORE,
     formula_at,
     of_other_layers,
     operand_name,
     sum_of_ranks,
 )
+from lockstep.workbench.diagnosis.hypotheses.products.passes import buffered
 from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
 from lockstep.workbench.diagnosis.hypotheses.search import distinct, pairs, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve
 from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, RowTrial, Tried
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import wording
-from lockstep.workbench.diagnosis.operations.mixture import expert_placements
+from lockstep.workbench.diagnosis.operations.experts import hit
+from lockstep.workbench.diagnosis.operations.mixture import OUTPUT, expert_placements
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
@@ -54,6 +59,12 @@ _HELD = "experts of the rank, of {}"
 _CAPS = (30.0, 50.0, 20.0, 15.0, 10.0)
 #: Tokens that go through the experts together.
 _CHUNKS = (2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
+#: Slots of a token up to which fewer are tried.
+_SLOTS = 9
+#: What the sum over a token's experts may make of their biases.
+_BIASES = ("bias_behind_weights", "bias_left_out", "bias_twice")
+#: Layers whose tensors are tried in place of an operation's own, the nearest.
+_AROUND = 4
 #: Hypotheses that are reported of a site.
 _SHOWN = 12
 
@@ -84,13 +95,14 @@ def _apart(one: Edit, other: Edit) -> bool:
 def _searched(site: Site, search: Callable[[Tried, Iterable[Edit]], list[Solved]]) -> Iterator[Variant]:
     formula, others = formula_at(site), _others(site)
     tokens: dict[str, Callable[[], Any]] = {role: partial(np.asarray, x) for role, x in site.inputs.items()}
-    terms = terms_of_ranks(site, site.declared, site.inputs)
+    terms = inputs_elsewhere(site, site.declared, site.inputs)
     tokens |= {name: load for role in terms.values() for name, load in role.items()}
     operands = {role: list(found) for role, found in terms.items()}
     for _, _, role in OF_ROUTERS:
         operands[role] = [name for name in others if name.startswith(f"{role} of layer ")]
     results = _choices_of_other_layers(site)
     tokens |= {name: partial(np.asarray, x) for name, x in results.items()}
+    tokens |= _biases_of_down(site)
     edits = (
         one
         for one in chain(
@@ -164,19 +176,43 @@ def _choices_of_other_layers(site: Site) -> dict[str, Array]:
     return found
 
 
-def terms_of_ranks(
+def _biases_of_down(site: Site) -> dict[str, Callable[[], Any]]:
+    """What the experts' down adds to each of the rows that are summed up, [N, S, H], where it has biases."""
+    name = weight_names(site.near(OUTPUT), "experts", site.facts).get("bias", "")
+    ids = site.rows_of(site.near("mlp.topk_ids")) if name and site.operation == "combine" else None
+    if ids is None:
+        return {}
+    held = {one: site.facts.vector(name.format(one)) for one in hit(ids, site.held)}
+    there = {one: x for one, x in held.items() if x is not None}
+    return {"bias": lambda: added_to_rows(np.zeros_like(site.inputs["x"]), there, ids)}
+
+
+def inputs_elsewhere(
     site: Site, operation: Operation | None, inputs: Mapping[str, Array]
 ) -> dict[str, dict[str, Callable[[], Array]]]:
-    """By role of an input that is a rank's term of a sum: the sum, and the terms of other ranks, as leaves."""
+    """By role of an input what may have been read instead, as leaves: what a buffer holds, the same of the layers
+    around, or of the step before; of a rank's term of a sum also the sum, and the terms of other ranks."""
     found: dict[str, dict[str, Callable[[], Array]]] = {}
+    count, own = site.facts.model.num_layers, site.layer or 0
+    layers = sorted((one for one in range(count) if one != own), key=lambda one: abs(one - own))
+    every, before = np.arange(len(site.rows)), buffered(site)
     for role, tap in ({} if operation is None else operation.inputs).items():
-        read = operation_of(site.facts.model, tap)
-        if role not in inputs or read is None or not read.summed or len(site.taps.ranks) == 1:
+        if role not in inputs:
             continue
-        every = {rank: site.rows_of(site.near(tap), rank) for rank in site.taps.ranks}
-        terms = {rank: x for rank, x in every.items() if x is not None and x.shape == inputs[role].shape}
-        if len(terms) == len(every):
-            found[role] = {sum_of_ranks(role): partial(np.sum, list(terms.values()), axis=0)} | {
+        held = [(layer, "", every) for layer in layers[:_AROUND]]
+        held += [(layer, STEP_BEFORE, before) for layer in dict.fromkeys((own, count - 1))]
+        found[role] = {
+            f"{name}{when}": partial(np.asarray, x[rows])
+            for name, when, rows in ((near(tap, layer, count), when, rows) for layer, when, rows in held)
+            if (x := site.rows_of(name)) is not None and x.shape == inputs[role].shape
+        }
+        read = operation_of(site.facts.model, tap)
+        if read is None or not read.summed or len(site.taps.ranks) == 1:
+            continue
+        of_ranks = {rank: site.rows_of(site.near(tap), rank) for rank in site.taps.ranks}
+        terms = {rank: x for rank, x in of_ranks.items() if x is not None and x.shape == inputs[role].shape}
+        if len(terms) == len(of_ranks):
+            found[role] |= {sum_of_ranks(role): partial(np.sum, list(terms.values()), axis=0)} | {
                 operand_name(tap, rank): partial(np.asarray, x)
                 for rank, x in terms.items()
                 if rank != site.rank
@@ -236,8 +272,12 @@ def routing_choices(
                 yield from (Edit(path, "function", (other,)) for other in ("softmax_taken", "mixed_beside"))
             case "weighed":
                 yield Edit(path, "function", ("unweighed",))
+            case "plain_sum":
+                yield from _of_slots((*path, 0))
             case "weighed_sum":
                 yield Edit(path, "function", ("unweighted_sum",))
+                yield from (Edit(path, "function", (one, "bias")) for one in _BIASES)  # where there is one
+                yield from _of_slots((*path, 1))
                 yield Edit((*path, 1), "applied", ("first_of_row",))
                 yield from (Edit((*path, 1), "applied", (one,)) for one in ("shares", "squared", "backwards"))
                 if "routed_factor" in others:
@@ -250,6 +290,14 @@ def routing_choices(
     choices = Choices(operands, results, numbers=_NUMBERS, orders=False, rows=_MIXING)
     yield from (one for one in edits_of(formula, choices) if not (one.kind == "number" and one.free))
     yield from _otherwise(formula, dtype)
+
+
+def _of_slots(place: Place) -> Iterator[Edit]:
+    """Only some of a token's slots have anything, the first or the others: of more than there are it is no edit."""
+    for count in range(1, _SLOTS):
+        yield from (
+            Edit(place, "applied", (which, float(count))) for which in ("first_slots", "slots_behind")
+        )
 
 
 def _otherwise(formula: Node, dtype: str) -> Iterator[Edit]:

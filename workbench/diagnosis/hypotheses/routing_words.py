@@ -74,6 +74,31 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ("combine", "weights", "applied", "first_of_row"): (
         "weights_of_the_first_slot", "all of a token's experts are weighed by the weight of its first one",
     ),
+    **{
+        ("combine", leaf, "applied", which): (name, text)
+        for leaf in ("weights", "x")
+        for which, name, text in (
+            (
+                "first_slots", "slots_left_out",
+                "only the first {a:g} of a token's {top_k:g} slots are added up: the last ones are left out",
+            ),
+            ("slots_behind", "slots_left_out", "the first {a:g} of a token's {top_k:g} slots are left out of the sum"),
+        )
+    },
+    **{
+        ("combine", "weighed_sum", "function", how): (name, text)
+        for how, name, text in (
+            (
+                "bias_behind_weights", "expert_bias_unweighed",
+                "the experts' bias is added behind their weights: each of a token's experts adds all of it",
+            ),
+            ("bias_left_out", "expert_bias_missing", "the experts' bias is left out of the sum"),
+            (
+                "bias_twice", "expert_bias_twice",
+                "the experts' bias is in the sum twice: in what they give, and once more",
+            ),
+        )
+    },
     ("choice_weights", "times_of_experts", "applied", "shares"): (
         "expert_scale_before_shares",
         "weights are multiplied by the number of each expert (per_expert_scale) before they are renormalised, not "

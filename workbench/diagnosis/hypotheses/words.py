@@ -24,7 +24,7 @@ from lockstep.workbench.diagnosis.hypotheses.norm_words import (
     norm_place,
     norm_sentence,
 )
-from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, place_of
+from lockstep.workbench.diagnosis.hypotheses.operands import FIRST_PART, READER, STEP_BEFORE, place_of
 from lockstep.workbench.diagnosis.hypotheses.products.words import PRODUCTS
 from lockstep.workbench.diagnosis.hypotheses.products.words import sentence_of as of_products
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import (
@@ -53,6 +53,12 @@ _SENTENCES: Mapping[str, Mapping[str, str]] = {
         "x": "the residual stream",
         "y": "the {branch}'s output",
         "layer_scalar": "the layer's scalar",
+    },
+    "combine": {
+        "x": "what the layer's own experts give",
+        "weights": "the layer's own weights",
+        "shared": "what the layer's own shared expert gives",
+        "gate": "that of the layer's own gate",
     },
     **{
         kind: {
@@ -118,6 +124,7 @@ _DONE: Mapping[str, str] = {
 #: Maps of the result, or of a leaf.
 _MAPS: Mapping[str, str] = {
     "rows_moved": "each of the wrong rows is that of another token",
+    "rows_added": "the row of {at} is added to each of the wrong rows, times {0:g}",
     "clamped": "the result is clamped to [{0:.5g}, {1:.5g}]",
     "largest_kept": "of each token only the {0:g} largest numbers of the result are kept",
     "columns_scaled":
@@ -158,6 +165,12 @@ _TENSORS: Mapping[str, str] = {
     "mlp.gate": "gate{0}",
     "mlp.up": "up{0}",
     "mlp.down": "the MLP's output{0}",
+    "mlp.router": "the router's logits{0}",
+    "mlp.topk_ids": "the chosen experts{0}",
+    "mlp.topk_weights": "the experts' weights{0}",
+    "mlp.experts.down": "what the experts give{0}",
+    "mlp.shared.down": "what the shared expert gives{0}",
+    "mlp.shared_gate": "the logit of the shared expert's gate{0}",
 }
 
 
@@ -381,6 +394,8 @@ def tensor_in_words(place: Setting, name: str) -> str:
     if name.endswith((".weight", ".bias", ".layer_scalar")):
         of, tensor = whose(name, None if place.seen == "by itself" else place.layer)
         return f"{tensor} of {of}"
+    if name.endswith(STEP_BEFORE):
+        return f"{tensor_in_words(place, name.removesuffix(STEP_BEFORE))}{STEP_BEFORE}"
     if name == FIRST_PART:
         return FIRST_PART
     if name == READER:

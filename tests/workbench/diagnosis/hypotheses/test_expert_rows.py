@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -69,3 +70,30 @@ def test_weights_of_before_an_update_are_told_from_noise() -> None:
     assert names(stale) == {"experts_differ"}
     noise = 0.2 * torch.randn(right.shape, generator=random, dtype=torch.float64)
     assert not names(_site(right + noise))
+
+
+@pytest.mark.parametrize(
+    ("other", "words"),
+    [
+        (lambda rows: [rows[0], *rows[:-1]], "scale of the token before"),
+        (lambda rows: [rows[-1]] * len(rows), "scale of the last token"),
+    ],
+)
+@pytest.mark.parametrize("bits", [0, 8])
+def test_rows_that_are_read_with_the_scale_of_another_are_named(
+    other: Callable[[list[int]], list[int]], words: str, bits: int
+) -> None:
+    """In the prompts alone, where a pass of a sequence has several tokens."""
+    largest = torch.tensor(X).abs().amax(-1, keepdim=True)
+    read, scale = torch.tensor(X), largest.clone()
+    for seq in range(2):
+        rows = [i for i, row in enumerate(ROWS) if row.step == 0 and row.seq == seq]
+        scale[rows] = largest[other(rows)]
+    if bits:
+        read = (read / largest * 127).round() / 127 * largest
+    through = torch.einsum("nsoi,ni->nso", torch.tensor(MATRICES)[IDS], read * scale / largest)
+    found = _site(through + torch.tensor(BIASES)[IDS])
+    assert names(found) == {"expert_rows_scaled"}
+    text = best(found)[0].variant.text
+    assert words in text
+    assert ("of eight bits" in text) == bool(bits)

@@ -66,6 +66,11 @@ CASES: dict[str, tuple[Array, str, str]] = {
         "residual_leaf_rows_moved",
         "MLP's output of another token",
     ),
+    "other token added": (
+        X + Y + np.roll(X + Y, 1, axis=0),
+        "residual_rows_added",
+        "the row of another token is added",
+    ),
 }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from lockstep.engine.config.experts import ExpertsConfig
 from lockstep.engine.graph.routing import mixed
 from lockstep.workbench.diagnosis.operations.site import Site
-from tests.workbench.diagnosis.variants.made import ROWS, best, drawn, made_site, names, of_model
+from tests.workbench.diagnosis.variants.made import ROWS, Array, best, drawn, made_site, names, of_model
 
 pytestmark = pytest.mark.sampled_file(2)
 
@@ -32,6 +32,8 @@ SHARES = CHOSEN / CHOSEN.sum(-1, keepdim=True)
         (SHARES**2, "weights_applied_twice"),
         (SHARES.flip(-1), "slots_backwards"),
         (torch.ones_like(SHARES), "combine_unweighted"),
+        (SHARES * torch.tensor([1.0, 1.0, 0.0]), "slots_left_out"),
+        (SHARES * torch.tensor([0.0, 1.0, 1.0]), "slots_left_out"),
     ],
 )
 def test_weights_are_not_those_of_the_slots(weights: Tensor, name: str | None) -> None:
@@ -41,6 +43,86 @@ def test_weights_are_not_those_of_the_slots(weights: Tensor, name: str | None) -
     assert (found.deviation is None) == (name is None)
     if name is not None:
         assert names(found) == {name}
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("counted", "name"),
+    [
+        (SHARES, None),
+        (torch.ones_like(SHARES), "expert_bias_unweighed"),
+        (torch.zeros_like(SHARES), "expert_bias_missing"),
+        (2 * SHARES, "expert_bias_twice"),
+    ],
+)
+def test_biases_of_down_that_count_otherwise_in_the_sum_are_named(
+    counted: Tensor, name: str | None, dtype: str
+) -> None:
+    biases = torch.tensor(drawn(RNG, 8, 64))
+    held = {f"model.layers.1.mlp.experts.{i}.down_proj.bias": one.numpy() for i, one in enumerate(biases)}
+    weighed = torch.tensor(drawn(RNG, *OUTPUTS.shape)) * SHARES[..., None]
+    seen = weighed.sum(1) + (biases[IDS] * counted[..., None]).sum(1)
+    inputs = {"x": (weighed / SHARES[..., None] + biases[IDS]).numpy(), "weights": SHARES.numpy()}
+    model = of_model(experts=ExpertsConfig(8, 3, 48, (True, True, True), biased=True))
+    ids = {"layers.1.mlp.topk_ids": IDS.double().numpy()}
+    found = made_site(
+        "combine", "layers.1.mlp.combine.partial", inputs, seen.numpy(), model=model, weights=held, others=ids,
+        dtype=dtype,
+    )  # fmt: skip
+    assert (found.deviation is None) == (name is None)
+    if name is not None:
+        assert names(found) == {name}
+
+
+WITH_SHARED = of_model(experts=ExpertsConfig(8, 3, 48, (True, True, True), shared_width=96))
+SHARED = {layer: drawn(RNG, len(ROWS), 64) for layer in range(3)}
+ROUTED = torch.einsum("nsh,ns->nh", torch.tensor(OUTPUTS), SHARES).numpy()
+
+
+def _with_shared(seen: Array, layer: int = 1) -> Site:
+    inputs = {"x": OUTPUTS, "weights": SHARES.numpy(), "shared": SHARED[layer]}
+    others = {f"layers.{one}.mlp.shared.down": x for one, x in SHARED.items()}
+    tap = f"layers.{layer}.mlp.combine.partial"
+    return made_site("combine", tap, inputs, seen, model=WITH_SHARED, others=others)
+
+
+def _of_step_before(x: Array) -> Array:
+    """The row at the same place of the step before, of which the first one of each sequence is its prompt's."""
+    found = x.copy()
+    for step in range(1, 4):
+        of, at = ([i for i, row in enumerate(ROWS) if row.step == one] for one in (step - 1, step))
+        found[at] = x[of[: len(at)]]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("read", "layer", "words"),
+    [
+        (SHARED[0], 1, "shared expert gives of layer 0 is read"),
+        (SHARED[2], 1, "shared expert gives of layer 2 is read"),
+        (_of_step_before(SHARED[2]), 0, "shared expert gives of layer 2, of the step before is read"),
+        (_of_step_before(SHARED[1]), 1, "what the shared expert gives, of the step before is read"),
+    ],
+)
+def test_what_a_buffer_holds_of_another_layer_or_step_is_named(read: Array, layer: int, words: str) -> None:
+    found = best(_with_shared(ROUTED + read, layer))
+    assert {one.variant.name for one in found} == {"combine_operand"}
+    assert words in found[0].variant.text
+
+
+@pytest.mark.parametrize(
+    ("added", "words"), [(ROUTED, "weighed_sum(x, weights)"), (ROUTED + SHARED[1], "of the pass is added")]
+)
+def test_a_row_of_another_token_that_is_added_is_named(added: Array, words: str) -> None:
+    right, first = ROUTED + SHARED[1], {row.step: i for i, row in reversed(list(enumerate(ROWS)))}
+    last = {row.step: i for i, row in enumerate(ROWS)}
+    seen = right.copy()
+    seen[list(first.values())] += added[[last[step] for step in first]]
+    assert _with_shared(right).deviation is None
+    found = best(_with_shared(seen))
+    assert {one.variant.name for one in found} == {"combine_rows_added"}
+    assert "the row of the last token" in found[0].variant.text
+    assert words in found[0].variant.text
 
 
 def test_weights_that_stand_by_size_beside_sorted_ids_are_named() -> None:

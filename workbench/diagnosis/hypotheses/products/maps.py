@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.formula import product
-from lockstep.workbench.diagnosis.hypotheses.fits import factor, resolution
-from lockstep.workbench.diagnosis.hypotheses.maps import Mapped
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, resolution, wrong_rows
+from lockstep.workbench.diagnosis.hypotheses.maps import Mapped, rows_added
 from lockstep.workbench.diagnosis.hypotheses.products.matrices import own_part
 from lockstep.workbench.diagnosis.hypotheses.products.passes import parts_of_ranks, whose_largest
 from lockstep.workbench.diagnosis.hypotheses.products.wrong import Wrong, mapped
@@ -28,11 +28,12 @@ _ROWS, _ORDERED = 4, 8192
 
 
 def moved_maps(site: Site) -> Iterator[Mapped]:
-    """Rows of other tokens; columns that are zero."""
+    """Rows of other tokens, or added to the right ones; columns that are zero."""
     wrong = Wrong.of(site)
     if wrong is not None:
         yield from _zeros(wrong)
         yield from _rows_of_tokens(wrong)
+        yield from rows_added(site, wrong_rows(site))
 
 
 def scaled_maps(site: Site) -> Iterator[Mapped]:

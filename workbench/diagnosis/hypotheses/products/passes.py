@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +19,8 @@ _OTHERS: Mapping[str, Callable[[Array], Indices]] = {
     "the last token": lambda x: np.full(len(x), len(x) - 1),
     "the largest token": lambda x: np.full(len(x), int(x.argmax())),
     "the smallest token": lambda x: np.full(len(x), int(x.argmin())),
+    "the token before, of the first the last": lambda x: np.roll(np.arange(len(x)), 1),
+    "the token after, of the last the first": lambda x: np.roll(np.arange(len(x)), -1),
 }
 
 
@@ -30,13 +32,23 @@ def passes_of(site: Site) -> Mapping[tuple[int, int], list[int]]:
     return found
 
 
+def others_of_pass(site: Site, largest: Array) -> Iterator[tuple[str, Indices]]:
+    """Which token of its pass each one may have been mixed up with, in words and by index: of its sequence's pass, and
+    of that of all sequences. `largest`: the size of each."""
+    steps = np.array([row.step for row in site.rows])
+    of_all = [np.flatnonzero(steps == step) for step in np.unique(steps)]
+    for whose, passes in (("", passes_of(site).values()), (", among all sequences of the pass", of_all)):
+        for words, pick in _OTHERS.items():
+            other = np.empty(len(largest), dtype=np.intp)
+            for rows in passes:
+                other[rows] = np.array(rows)[pick(largest[rows])]
+            yield f"{words}{whose}", other
+
+
 def whose_largest(site: Site, x: Array, wrong: Indices, by: Array) -> str:
     """The token of the pass whose largest input over its own gives each wrong one's factor; "" where it is none."""
     largest = np.maximum(np.abs(x).max(1), 1e-300)
-    for words, pick in _OTHERS.items():
-        other = np.empty(len(largest), dtype=np.intp)
-        for rows in passes_of(site).values():
-            other[rows] = np.array(rows)[pick(largest[rows])]
+    for words, other in others_of_pass(site, largest):
         if np.abs(by / (largest[other] / largest) - 1)[wrong].max() < max(5e-3, 4 * site.facts.unit):
             return words
     return ""
@@ -58,6 +70,16 @@ def largest_before(site: Site, x: Array, whose: str) -> Array:
         there = of & (steps == (earlier.max() if len(earlier) else step))
         largest[rows] = own[there].max()
     return largest[:, None]
+
+
+def buffered(site: Site) -> Indices:
+    """For each token the one at its place among all tokens of the step before, where there is one: what is in a buffer
+    that was not written since."""
+    steps = np.array([row.step for row in site.rows])
+    _, begins, at = np.unique(steps, return_index=True, return_inverse=True)
+    own = np.arange(len(steps))
+    before = begins[np.maximum(at - 1, 0)] + own - begins[at]
+    return np.where((at > 0) & (before < begins[at]), before, own)
 
 
 def step_before(site: Site) -> Array:

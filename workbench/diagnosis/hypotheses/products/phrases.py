@@ -149,6 +149,8 @@ _PHRASES: Mapping[str, tuple[str, str, str]] = {
         "columns of {weight}, or its in features, are in another order ({0})"),
     "token_rows": ("row_of_another_token", "input",
         "tokens have another's row: position {0:g} of sequence {1:g} that of position {2:g} of sequence {3:g}"),
+    "rows_added": ("row_of_another_added", "input",
+        "the row of {0} is added to each of the wrong rows, times {1:g}"),
     "token_rows_by": ("row_of_another_token", "input", "tokens have the row of the one {1:g} {0}"),
     "token_parts": ("token_parts_exchanged", "reduce", _PARTS),
     "columns_zero": ("rows_zero", "weight", "{0:g} rows of {weight} are zero or were never computed"),

@@ -67,6 +67,11 @@ def halves_exchanged(x: np.ndarray) -> np.ndarray:
     return np.concatenate([x[half:], x[:half]])
 
 
+def last_added_to_first(x: np.ndarray) -> np.ndarray:
+    """As padding that is scattered to the token of the index zero."""
+    return np.concatenate([x[:1] + x[-1:], x[1:]]) if len(x) > 1 else x
+
+
 def eight_bits(parts: np.ndarray) -> np.ndarray:
     scales = np.abs(parts).max((1, 2)) / 127
     return sum(np.rint(part / scale) for part, scale in zip(parts, scales, strict=True)) * scales[0]
@@ -80,6 +85,10 @@ BUGS: list[tuple[Sum, int, str, str]] = [
     (on_all(lambda parts, bias: parts.sum(0) + parts[0] + bias), 4, "rank_repeated", "rank 0 counts twice"),
     (on_all(lambda parts, bias: parts.sum(0) + len(parts) * bias), 4, "bias_on_every_rank", "added by every rank"),
     (on_all(lambda parts, bias: halves_exchanged(parts.sum(0) + bias)), 2, "token_parts_exchanged", "order: 1, 0"),
+    (
+        on_all(lambda parts, bias: last_added_to_first(parts.sum(0) + bias)), 2,
+        "row_of_another_added", "the row of the last token",
+    ),
     (on_all(lambda parts, bias: parts.max(0) + bias), 2, "reduced_otherwise", "their maximum goes on"),
     (on_all(lambda parts, bias: eight_bits(parts) + bias), 4, "partials_by_one_scale", "by the scale of rank 0"),
     (on_all(lambda parts, bias: np.roll(parts.sum(0) + bias, 16, -1)), 4, "columns_exchanged", "order 3, 0, 1, 2"),
