@@ -249,7 +249,8 @@ def routing_choices(
                     )
             case "taken":
                 yield Edit(path, "applied", ("least_dropped",))
-                yield Edit(path, "function", ("softmax_of_chosen", "logits"))
+                if node.args[0].name != "softmax":  # of which these are the shares
+                    yield Edit(path, "function", ("softmax_of_chosen", "logits"))
                 if not any(one.name == "shares" for _, one in nodes(formula)):
                     yield Edit(path, "applied", ("shares",))
             case "shares":
