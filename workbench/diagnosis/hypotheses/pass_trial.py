@@ -25,7 +25,7 @@ _FAR = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Sample:
+class _PassSample:
     """Some queries of a pass. `scope`: which elements are wrong."""
 
     given: Mapping[str, Any]
@@ -58,13 +58,13 @@ class PassTrial:
         noise = np.concatenate([one.noise[one.scope] for one in self._sample])
         self.noise = float(np.linalg.norm(noise[np.isfinite(noise)]))
 
-    def _sampled(self, index: int, scope: NDArray[np.bool_]) -> _Sample:
+    def _sampled(self, index: int, scope: NDArray[np.bool_]) -> _PassSample:
         part, axis = self.site.parts[index], self.site.token_axis
         rows = np.flatnonzero(np.moveaxis(scope, axis, 0).reshape(len(part.rows), -1).any(-1))
         rows = evenly(rows, max(_QUERIES, _ELEMENTS * len(part.rows) // scope.size))
         given = {name: x[rows] if name in self.queries else x for name, x in self.given[index].items()}
         seen, expected, noise = (np.take(x, rows, axis) for x in (part.seen, part.expected, part.noise))
-        return _Sample(given, np.take(scope, rows, axis), seen, expected, noise)
+        return _PassSample(given, np.take(scope, rows, axis), seen, expected, noise)
 
     def rest(self, tree: Node, numbers: Mapping[str, Any]) -> Array | None:
         """What the formula leaves of the sample; an element that is infinite on one side alone, as a mask makes it,
