@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from lockstep.engine.graph.routing import routed
 from lockstep.workbench.diagnosis.hypotheses.fits import factor
 from lockstep.workbench.diagnosis.hypotheses.functions import SPLITS
-from lockstep.workbench.diagnosis.hypotheses.products.passes import whose_largest
+from lockstep.workbench.diagnosis.hypotheses.passes import whose_largest
 from lockstep.workbench.diagnosis.hypotheses.roundings import integers
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.operations.experts import hit

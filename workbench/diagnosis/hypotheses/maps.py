@@ -18,7 +18,7 @@ from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit, leaves
 from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, simple, wrong_rows
 from lockstep.workbench.diagnosis.hypotheses.formula_text import formula_text
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, of_any_width
-from lockstep.workbench.diagnosis.hypotheses.products.passes import others_of_pass
+from lockstep.workbench.diagnosis.hypotheses.passes import others_of_pass
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 

@@ -22,7 +22,7 @@ from lockstep.workbench.diagnosis.hypotheses.operands import (
     operand_name,
     sum_of_ranks,
 )
-from lockstep.workbench.diagnosis.hypotheses.products.passes import buffered
+from lockstep.workbench.diagnosis.hypotheses.passes import buffered
 from lockstep.workbench.diagnosis.hypotheses.roundings import READ_AS_OTHER
 from lockstep.workbench.diagnosis.hypotheses.search import distinct, pairs, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved, solve

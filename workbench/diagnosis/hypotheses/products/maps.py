@@ -15,8 +15,8 @@ from numpy.typing import NDArray
 from lockstep.engine.graph.formula import product
 from lockstep.workbench.diagnosis.hypotheses.fits import factor, resolution, wrong_rows
 from lockstep.workbench.diagnosis.hypotheses.maps import Mapped, rows_added
+from lockstep.workbench.diagnosis.hypotheses.passes import parts_of_ranks, whose_largest
 from lockstep.workbench.diagnosis.hypotheses.products.matrices import own_part
-from lockstep.workbench.diagnosis.hypotheses.products.passes import parts_of_ranks, whose_largest
 from lockstep.workbench.diagnosis.hypotheses.products.wrong import Wrong, mapped
 from lockstep.workbench.diagnosis.hypotheses.roundings import integers
 from lockstep.workbench.diagnosis.nearest import nearest_columns

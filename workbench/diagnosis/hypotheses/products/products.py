@@ -21,6 +21,11 @@ from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.head_orders import head_width
 from lockstep.workbench.diagnosis.hypotheses.maps import Mapped, columns_of_another
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at, recorded
+from lockstep.workbench.diagnosis.hypotheses.passes import (
+    LARGEST_BEFORE,
+    largest_before,
+    step_before,
+)
 from lockstep.workbench.diagnosis.hypotheses.products.caps import CAP, OF_LOGITS, uncapped_noise, without_cap
 from lockstep.workbench.diagnosis.hypotheses.products.columns import columns_moved, not_cut, slices_elsewhere
 from lockstep.workbench.diagnosis.hypotheses.products.features import (
@@ -46,11 +51,6 @@ from lockstep.workbench.diagnosis.hypotheses.products.matrices import (
     own_part,
     shards_elsewhere,
     weights_instead,
-)
-from lockstep.workbench.diagnosis.hypotheses.products.passes import (
-    LARGEST_BEFORE,
-    largest_before,
-    step_before,
 )
 from lockstep.workbench.diagnosis.hypotheses.products.sums import (
     counted,

@@ -15,7 +15,7 @@ from lockstep.engine.graph.formula import product
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.fits import least_squares, nearest_rows
 from lockstep.workbench.diagnosis.hypotheses.maps import Mapped
-from lockstep.workbench.diagnosis.hypotheses.products.passes import passes_of
+from lockstep.workbench.diagnosis.hypotheses.passes import passes_of
 from lockstep.workbench.diagnosis.hypotheses.products.wrong import Wrong, mapped
 from lockstep.workbench.diagnosis.operations.shares import rank_spans
 from lockstep.workbench.diagnosis.operations.site import Site
