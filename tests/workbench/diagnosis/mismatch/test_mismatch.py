@@ -397,7 +397,7 @@ def test_what_is_wrong_stands_before_a_difference_within_rounding(
         rollout, synthetic(tmp_path / "t.session", case.floor, spoil=spoil), facts=facts_of(case)
     )
     assert found.answer is not None
-    assert found.answer.text.startswith("trainer: logits, positions ")
+    assert found.answer.text.startswith("trainer: logits: the logits are 2 times")
     assert found.answer.details[0].startswith("layers.0.attn.q_proj has equal inputs and another output")
 
 
