@@ -215,9 +215,11 @@ def _positions(findings: Sequence[WrongOperation], extent: Extent) -> str:
     which a prompt has one row, and where one token alone is right: the first is not rotated, and the last of a prompt
     has no later one to see. Of rows that decode steps alone show it is the steps that are reported."""
     found = {one.positions for one in findings}
-    if len(found) > 1 or all(one.every_row for one in findings):
-        return ""
-    if any(len(extent.rest_of(one)) < 2 for one in findings):
+    if (
+        len(found) > 1
+        or all(one.every_row for one in findings)
+        or any(len(extent.rest_of(one)) < 2 for one in findings)
+    ):
         return ""
     cached = [one.operation == "cache" for one in findings]
     if any(cached) and not (all(cached) and all(extent.steps[0] in one.steps for one in findings)):

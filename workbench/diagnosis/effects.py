@@ -87,8 +87,13 @@ def harmless(groups: list[FindingGroup], taps: RecordedTaps, facts: Facts) -> di
 def _goes_on(group: FindingGroup, effect: Effect, other: FindingGroup) -> bool:
     """Whether what ends an error does so if it is right alone, and is wrong by the same: rows that a rank should not
     have, which each of its operations computes."""
-    same = {(one.name, one.text) for one in group.chosen} & {(one.name, one.text) for one in other.chosen}
-    return bool(same) and not effect.by and not _taps_of(other).isdisjoint(effect.taps)
+    if effect.by or _taps_of(other).isdisjoint(effect.taps):
+        return False
+    return any(
+        (one.name, one.edits, one.fitted) == (further.name, further.edits, further.fitted)
+        for one in group.chosen
+        for further in other.chosen
+    )
 
 
 def _taps_of(group: FindingGroup) -> frozenset[str]:

@@ -71,14 +71,12 @@ _SHOWN = 12
 
 def routing_edits(site: Site) -> Iterator[Variant]:
     """Every single edit that explains something of what was seen, the nearest first."""
-    if site.seen.shape == site.expected.shape:
-        yield from _searched(site, single)
+    return _searched(site, single)
 
 
 def routing_pairs(site: Site) -> Iterator[Variant]:
     """Two edits at once. Of a choice one alone may leave as much as there was: all are tried with each other."""
-    if site.seen.shape == site.expected.shape:
-        yield from _searched(site, _every_two if site.operation == "choice" else pairs)
+    return _searched(site, _every_two if site.operation == "choice" else pairs)
 
 
 def _every_two(tried: Tried, edits: Iterable[Edit]) -> list[Solved]:
@@ -93,6 +91,8 @@ def _apart(one: Edit, other: Edit) -> bool:
 
 
 def _searched(site: Site, search: Callable[[Tried, Iterable[Edit]], list[Solved]]) -> Iterator[Variant]:
+    if site.seen.shape != site.expected.shape:
+        return
     formula, others = formula_at(site), _others(site)
     tokens: dict[str, Callable[[], Any]] = {role: partial(np.asarray, x) for role, x in site.inputs.items()}
     terms = inputs_elsewhere(site, site.declared, site.inputs)

@@ -86,22 +86,23 @@ def factors_of_caches(tree: AttentionTree) -> Iterator[Trial]:
     """Cached keys by one factor and values by another, as of caches that are read by the scales of others: the keys' is
     solved for, the values' follows from it."""
 
-    def scaled(scale: float) -> Changes:
-        changes, by = _scaled_by(tree, True, scale), 1.0
-        if (found := tree.sampled(changes)) is not None:
-            made, seen = ([x[one.scope] for x, one in zip(side, tree.sample, strict=True)]
-                          for side in (found[0], [one.seen for one in tree.sample]))  # fmt: skip
-            by = fits.factor_of(np.concatenate(made), np.concatenate(seen))
-        factors.append(by)
-        return {**changes, "context": lambda c, g: c * by}
+    def of_values(scale: float) -> float:
+        if (found := tree.sampled(_scaled_by(tree, True, scale))) is None:
+            return 1.0
+        made, seen = ([x[one.scope] for x, one in zip(side, tree.sample, strict=True)]
+                      for side in (found[0], [one.seen for one in tree.sample]))  # fmt: skip
+        return fits.factor_of(np.concatenate(made), np.concatenate(seen))
 
-    factors: list[float] = []
+    def scaled(scale: float) -> Changes:
+        by = of_values(scale)
+        return {**_scaled_by(tree, True, scale), "context": lambda c, g: c * by}
+
     right = tree.site.facts.model.scale
     scale = solved(tree, scaled, [right * x for x in np.geomspace(0.02, 50, 61)])
-    changes = scaled(scale)
-    text = f"cached keys are {scale / right:.5g} times what was written, and cached values {factors[-1]:.5g} times"
-    fitted = {"keys": scale / right, "values": factors[-1]}
-    yield worded(Wording("cache_scaled", "cache", text, fitted), changes, 2)
+    keys, values = scale / right, of_values(scale)
+    text = f"cached keys are {keys:.5g} times what was written, and cached values {values:.5g} times"
+    words = Wording("cache_scaled", "cache", text, {"keys": keys, "values": values})
+    yield worded(words, scaled(scale), 2)
 
 
 def _factors_of_heads(tree: AttentionTree) -> Iterator[Trial]:

@@ -135,7 +135,8 @@ def _in_front(sinks: Array, sliced: bool, scores: Array) -> Array:
     out = np.concatenate([1 - probs.sum(-1, keepdims=True), probs[..., :-1]], -1)
     if sliced and scores.shape[1] == 1 and (seen := np.isfinite(scores).any((0, 1))).any():
         first = int(seen.argmax())
-        out[..., first], out[..., :first] = out[..., 0], 0.0
+        out[..., first] = out[..., 0]
+        out[..., :first] = 0.0
     return out
 
 

@@ -134,18 +134,13 @@ def _coarse(site: Site) -> Iterator[tuple[str, list[Array | None]]]:
     prompts = {one.seq: len(one.rows) for one in reversed(site.taps.passes)}
     prompt = [prompts[site.taps.passes[i].seq] for i in site.passes]
     made_of = {first_rows(first): [first] * len(rows) for first in _FIRST_ROWS} | {"the prompt": prompt}
-    for bits in (8, 4, 2):
-        yield f"int{bits} with a scale per channel", [by_channel(x, bits, len(x)) for x in rows]
-    for bits, form in (
-        (8, "int8 with a scale"),
-        (4, "int4 with a scale"),
-        (2, "int2 with a scale"),
-        (0, "a range"),
-    ):
+    for bits in (8, 4, 2, 0):
+        form = f"int{bits} with a scale per channel" if bits else "a range per channel"
+        if bits:  # the range of all rows cuts nothing off
+            yield form, [by_channel(x, bits, len(x)) for x in rows]
         for words, firsts in made_of.items():
-            made = f"made of {words} alone, so that later ones are cut off"
             yield (
-                f"{form} per channel that is {made}",
+                f"{form} that is made of {words} alone, so that later ones are cut off",
                 [by_channel(x, bits, first) for x, first in zip(rows, firsts, strict=True)],
             )
 
@@ -190,8 +185,8 @@ def turned_otherwise(site: Site) -> Iterator[Variant]:
     rows = [part.expected for part in site.parts]
     if (width := rows[0].shape[-1]).bit_count() == 1:
         text = f"cached {what(site)} go through a Hadamard transform of their channels, which nothing undoes"
-        transformed = [x @ _hadamard(width) for x in rows]
-        yield cache_variant(site, "cache_transformed", text, transformed)
+        matrix = _hadamard(width)
+        yield cache_variant(site, "cache_transformed", text, [x @ matrix for x in rows])
     if site.kind == "attn.k_cache":
         plain = [shaped(x, y) for x, y in zip(history(site, unrotated(site, "k")), rows, strict=True)]
         yield cache_variant(site, "cache_unrotated", "keys are cached without their rotation", plain)
