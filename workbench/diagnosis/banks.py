@@ -45,7 +45,7 @@ from lockstep.workbench.diagnosis.hypotheses.products.products import (
     product_unknown,
 )
 from lockstep.workbench.diagnosis.hypotheses.products.split_sums import rounded_partials, split_sums
-from lockstep.workbench.diagnosis.hypotheses.recurrent import STATEFUL, recurrent_edits
+from lockstep.workbench.diagnosis.hypotheses.recurrent import STATEFUL, pass_edits, recurrent_edits
 from lockstep.workbench.diagnosis.hypotheses.rotation.lookups import misread_tables
 from lockstep.workbench.diagnosis.hypotheses.rotation.parts import (
     partial_rotations,
@@ -65,7 +65,7 @@ from lockstep.workbench.diagnosis.hypotheses.rowwise import (
 )
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank
 from lockstep.workbench.diagnosis.operations.mixture import MIXTURE
-from lockstep.workbench.diagnosis.operations.recurrent import GATES
+from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT
 from lockstep.workbench.diagnosis.variants.activation_cuts import wrapped_index
 from lockstep.workbench.diagnosis.variants.attention.coarse_attention import (
     coarse_probabilities,
@@ -205,12 +205,14 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "context": (unlikely, coarse_probabilities, split_keys, strided_parts, results_of_other_layers),
     "weights": _FUSED,
     "attention": _FUSED,
+    **dict.fromkeys(GATES, (row_edits,)),
+    **dict.fromkeys(RECURRENT, (pass_edits,)),
 }
 
 
 #: Operation -> two edits at once, where no single one fits.
 PAIRS: Mapping[str, tuple[Bank, ...]] = {
-    **dict.fromkeys(("norm", "residual", "activation"), (row_edit_pairs,)),
+    **dict.fromkeys((*EDITED, *GATES), (row_edit_pairs,)),
     "attention": (rows_read,),
     "cache": (stages_of_other_heads,),
     **dict.fromkeys(("choice", "choice_weights"), (routing_pairs,)),

@@ -37,12 +37,13 @@ class _PassSample:
 
 @dataclass(eq=False)
 class PassTrial:
-    """`given` are the leaves of the formula at each part; those of `queries` have an axis of them, their first."""
+    """`given` are the leaves of the formula at each part; those of `queries` have an axis of them, their first. Without
+    any the passes are evaluated whole, as of a state that meets all tokens."""
 
     site: Site
     formula: Node
     given: Sequence[Mapping[str, Any]]
-    queries: Collection[str]
+    queries: Collection[str] = ()
     _held: dict[tuple[int, int], Any] = field(default_factory=dict, init=False)
 
     def __post_init__(self) -> None:
@@ -60,6 +61,8 @@ class PassTrial:
 
     def _sampled(self, index: int, scope: NDArray[np.bool_]) -> _PassSample:
         part, axis = self.site.parts[index], self.site.token_axis
+        if not self.queries:
+            return _PassSample(self.given[index], scope, part.seen, part.expected, part.noise)
         rows = np.flatnonzero(np.moveaxis(scope, axis, 0).reshape(len(part.rows), -1).any(-1))
         rows = evenly(rows, max(_QUERIES, _ELEMENTS * len(part.rows) // scope.size))
         given = {name: x[rows] if name in self.queries else x for name, x in self.given[index].items()}
@@ -74,8 +77,9 @@ class PassTrial:
                 found = [np.asarray(self._evaluate(tree, i, numbers)) for i in range(len(self._sample))]
             except (ValueError, IndexError, TypeError):  # operands that do not fit together
                 return None
-        fits = all(x.shape == one.seen.shape for x, one in zip(found, self._sample, strict=True))
-        return self._left(found) if fits else None
+        if any(x.size != one.seen.size for x, one in zip(found, self._sample, strict=True)):
+            return None
+        return self._left([x.reshape(one.seen.shape) for x, one in zip(found, self._sample, strict=True)])
 
     def value(self, node: Node) -> Array | None:
         """What is finite of it, in one axis."""
@@ -88,7 +92,10 @@ class PassTrial:
         """The edited formula on every part."""
         tree = together(edits, self.formula)
         with np.errstate(all="ignore"):
-            return [np.asarray(edited_value(tree, given)) for given in self.given]
+            return [
+                np.asarray(edited_value(tree, given)).reshape(part.seen.shape)
+                for given, part in zip(self.given, self.site.parts, strict=True)
+            ]
 
     def _left(self, predicted: Sequence[Array]) -> Array | None:
         """Equal infinities leave nothing; None where a number is none."""

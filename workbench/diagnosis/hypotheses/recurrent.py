@@ -23,6 +23,7 @@ from lockstep.workbench.diagnosis.hypotheses.fits import GivenBefore, factor_of,
 from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
+from lockstep.workbench.diagnosis.hypotheses.pass_trial import PassTrial
 from lockstep.workbench.diagnosis.hypotheses.recurrent_coarse import (
     KEPT_IN,
     coarse_edits,
@@ -46,6 +47,7 @@ from lockstep.workbench.diagnosis.hypotheses.recurrent_operands import (
 from lockstep.workbench.diagnosis.hypotheses.recurrent_orders import ORDERS, OTHER_ORDERS
 from lockstep.workbench.diagnosis.hypotheses.recurrent_rules import BY_RULES, RULES
 from lockstep.workbench.diagnosis.hypotheses.recurrent_words import NORM_FIRST
+from lockstep.workbench.diagnosis.hypotheses.search import single
 from lockstep.workbench.diagnosis.hypotheses.variant import PARTLY, Variant
 from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.deviation import WRONG_SINGLE, Part
@@ -58,6 +60,8 @@ STATEFUL = (*GATES, *RECURRENT)
 #: What a sequence may begin with instead of what it has, by name.
 _NOTHING, _OTHERS, _LEFT = "nothing", "state of sequence {}", "what sequence {} has left"
 _LEFT_BEFORE = "what the sequence before it has left"
+#: Hypotheses that are reported of a site.
+_SHOWN = 12
 #: Tokens of a chunk, as kernels cut a prompt.
 _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 #: The last tokens of a pass from which on a state is tried to have begun.
@@ -123,6 +127,28 @@ def recurrent_edits(site: Site) -> Iterator[Variant]:
             yield _variant(site, (edit,), states)
     if site.operation == "conv":
         yield from _rows_not_kept(site, formula, given)
+
+
+def pass_edits(site: Site) -> Iterator[Variant]:
+    """What may be done to any value of the formula as well, numbers that are solved for among it."""
+    if any(not part.fits for part in site.parts) or not _wrong(site):
+        return
+    given = [_given(site, part, {}) for part in site.parts]
+    choices = replace(
+        _choices(site, formula_at(site)), usual=True, orders=True, dtypes=tuple(narrower(site.facts.dtype))
+    )
+    trial = PassTrial(site, formula_at(site), given)
+    for solved in single(trial, edits_of(trial.formula, choices))[:_SHOWN]:
+        words = wording(site, solved.edits)
+        yield Variant(
+            words.name,
+            words.kind,
+            words.text,
+            words.fitted,
+            trial.whole(solved.edits),
+            solved.cost,
+            edits=solved.edits,
+        )
 
 
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:

@@ -50,6 +50,7 @@ from lockstep.workbench.diagnosis.hypotheses.trial import Lazy, Load, RowTrial
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
 from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.layers import normalise
+from lockstep.workbench.diagnosis.operations.recurrent import GATES
 from lockstep.workbench.diagnosis.operations.rotary import angles_of, magnitude
 from lockstep.workbench.diagnosis.operations.shares import weight_names
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -172,6 +173,8 @@ def mapped_variant(site: Site, found: tuple[Edit, Array | Sequence[Array], int])
 def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
     """The operation with all that its formula may read; None where what came out has another shape."""
     shape = site.expected.shape
+    if site.operation in GATES and (len(site.parts) > 1 or "whole" in site.inputs):
+        return None  # of Mamba-2, whose mean is over the channels of a group
     whole = "whole" in site.inputs  # a norm over all heads, whose weight has all channels
     shard = whole and site.inputs["whole"].shape != site.inputs["x"].shape
     inputs = {role: x for role, x in site.inputs.items() if role != "whole"}
@@ -191,7 +194,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         tokens[name] = partial(_of_shape, load, shape)
         operands[role].append(name)
     apart = {*own, "whole", "angles", *_OF_WRITTEN, *(name for _, name, _ in strided)}
-    weights, choices = _SPECIAL[site.operation](site, tokens)
+    weights, choices = _SPECIAL.get(site.operation, _of_gate)(site, tokens)
     added = [
         name
         for name in others
@@ -345,6 +348,18 @@ def _of_activation(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load]
     numbers = numbers_of(site.facts.model)
     held: dict[str, Load] = {name: partial(float, numbers[name]) for name in CLAMP_NUMBERS}
     return held, Choices(numbers=CLAMP_NUMBERS)
+
+
+def _of_gate(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
+    """Gates of layers with a state: their weights, and the numbers of the model."""
+    weights: dict[str, Load] = {
+        role: partial(_part, partial(site.facts.vector, name), site.span)
+        for role, name in site.weights.items()
+    }
+    numbers = {
+        name: partial(float, x) for name, x in numbers_of(site.facts.model).items() if name not in tokens
+    }
+    return {**weights, **numbers}, Choices(numbers=dict.fromkeys(numbers, ()), vectors=tuple(site.weights))
 
 
 _SPECIAL: Mapping[str, Callable[[Site, dict[str, Load]], tuple[dict[str, Load], Choices]]] = {
