@@ -16,7 +16,7 @@ from lockstep.engine.taps.flow import is_known
 from lockstep.sessions.limits import LimitExceeded
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
 from lockstep.workbench.diagnosis.hypotheses.setting import Setting
-from lockstep.workbench.diagnosis.hypotheses.variant import Fit
+from lockstep.workbench.diagnosis.hypotheses.variant import Fit, cost
 from lockstep.workbench.diagnosis.operations.deviation import Deviation
 from lockstep.workbench.diagnosis.operations.recorded import RecordedTaps
 from lockstep.workbench.diagnosis.operations.shares import head_offset
@@ -43,6 +43,10 @@ class Hypothesis:
     everywhere: bool
     edits: tuple[Edit, ...] = ()
     setting: Setting | None = None
+
+    @property
+    def cost(self) -> int:
+        return cost(self.parameters, self.ratio)
 
     @classmethod
     def of(cls, found: Fit, elements: int, site: Site) -> Hypothesis:

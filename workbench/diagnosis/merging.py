@@ -23,6 +23,8 @@ from lockstep.workbench.diagnosis.misplaced_layers import misplaced_layers
 #: Fitted figures of one bug may differ by so much from layer to layer.
 ALIKE = 0.03
 
+#: Share of the error that a hypothesis leaves where it is not accepted for a few numbers alone.
+_NEARLY = 0.05
 #: Fitted numbers beyond which they are another at each place.
 _FREE = 2
 #: What a hypothesis states of the place at which it fits: another at each.
@@ -99,7 +101,7 @@ def _explained(findings: Sequence[WrongOperation]) -> Iterator[FindingGroup]:
             for other in clusters
             if other is not best
             and {id(finding) for finding, _ in other} == inside
-            and other[0][1].parameters == best[0][1].parameters
+            and other[0][1].cost == best[0][1].cost
             and not _alike_at(*other[0], *best[0])
         ]
         for part in _rectangles(best):
@@ -123,12 +125,26 @@ def _clusters(findings: Sequence[WrongOperation]) -> list[_Cluster]:
                     break
             else:
                 clusters.append([(finding, hypothesis)])
+    for finding in findings:
+        if not finding.accepted:
+            _join_nearly(clusters, finding)
     return clusters
+
+
+def _join_nearly(clusters: Sequence[_Cluster], finding: WrongOperation) -> None:
+    """Where a hypothesis that reproduces others leaves next to nothing, it is the cause as well: a single number may
+    have been rounded to the other side."""
+    for hypothesis in finding.hypotheses:
+        if hypothesis.residual <= _NEARLY and hypothesis.ratio <= 1:
+            for cluster in clusters:
+                if _alike_at(*cluster[0], finding, hypothesis):
+                    cluster.append((finding, hypothesis))
+                    return
 
 
 def _rank(cluster: _Cluster) -> tuple[float, ...]:
     """The one that explains most with the fewest figures comes first, of equals the one that fits best."""
-    figures = sum(hypothesis.parameters for _, hypothesis in cluster) / len(cluster)
+    figures = sum(hypothesis.cost for _, hypothesis in cluster) / len(cluster)
     gain = len(cluster) / (1 + math.log2(1 + figures) / 2)
     return (-gain, figures, sum(hypothesis.residual for _, hypothesis in cluster) / len(cluster))
 

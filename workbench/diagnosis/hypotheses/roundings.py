@@ -56,8 +56,9 @@ def _groups(bits: int, size: int) -> Rounding:
     return lambda x: None if x.shape[1] % size else integers(x, bits, size)
 
 
-def _zero_points(bits: int, size: int) -> Rounding:
-    """Unsigned integers between the least and the largest of each group of columns, as GPTQ and AWQ have them."""
+def _zero_points(bits: int, size: int, read_as: int = 0) -> Rounding:
+    """Unsigned integers between the least and the largest of each group of columns, as GPTQ and AWQ have them; their
+    zero points are read so much larger than they were written."""
 
     def change(x: Matrix) -> Matrix | None:
         if x.shape[1] % size:
@@ -68,7 +69,9 @@ def _zero_points(bits: int, size: int) -> Rounding:
         step = np.maximum((most - least) / (2**bits - 1), 1e-30)
         zero = np.rint(-least / step)
         return np.asarray(
-            ((np.clip(np.rint(groups / step) + zero, 0, 2**bits - 1) - zero) * step).reshape(x.shape)
+            ((np.clip(np.rint(groups / step) + zero, 0, 2**bits - 1) - zero - read_as) * step).reshape(
+                x.shape
+            )
         )
 
     return change
@@ -225,4 +228,8 @@ DAMAGED: Mapping[str, Rounding] = {
     f"{bits}-bit integers in groups of {size}, without their upper {lost} bit{'s' * (lost > 1)}":
         _bits_lost(bits, lost, size)
     for bits, lost in ((5, 1), (6, 2)) for size in (16, 32, 64, 128)
+} | {
+    f"{bits}-bit integers in groups of {size}, whose zero points are read one too {'high' if by > 0 else 'low'}, as "
+    "where two formats count them from 0 and from 1": _zero_points(bits, size, by)
+    for bits in (4, 8) for size in (32, 64, 128) for by in (-1, 1)
 }  # fmt: skip

@@ -27,6 +27,8 @@ from lockstep.workbench.diagnosis.recording import Array
 UNEXPLAINED = 0.1
 #: Share of the error's norm from which on a variant that leaves less has explained a part.
 PARTLY = 0.7
+#: What a fit leaves over the noise from which on that is more than rounding.
+_ROUNDING = 2.0
 #: Elements for each fitted number that a variant must reproduce.
 ELEMENTS_A_PARAMETER = 4
 #: Operations of which a small result has small rounding; in a sum of products it is the terms that count.
@@ -85,7 +87,12 @@ def where_wrong(site: Site, predicted: Sequence[Array]) -> list[Array]:
 
 def preference(one: Fit) -> tuple[bool, int, bool, float]:
     """The order of fits, best first."""
-    return not one.accepted, one.variant.parameters, not one.everywhere, one.residual
+    return not one.accepted, cost(one.variant.parameters, one.ratio), not one.everywhere, one.residual
+
+
+def cost(parameters: int, ratio: float) -> int:
+    """What a fit is charged with: its fitted numbers, and as one more that it leaves clearly more than rounding."""
+    return parameters + (ratio > _ROUNDING)
 
 
 def fit(site: Site, variant: Variant) -> Fit | None:

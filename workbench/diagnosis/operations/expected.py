@@ -262,8 +262,8 @@ def heads_of(x: Array, head_dim: int) -> Array:
 def residual(o: Operands) -> Result:
     scalar = o.weight("layer_scalar").astype(np.float64) if "layer_scalar" in o.weights else np.ones(1)
     out = o.value("residual", layer_scalar=scalar)
-    multiplied = o.facts.model.residual_multiplier
-    added = 0.0 if multiplied == 1 else np.abs(multiplied * o.inputs["y"])  # rounded by itself
+    # Rounded by itself; or, where the product is summed onto the stream, not before it is recorded.
+    added = np.abs(o.facts.model.residual_multiplier * o.inputs["y"])
     if "layer_scalar" in o.weights:  # the sum is rounded before
         added = np.abs(scalar) * added + np.abs(out)
     return out, floor(o.facts, o.facts.unit * (np.abs(out) + added))

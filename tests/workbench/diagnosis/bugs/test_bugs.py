@@ -101,6 +101,7 @@ MENDED = (
     "jitter_of_the_sparse_mixer_is_the_default",
     "kernel_of_decode_chooses_among_the_first_six_experts",
     "keys_go_into_the_cache_through_a_hadamard_matrix_and_queries_do_not",
+    "large_keys_lie_beyond_the_range_of_their_eight_bits",
     "last_indexer_adds_its_heads_without_relu_and_without_weights",
     "latents_in_eight_bits_are_read_without_their_scale",
     "layer_that_shares_a_choice_takes_that_of_the_step_before",
@@ -119,6 +120,7 @@ MENDED = (
     "rank_0_sums_what_rank_1_left_in_the_buffer_last_time",
     "rate_is_taken_for_a_logarithm_once_more",
     "replayed_choice_of_the_last_layer_is_that_of_the_layer_before",
+    "replicated_router_is_finished_by_a_sum_over_the_ranks",
     "router_of_decode_divides_by_the_sum_of_corrected_scores",
     "router_reads_what_the_experts_read",
     "rows_that_are_kept_are_the_first_of_the_prompt",
@@ -149,6 +151,7 @@ MENDED = (
     "weights_are_multiplied_by_what_experts_read",
     "what_is_read_from_a_state_is_scaled_by_the_width_of_values",
     "windows_are_looked_up_by_the_number_of_the_request",
+    "zero_points_of_gptq_are_one_too_low",
 )
 QUICK_UNSEEN_CONTROLS = (
     "root_of_the_scale_on_both_sides",
@@ -202,6 +205,7 @@ SETS = {
     "unseen_13": (71, 15, 31, 60, 10, 11, 3, 0, 36),
     "unseen_14": (78, 16, 40, 60, 12, 5, 3, 0, 16),
     "unseen_15": (100, 30, 56, 53, 27, 14, 15, 1, 34),
+    "unseen_16": (100, 30, 50, 62, 14, 8, 3, 0, 47),
 }
 #: How the bugs of a set are spread over its files, where that was laid down before it was written.
 SPREAD = {

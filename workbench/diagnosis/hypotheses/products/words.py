@@ -289,11 +289,15 @@ def _scaled(at: Setting, leaf: str, by: float) -> Phrase | None:
         return phrase(at, "embedding_scaled", by, words)
     return phrase(
         at,
-        "factor",
+        "factor_of_ranks" if at.operation == "linear" and _OF_RANKS in words else "factor",
         by,
         words + "; the bias is right" * bool(at.bias and leaf != "result"),
         fitted={"factor": by},
     )
+
+
+#: A factor that ranks make.
+_OF_RANKS = "that of the number of ranks"
 
 
 def meaning(at: Setting, by: float) -> str:
@@ -310,7 +314,7 @@ def meaning(at: Setting, by: float) -> str:
     }
     if at.ranks > 1:
         ranks = {float(at.ranks): ": summed too often", 1 / at.ranks: ": averaged"}
-        known = {**known, **{by: f", that of the number of ranks{words}" for by, words in ranks.items()}}
+        known = {**known, **{by: f", {_OF_RANKS}{words}" for by, words in ranks.items()}}
     return next((text for value, text in known.items() if math.isclose(by, value, rel_tol=_NEARLY)), "")
 
 

@@ -13,6 +13,7 @@ from lockstep.workbench.diagnosis.hypotheses.blocks import history, scopes, shap
 from lockstep.workbench.diagnosis.hypotheses.fits import factor_of, known_number, resolution
 from lockstep.workbench.diagnosis.hypotheses.roundings import REREAD, ROUNDINGS, Matrix, float8
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import turned
 from lockstep.workbench.diagnosis.operations.rotary import frequencies, lengths_of
 from lockstep.workbench.diagnosis.operations.site import Site
@@ -37,6 +38,7 @@ def cached_numbers(site: Site) -> Iterator[Variant]:
         yield from _factors(site)
         yield from stored_otherwise(site)
         yield from _codes_alone(site)
+        yield from _codes_cut_off(site)
         yield from turned_otherwise(site)
 
 
@@ -101,6 +103,37 @@ def _codes_alone(site: Site) -> Iterator[Variant]:
                 )
                 guesses = [np.asarray(coded(part.expected * by), dtype=np.float64) for part in site.parts]
                 yield cache_variant(site, "cache_codes_alone", text, guesses, {"to": to, "scale": by}, 1)
+
+
+def _codes_cut_off(site: Site) -> Iterator[Variant]:
+    """Eight-bit codes with one scale for all, that of a smaller range than what is written has."""
+    right, seen, _ = _wrong_numbers(site)
+    most = float(np.abs(seen).max(initial=0.0))
+    largest = float(np.abs(right).max(initial=0.0))
+    if not 0 < most < largest * (1 - resolution(site)):
+        return
+    kept = {
+        to: (most / codes, [_cut_off(part.expected, coded, most / codes, most) for part in site.parts])
+        for to, codes, coded in _CODES
+    }
+    to = min(kept, key=lambda one: sum(map(_apart, site.parts, kept[one][1])))
+    step, guesses = kept[to]
+    text = (
+        f"cached {what(site)} are kept in {to} with one scale, made for numbers up to {most:.4g}: larger ones, up to "
+        f"{largest:.4g}, are cut off"
+    )
+    found = cache_variant(site, "cache_cut_off", text, guesses, {"to": to, "most": most}, 1)
+    if to == "int8":  # a number in the middle of two codes goes to either, by how it was divided
+        found = replace(found, noise=[np.maximum(part.noise, step) for part in site.parts])
+    yield found
+
+
+def _cut_off(x: Array, coded: Callable[[Array], Matrix], step: float, most: float) -> Array:
+    return np.asarray(coded(np.clip(x, -most, most) / step), dtype=np.float64) * step
+
+
+def _apart(part: Part, guess: Array) -> float:
+    return float(np.nansum((part.seen - guess) ** 2))
 
 
 def stored_otherwise(site: Site) -> Iterator[Variant]:
