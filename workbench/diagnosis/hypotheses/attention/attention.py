@@ -94,7 +94,9 @@ def unlikely(site: Site) -> Iterator[Variant]:
     partly: list[tuple[float, Trial]] = []
     yield from tried(tree, _ranges(tree))
     coarse = _coarse_scores(tree) if site.operation == "scores" else ()  # of others they are tried before
-    fused = chain(_cached_heads(tree), skipped(tree)) if site.operation in FUSED else ()
+    fused = (
+        chain(_cached_heads(tree), _prompts_laid_out(tree), skipped(tree)) if site.operation in FUSED else ()
+    )
     yield from tried(tree, chain(_tensors(tree), _coarse_operands(tree), coarse, fused), partly)
     for choice in query_choices(tree) if "allowed" in tree.points else ():
         yield _chosen(tree, choice)
@@ -394,6 +396,12 @@ def _cached_heads(tree: AttentionTree) -> Iterator[Trial]:
     """Heads of some rows of a cache that is not recorded in each other's place."""
     for detail, change in head_maps(tree.given[0].k.shape[1]):
         yield from _of_roles("map", detail, dict.fromkeys(tree.roles, change), ROWS[1:])
+
+
+def _prompts_laid_out(tree: AttentionTree) -> Iterator[Trial]:
+    """The rows of a prompt alone, in another layout than they are read in."""
+    for detail, change in orders("k"):
+        yield from _of_roles("map", detail, dict.fromkeys(tree.roles, change), ("prompt_alone",))
 
 
 def _coarse_operands(tree: AttentionTree) -> Iterator[Trial]:

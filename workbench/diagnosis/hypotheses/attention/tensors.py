@@ -64,6 +64,7 @@ def index_maps() -> Iterator[tuple[str, tuple[float, ...], Callable[[int], Indic
         (("modulo", "clamped", "ring", "overwritten", "blocks_exchanged"), _SIZES),
         (("kept_up_to", "kept_from"), _SIZES),
         (("kept_blocks",), _SIZES),
+        (("last_of_blocks_lost", "first_of_blocks_lost"), (*_SIZES, 128, 256)),
     ):
         for number in numbers:
             for name in names:
@@ -92,6 +93,8 @@ _OF_SIZE: Mapping[str, Callable[[int, int], Indices]] = {
     "kept_up_to": lambda s, n: np.where(np.arange(n) < s, np.arange(n), -1),
     "kept_from": lambda s, n: np.where(np.arange(n) >= s, np.arange(n), -1),
     "kept_blocks": lambda s, n: np.where(np.arange(n) < n // s * s, np.arange(n), -1),
+    "last_of_blocks_lost": lambda s, n: np.where(np.arange(n) % s < s - 1, np.arange(n), -1),
+    "first_of_blocks_lost": lambda s, n: np.where(np.arange(n) % s > 0, np.arange(n), -1),
     "blocks_exchanged": lambda s, n: _blocks_exchanged(n, s),
 }
 
@@ -204,6 +207,8 @@ def of_rows(change: Change, which: str) -> Change:
                 chosen = at >= given.prompt
             case "prompt":
                 chosen = at < given.prompt
+            case "prompt_alone":
+                return np.concatenate([change(x[: given.prompt], given), x[given.prompt :]])
             case "row":
                 chosen = at == first
             case "rows":

@@ -53,6 +53,7 @@ _ROWS = {
     "newest": ", that of the newest token alone: it is not there yet",
     "decoded": ", those written in decode alone",
     "prompt": ", those of the prompt alone",
+    "prompt_alone": ", those of the prompt by themselves",
 }
 #: Rows that are read before they are written, in words.
 _MISSING = {"new": "the step itself", "newest": "the newest token"}
@@ -396,6 +397,8 @@ _MAPS: Mapping[str, str] = {
     "kept_up_to": "from {axis} {0:g} on there is nothing but zeros",
     "kept_from": "the first {0:g} {axes} are zero",
     "kept_blocks": "what lies behind the last whole block of {0:g} {axes} is zero",
+    "last_of_blocks_lost": "the last of each {0:g} {axes} is zero: it was never written",
+    "first_of_blocks_lost": "the first of each {0:g} {axes} is zero: it was never written",
     "blocks_exchanged": "neighbouring blocks of {0:g} {axes} stand in each other's place",
     "first_half": "the second half of the {axes} is zero",
     "second_half": "the first half of the {axes} is zero",

@@ -97,12 +97,24 @@ def _codes_alone(site: Site) -> Iterator[Variant]:
             (2.0 ** round(math.log2(abs(fitted))), float(f"{abs(fitted):.2g}"), most / largest)
         ):
             if abs(by / fitted - 1) < _NEAR_SCALE:
-                text = (
-                    f"cached {what(site)} are read as their {to} codes: they were multiplied by {by:.4g} when they "
-                    "were written, and are not divided by it"
-                )
-                guesses = [np.asarray(coded(part.expected * by), dtype=np.float64) for part in site.parts]
-                yield cache_variant(site, "cache_codes_alone", text, guesses, {"to": to, "scale": by}, 1)
+                yield _unscaled(site, to, by, coded)
+
+
+def codes_unscaled(site: Site) -> Iterator[Variant]:
+    """The same where no cache shows by how much: by powers of two, or with the largest number as the largest code."""
+    largest = max(float(np.abs(part.expected).max(initial=0.0)) for part in site.parts)
+    for to, most, coded in _CODES:
+        for by in (*(2.0**power for power in range(1, 8)), most / max(largest, 1e-30)):
+            yield _unscaled(site, to, by, coded)
+
+
+def _unscaled(site: Site, to: str, by: float, coded: Callable[[Array], Matrix]) -> Variant:
+    text = (
+        f"cached {what(site)} are read as their {to} codes: they were multiplied by {by:.4g} when they "
+        "were written, and are not divided by it"
+    )
+    guesses = [np.asarray(coded(part.expected * by), dtype=np.float64) for part in site.parts]
+    return cache_variant(site, "cache_codes_alone", text, guesses, {"to": to, "scale": by}, 1)
 
 
 def _codes_cut_off(site: Site) -> Iterator[Variant]:

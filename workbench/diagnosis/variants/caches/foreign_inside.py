@@ -26,15 +26,18 @@ from lockstep.workbench.diagnosis.variants.caches.foreign_rows import foreign_wo
 _FIRST, _PAGES = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32), (4, 8, 16, 32)
 #: Steps of the solution; numbers that are solved for at most.
 _STEPS, _MOST = 60, 1024
+#: Share of the contexts that see such rows that are wrong at the least.
+_SHOWN = 0.5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Contexts:
     """What the queries that read one KV head gave, all wrong passes of a sequence one below the other: queries [N, D],
-    what they see [N, K], `seen` and `noise` [N, D]; `keys` and `values` [K, D] as they were written."""
+    what they see [N, K], whether they are `wrong` [N], `seen` and `noise` [N, D]; `keys` and `values` [K, D] as they were written."""
 
     queries: Array
     allowed: Mask
+    wrong: Mask
     seen: Array
     noise: Array
     keys: Array
@@ -96,7 +99,7 @@ def _of_sequence(tree: AttentionTree, seq: int) -> tuple[range, Array, Array] | 
     parts = [i for i in tree.wrong if site.taps.passes[site.passes[i]].seq == seq]
     longest = max((tree.given[i] for i in parts), key=lambda one: len(one.k))
     heads = [_contexts(tree, parts, longest, head) for head in range(longest.k.shape[1])]
-    for rows in _ranges(len(longest.k)):
+    for rows in (one for one in _ranges(len(longest.k)) if all(_shows(each, one) for each in heads)):
         numbers = len(rows) * (longest.k.shape[2] + longest.v.shape[2])
         if numbers > _MOST or any(one.seen.size < ELEMENTS_A_PARAMETER * numbers for one in heads):
             continue
@@ -111,6 +114,12 @@ def _of_sequence(tree: AttentionTree, seq: int) -> tuple[range, Array, Array] | 
     return None
 
 
+def _shows(of: _Contexts, rows: range) -> bool:
+    """Whether what sees one of the rows is wrong, but for few, and nothing else is."""
+    sees = of.allowed[:, rows.start : rows.stop].any(1)
+    return not (of.wrong & ~sees).any() and bool((of.wrong & sees).sum() >= _SHOWN * sees.sum())
+
+
 def _ranges(keys: int) -> Iterator[range]:
     """Rows that may be others, the fewest first."""
     every = [range(count) for count in _FIRST if count < keys]
@@ -121,16 +130,21 @@ def _ranges(keys: int) -> Iterator[range]:
 def _contexts(tree: AttentionTree, parts: list[int], longest: Given, head: int) -> _Contexts:
     group = longest.heads // longest.k.shape[1]
     own = slice(head * group, (head + 1) * group)
-    columns: list[list[Array]] = [[], [], [], []]
+    columns: list[list[Array]] = [[], [], [], [], []]
     for i in parts:
         one, shown = tree.given[i], by_head(tree.site, tree.given[i].seen)[own]
         more = len(longest.k) - len(one.k)
         cells = np.pad(one.allowed[own].astype(np.float64), ((0, 0), (0, 0), (0, more)))
         noise = by_head(tree.site, tree.site.parts[i].noise)[own]
-        for column, x in zip(columns, (one.q[:, own].swapaxes(0, 1), cells, shown, noise), strict=True):
+        wrong = by_head(tree.site, one.scope)[own].any(2, keepdims=True).astype(np.float64)
+        for column, x in zip(
+            columns, (one.q[:, own].swapaxes(0, 1), cells, wrong, shown, noise), strict=True
+        ):
             column.append(x.reshape(-1, x.shape[2]))
-    queries, allowed, seen, noise = map(np.concatenate, columns)
-    return _Contexts(queries, allowed > 0, seen, noise, longest.k[:, head], longest.v[:, head])
+    queries, allowed, wrong, seen, noise = map(np.concatenate, columns)
+    return _Contexts(
+        queries, allowed > 0, wrong[:, 0] > 0, seen, noise, longest.k[:, head], longest.v[:, head]
+    )
 
 
 def _solved(of: _Contexts, rows: range, scale: float) -> tuple[Array, Array] | None:

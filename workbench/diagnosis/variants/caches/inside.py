@@ -26,7 +26,11 @@ from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.recorded import Row
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
-from lockstep.workbench.diagnosis.variants.caches.cached_numbers import stored_otherwise, turned_otherwise
+from lockstep.workbench.diagnosis.variants.caches.cached_numbers import (
+    codes_unscaled,
+    stored_otherwise,
+    turned_otherwise,
+)
 from lockstep.workbench.diagnosis.variants.caches.caches import what
 from lockstep.workbench.diagnosis.variants.caches.layouts import layout_variant, layouts
 from lockstep.workbench.diagnosis.variants.caches.stored_stages import stored_stages
@@ -145,5 +149,6 @@ _BANKS: tuple[tuple[Bank, tuple[str, ...]], ...] = (
     (turned_otherwise, ROWS),
     (stored_otherwise, _PAGED),
     (stored_stages, _WHOLE),
+    (codes_unscaled, _WHOLE),
     (_laid_out, _WHOLE),
 )
