@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import softmax
-from lockstep.workbench.diagnosis.variants.caches.foreign_inside import _Contexts, _solved
+from lockstep.workbench.diagnosis.variants.caches.foreign_inside import _Contexts, _shows, _solved
 
 QUERIES, KEYS, DIM, SCALE = 24, 6, 4, 0.5
 
@@ -20,7 +20,8 @@ def contexts(hidden: int) -> tuple[_Contexts, np.ndarray, np.ndarray]:
     allowed = np.broadcast_to(np.arange(KEYS) >= hidden, (QUERIES, KEYS))
     seen = softmax(np.where(allowed, SCALE * queries @ held[0].T, -np.inf)) @ held[1]
     noise = np.full(seen.shape, 1e-9)
-    return _Contexts(queries, allowed, seen, noise, keys, values), others[0], others[1]
+    wrong = allowed[:, :2].any(1)
+    return _Contexts(queries, allowed, wrong, seen, noise, keys, values), others[0], others[1]
 
 
 def test_rows_are_found_from_what_is_made_of_them() -> None:
@@ -36,3 +37,13 @@ def test_rows_are_found_from_what_is_made_of_them() -> None:
 def test_rows_that_no_query_attends_to_explain_nothing(hidden: int) -> None:
     of, *_ = contexts(hidden)
     assert _solved(of, range(2), SCALE) is None
+
+
+def test_rows_are_looked_for_where_what_sees_them_is_wrong_and_nothing_else() -> None:
+    of, *_ = contexts(0)
+    assert _shows(of, range(2))
+    of.wrong[2:] = False
+    assert not _shows(of, range(2)), "most of what sees them is right"
+    later, *_ = contexts(4)
+    later.wrong[:] = True
+    assert not _shows(later, range(2)), "what is wrong does not see them"
