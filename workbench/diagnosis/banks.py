@@ -167,6 +167,9 @@ _FUSED: tuple[Bank, ...] = (
     results_of_other_layers,
 )
 
+#: Row-wise operations of which what is read and the result have one size.
+_OF_ONE_SIZE = ("unit_norm", "channel_scale", "query_scaling", "clip", "multiplier", "mixed")
+
 #: Operation -> banks that are tried where no variant of the others fits: they cost more, or fit more numbers.
 LAST: Mapping[str, tuple[Bank, ...]] = {
     "embedding": (product_fits, coarse_inputs),
@@ -205,14 +208,14 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "context": (unlikely, coarse_probabilities, split_keys, strided_parts, results_of_other_layers),
     "weights": _FUSED,
     "attention": _FUSED,
-    **dict.fromkeys(GATES, (row_edits,)),
+    **dict.fromkeys((*GATES, *_OF_ONE_SIZE), (row_edits,)),
     **dict.fromkeys(RECURRENT, (pass_edits,)),
 }
 
 
 #: Operation -> two edits at once, where no single one fits.
 PAIRS: Mapping[str, tuple[Bank, ...]] = {
-    **dict.fromkeys((*EDITED, *GATES), (row_edit_pairs,)),
+    **dict.fromkeys((*EDITED, *GATES, *_OF_ONE_SIZE), (row_edit_pairs,)),
     "attention": (rows_read,),
     "cache": (stages_of_other_heads,),
     **dict.fromkeys(("choice", "choice_weights"), (routing_pairs,)),

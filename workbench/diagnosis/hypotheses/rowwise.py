@@ -351,7 +351,7 @@ def _of_activation(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load]
 
 
 def _of_gate(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
-    """Gates of layers with a state: their weights, and the numbers of the model."""
+    """Of any other row-wise operation its weights, and the numbers of the model."""
     weights: dict[str, Load] = {
         role: partial(_part, partial(site.facts.vector, name), site.span)
         for role, name in site.weights.items()

@@ -33,7 +33,8 @@ _SHOWN = 0.5
 @dataclass(frozen=True, slots=True, eq=False)
 class _Contexts:
     """What the queries that read one KV head gave, all wrong passes of a sequence one below the other: queries [N, D],
-    what they see [N, K], whether they are `wrong` [N], `seen` and `noise` [N, D]; `keys` and `values` [K, D] as they were written."""
+    what they see [N, K], whether they are `wrong` [N], `seen` and `noise` [N, D]; `keys` and `values` [K, D] as they
+    were written."""
 
     queries: Array
     allowed: Mask
