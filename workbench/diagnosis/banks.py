@@ -15,6 +15,7 @@ from lockstep.workbench.diagnosis.hypotheses.expert_rows import (
     biases_of_experts,
     other_experts,
     other_matrix,
+    products_scaled,
     rows_in_blocks,
     rows_scaled,
     weighed_rows,
@@ -137,6 +138,7 @@ BANKS: Mapping[str, tuple[Bank, ...]] = {
         other_matrix,
         rows_in_blocks,
         rows_scaled,
+        products_scaled,
         other_experts,
         biases_of_experts,
         beyond_capacity,
@@ -225,7 +227,7 @@ PAIRS: Mapping[str, tuple[Bank, ...]] = {
 #: Operations with a row for each token of which no bank tries every map.
 _OF_TOKENS = (
     *GATES, "rope", "keys", "values", "choice_weights", "combine", "unit_norm", "channel_scale", "query_scaling",
-    "multiplier", "mixed", "layer_inputs", "layer_input",
+    "multiplier", "mixed", "layer_inputs", "layer_input", "expert_input",
 )  # fmt: skip
 
 #: Operation -> what can be stated where no variant at all fits.

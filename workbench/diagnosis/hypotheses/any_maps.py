@@ -35,10 +35,11 @@ def any_maps(site: Site) -> Iterator[Variant]:
     if not (np.isfinite(site.seen).all() and np.isfinite(site.expected).all()):
         return
     right = site.expected
-    paired = columns_paired(site, np.ones_like(right), right, ("the result",)) if right.ndim == 2 else ()
+    of_heads = right.ndim == 3 and site.head_axis is not None
+    paired = () if of_heads else columns_paired(site, np.ones_like(right), right, ("the result",))
     for one in (*maps_of(site), *paired, *free_maps_of(site)):
         yield mapped_variant(site, one)
-    if right.ndim == 3:
+    if of_heads:
         yield from head_maps(site)
         yield from channel_maps(site)
 

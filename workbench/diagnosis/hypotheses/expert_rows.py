@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from lockstep.engine.graph.routing import routed
-from lockstep.workbench.diagnosis.hypotheses.fits import factor
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, named, simple
 from lockstep.workbench.diagnosis.hypotheses.functions import SPLITS
 from lockstep.workbench.diagnosis.hypotheses.passes import whose_largest
 from lockstep.workbench.diagnosis.hypotheses.roundings import integers
@@ -135,6 +135,40 @@ def rows_scaled(site: Site) -> Iterator[Variant]:
             f"{each.min():.4g} to {each.max():.4g} times what they should be"
         )
         yield Variant("expert_rows_scaled", "experts", text, {"scale_of": whose}, made * by + rest)
+
+
+def products_scaled(site: Site) -> Iterator[Variant]:
+    """The products of all experts times one number, or those of each expert times its own."""
+    x, ids, deviation = site.inputs["x"], site.inputs["ids"], site.deviation
+    if deviation is None or site.seen.shape != site.expected.shape or not np.isfinite(site.seen).all():
+        return
+    through = {
+        one: ExpertProduct(p.matrix, 0.0)
+        for one in hit(ids, site.held)
+        if (p := _product(site, one)) is not None
+    }
+    wrong = deviation.scopes[0].any(-1)
+    if not through or not wrong.any() or not x.size:
+        return
+    made = _made(site, through)
+    rest, known = site.expected - made, {one: wrong & (ids == one) for one in through}
+    own = {
+        one: simple(float(factor((site.seen - rest)[at], made[at]))) for one, at in known.items() if at.any()
+    }
+    by = simple(float(factor((site.seen - rest)[wrong], made[wrong])))
+    text = f"the experts' product is {named(by)} times what it should be"
+    yield Variant("experts_scaled", "experts", text, {"factor": by}, rest + by * made, 1)
+    if len(own) > 1:
+        each = sum(np.where(ids == one, by, 0.0) for one, by in own.items())
+        each = np.where(np.isin(ids, list(own)), each, 1.0)[..., None]
+        text = (
+            f"the products of the experts are off by a factor of each expert, {min(own.values()):.4g} to "
+            f"{max(own.values()):.4g}, as by its scale: the first, {min(own)}, is {named(own[min(own)])} times what it "
+            "should be"
+        )
+        yield Variant(
+            "experts_scaled_apart", "experts", text, {"factors": len(own)}, rest + each * made, len(own)
+        )
 
 
 def rows_in_blocks(site: Site) -> Iterator[Variant]:

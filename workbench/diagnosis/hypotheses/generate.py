@@ -144,6 +144,8 @@ def _of_leaves(tree: Node, choices: Choices) -> Iterator[Edit]:
     for name in inputs:
         yield Edit((), "skipped", (name,))
         yield Edit((), "repeated", (name,))
+    for one, other in combinations([name for name in names if name in choices.vectors], 2):
+        yield Edit((), "exchanged", (one, other))
     for one, other in combinations(inputs, 2):
         yield Edit((), "exchanged", (one, other))
         if choices.orders and {one, other} == set(names):

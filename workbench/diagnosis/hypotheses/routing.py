@@ -268,6 +268,8 @@ def routing_choices(
                 yield Edit(path, "function", ("gated_together", "gate"))
             case "times_of_experts":
                 yield Edit(path, "function", ("times_of_slots",))
+                yield Edit((*path, 1), "applied", ("squared",))
+                yield from (Edit((*path, 1), "applied", ("columns_moved", by)) for by in (1.0, -1.0))
                 yield Edit(path, "applied", ("shares",))
             case "mixed":
                 yield from (Edit(path, "function", (other,)) for other in ("softmax_taken", "mixed_beside"))

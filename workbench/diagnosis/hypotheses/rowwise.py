@@ -70,7 +70,9 @@ PAIR_ELEMENTS = 1 << 11
 CLAMP_NUMBERS: Mapping[str, tuple[float, ...]] = {"limit": (math.inf,), "slope": (1.0,)}
 #: What of a written latent a norm may read.
 _OF_WRITTEN = (WITH_KEY, BEHIND_KEY, OWN_PART)
-_MIXING = ("rows_before", "rows_after", "rows_mean_of_sequence", "rows_mean_of_step")
+_MIXING = (
+    "rows_before", "rows_before_of_sequence", "rows_after", "rows_mean_of_sequence", "rows_mean_of_step",
+)  # fmt: skip
 
 
 def row_edits(site: Site) -> Iterator[Variant]:
