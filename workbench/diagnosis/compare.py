@@ -13,7 +13,7 @@ from lockstep.engine.taps.names import operation_at
 from lockstep.sessions import layouts, slices
 from lockstep.sessions.errors import LayoutError
 from lockstep.sessions.metrics import Metrics, coarser, metrics
-from lockstep.workbench.diagnosis.recording import Array, Recording
+from lockstep.workbench.diagnosis.recording import Array, Recording, unpadded
 
 #: What the comparison found where no metric can be taken: everything is unknown.
 _NOTHING = Metrics(math.inf, math.inf, math.nan, math.inf, math.nan, 0)
@@ -44,6 +44,7 @@ def compare(
         left = ours.array if ours.slice == part else slices.apply(ours.array, part)
         right = right if ours.slice == part else slices.apply(right, ours.slice)
         right = _as_written(engine, tap, step, seq, right)
+        left = unpadded(left, right.shape[-1]) if tap == "logits" else left
     except LayoutError as error:
         return TapComparison(_NOTHING, broken=str(error))
     found = metrics(left, right, coarser(engine.dtype, golden_dtype))

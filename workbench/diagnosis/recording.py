@@ -71,3 +71,9 @@ class Recording:
             tap, step=step, rank=rank, seq=seq, branch=self.branch, slice=""
         )
         return None if array is None else array.astype(np.float64)
+
+
+def unpadded(logits: NDArray[Any], width: int) -> NDArray[Any]:
+    """Logits [..., columns] without those behind the first `width` where these are zeros: what rows give that only fill
+    a head up to a round size or to that of the other ranks. Others as they are."""
+    return logits if logits[..., width:].any() else logits[..., :width]

@@ -134,6 +134,21 @@ def test_what_explains_as_much_with_as_few_numbers_is_told_too() -> None:
     assert 0.9 < first + second < 1
 
 
+def test_what_leaves_more_than_rounding_comes_after_an_exact_number() -> None:
+    near = replace(hypothesis("other_format", {}), residual=0.05, ratio=2.3)
+    exact = replace(hypothesis("scaled", {"factor": 2.0}, parameters=1), residual=0.0, ratio=0.0)
+    (group,) = groups([wrong("layers.0.attn.k_cache", near, exact)])
+    assert group.chosen[0].name == "scaled"
+
+
+@pytest.mark.parametrize(("left", "count"), [(0.02, 1), (0.2, 2)])
+def test_a_cause_that_leaves_a_few_numbers_alone_at_one_place_is_the_same(left: float, count: int) -> None:
+    right = hypothesis("misread", {"to": "int4"})
+    nearly = replace(right, residual=left, ratio=0.6, accepted=False)
+    found = groups([wrong("layers.0.attn.q_proj", right), wrong("layers.0.attn.k_proj", nearly, order=1)])
+    assert len(found) == count
+
+
 def test_what_none_explains_is_reported_with_what_was_ruled_out() -> None:
     (group,) = groups([wrong("layers.1.mlp.act", steps=(1, 2), ranks=(1,))])
     (cause,) = causes_of(group, Survey({"layers.1.mlp.act": 2}, (), ()), EXTENT)

@@ -55,7 +55,7 @@ from lockstep.workbench.diagnosis.operations.recurrent import GATES, RECURRENT, 
 from lockstep.workbench.diagnosis.operations.shares import rank_spans, weight_names
 from lockstep.workbench.diagnosis.operations.site import Site, Unjudged
 from lockstep.workbench.diagnosis.operations.sources import OperationInput, made_ready, slack_of, sources_of
-from lockstep.workbench.diagnosis.recording import Array
+from lockstep.workbench.diagnosis.recording import Array, unpadded
 
 ROW_WISE: Mapping[str, Callable[[Operands], Result]] = {
     **OF_TOKENS,
@@ -183,6 +183,8 @@ class _RankOperation:
             self.facts, tuple(rows), inputs, self.weights, self.span, self.columns, self.declared, self.held,
         )  # fmt: skip
         expected, noise = ROW_WISE[self.operation](operands)
+        if self.tap == "logits" and self.rank == self.taps.ranks[-1]:
+            seen = unpadded(seen, expected.shape[-1])
         if self.operation == "choice":
             seen, expected = settled_choice(operands, seen, expected)
         if self.operation == "shared_choice":

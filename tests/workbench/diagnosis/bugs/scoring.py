@@ -89,12 +89,13 @@ def as_fused(bug: Bug, recorded: Recorded) -> Bug:
 
 
 def score(bug: Bug, answer: Answer) -> Score:
-    """The answer held against the bug. Of a control every cause is misleading, and silence is `named`."""
+    """The answer held against the bug. Of a control every cause, or to be found wrong at all, is misleading, and silence
+    is `named`."""
     reported = [cause for cause in answer.causes if cause.kind != UNNAMED]
     stated = " | ".join(f"{cause.name}: {cause.in_words()}" for cause in answer.causes[:3])
     stated = stated or (answer.first.in_words() if answer.first else "")
     if bug.harmless:
-        accused = [cause for cause in reported if sure(cause)]
+        accused = any(map(sure, reported)) or answer.verdict == "diverged"
         return Score("misleading" if accused else "named", True, True, "accused" if accused else "", stated)
     if answer.first is None and not reported:
         without = next((note for note in answer.notes if _reported_without_effect(bug, note)), "")

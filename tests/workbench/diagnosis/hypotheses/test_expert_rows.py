@@ -62,6 +62,20 @@ def test_rows_beyond_the_capacity_of_an_expert_are_named(by: str) -> None:
     assert "takes 4 rows of a pass" in best(found)[0].variant.text
 
 
+@pytest.mark.parametrize(
+    ("factors", "name", "words"),
+    [
+        (torch.full((COUNT,), 0.5), "experts_scaled", "the experts' product is 1/2 times"),
+        (torch.linspace(0.6, 1.7, COUNT), "experts_scaled_apart", "a factor of each expert, 0.6 to 1.7"),
+    ],
+)
+def test_products_off_by_a_factor_are_named(factors: torch.Tensor, name: str, words: str) -> None:
+    """Biases are right: they are added behind."""
+    found = _site(_rows(IDS) * factors.double()[IDS][..., None] + torch.tensor(BIASES)[IDS])
+    assert names(found) == {name}
+    assert words in best(found)[0].variant.text
+
+
 def test_weights_of_before_an_update_are_told_from_noise() -> None:
     random = torch.Generator().manual_seed(2)
     right = _rows(IDS) + torch.tensor(BIASES)[IDS]

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from lockstep.engine.config import ModelConfig
 from lockstep.engine.graph import operation_of
 from lockstep.engine.taps.names import local_name
-from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, fit, preference
+from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Fit, cost, fit, preference
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import Operands
 from lockstep.workbench.diagnosis.operations.facts import LARGEST, Facts, rounded
@@ -127,7 +127,7 @@ def best(site: Site) -> list[Fit]:
 
 
 def _rank(one: Fit) -> tuple[int, bool]:
-    return one.variant.parameters, one.everywhere
+    return cost(one.variant.parameters, one.ratio), one.everywhere
 
 
 def names(site: Site) -> set[str]:

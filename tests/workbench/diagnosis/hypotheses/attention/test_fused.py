@@ -116,6 +116,11 @@ def transposed_in_memory(x: Tensor) -> Tensor:
     return x.permute(1, 2, 0).reshape(x.shape[1], len(x), -1).transpose(0, 1)
 
 
+def heads_first(x: Tensor) -> Tensor:
+    """Rows that are written as [heads, rows, D] and read as [rows, heads, D]."""
+    return x.transpose(0, 1).reshape(x.shape)
+
+
 def streaming(at: At, newest: int) -> Tensor:
     """What the third head does not see that keeps the first key and the newest."""
     queries, keys = where(at)
@@ -208,11 +213,18 @@ def test_wrong_softmaxes_are_named_from_the_context(which: str) -> None:
          "scores are cut off (clamped) at 0.75"),
         ({"v_cache": lambda x, at: rows_of(at, "v_proj") - rows_of(at, "v_proj").amin(-1, True)}, "cache_other_format",
          "cached values are written as integers with a zero point for each row and read without it"),
+        ({"v_cache": lambda x, at: (4 * rows_of(at, "v_proj")).to(torch.float8_e4m3fn).float()}, "cache_codes_alone",
+         "they were multiplied by 4 when they were written, and are not divided by it"),
+        (both(lambda x, at: x * (torch.arange(len(x)) % 4 < 3)[:, None, None]), "cache_last_of_blocks_lost",
+         "the last of each 4 keys is zero"),
+        (both(lambda x, at: torch.cat([heads_first(x[:9]), x[9:]]) if at.seq == 0 else x), "cache_layout",
+         "[kv head, key], those of the prompt by themselves"),
     ],
     ids=["layer 0", "values of layer 0 before", "keys", "heads of values", "float8", "float8 page",
          "channel scales", "vectors", "both scaled", "rotated again", "pages", "slots", "foreign",
          "other probabilities", "skipped", "scale and window", "heads of decoded keys",
-         "first head of decoded rows", "transposed", "likeliest", "streaming", "clamped", "no zero points"],
+         "first head of decoded rows", "transposed", "likeliest", "streaming", "clamped", "no zero points", "codes",
+         "last of blocks", "prompt by heads"],
 )  # fmt: skip
 def test_wrong_caches_are_named_from_the_context(spoil: dict[str, Any], name: str, words: str) -> None:
     layers = {kind: lambda x, at, s=one: s(x, at) if at.layer == 1 else x for kind, one in spoil.items()}

@@ -141,6 +141,16 @@ def rounded(x: Tensor) -> Tensor:
     return x.bfloat16().float()
 
 
+def zero_points_of_another_format(weight: Tensor) -> Tensor:
+    """GPTQ's first format keeps them less one."""
+    groups = weight.double().reshape(-1, 32)
+    low, high = groups.amin(1, True), groups.amax(1, True)
+    step = (high - low) / 15
+    zero = (-low / step).round()
+    codes = ((groups / step).round() + zero).clamp(0, 15)
+    return ((codes - (zero - 1)) * step).reshape(weight.shape).float()
+
+
 #: module of layer 1 whose weight is changed; how; name; words of the sentence
 WEIGHTS: list[tuple[str, Callable[[Tensor], Tensor], str, str]] = [
     ("o", lambda w: w.T, "transposed", "o_proj.weight is used transposed"),
@@ -177,6 +187,12 @@ WEIGHTS: list[tuple[str, Callable[[Tensor], Tensor], str, str]] = [
     ("o", nf4, "low_precision_weight", "NF4) in blocks of 64"),
     ("down", rounded, "low_precision_weight", "rounded to bfloat16"),
     ("o", six_bits, "misread", "without their upper 2 bits"),
+    (
+        "k",
+        zero_points_of_another_format,
+        "misread",
+        "in groups of 32, whose zero points are read one too low",
+    ),
     ("gate", e4m3_as_e5m2, "misread", "written as float8 e4m3 and read as e5m2"),
 ]
 

@@ -209,6 +209,19 @@ def test_a_part_whose_pairs_are_those_of_whole_heads() -> None:
     assert "pairs (i, i + 8) of whole heads" in found.variant.text
 
 
+@pytest.mark.parametrize("by", [4, 12])
+def test_parts_of_a_head_in_the_other_order_are_named(by: int) -> None:
+    """4 of 16 channels are rotated: those that come first when the parts are exchanged."""
+    in_part = of_model(rotary=4)
+    x = np.roll(X, by, -1)
+    freq = 5e5 ** -(np.arange(0, 4, 2) / 4)
+    a, b, angle = x[..., :2], x[..., 2:4], POSITIONS[:, None, None] * freq
+    seen = np.concatenate(
+        [a * np.cos(angle) - b * np.sin(angle), b * np.cos(angle) + a * np.sin(angle), x[..., 4:]], -1
+    )
+    assert names(site(seen, in_part)) == {"rope_parts_exchanged"}
+
+
 def test_positions_that_follow_no_rule_are_reported() -> None:
     at = POSITIONS.copy()
     at[[3, 5, 9]] = [8, 1, 2]

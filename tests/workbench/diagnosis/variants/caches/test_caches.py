@@ -161,6 +161,8 @@ CACHES: list[tuple[str, Any, str, str]] = [
      "from a head to the next by"),
     ("a channel late", decode(lambda x, at: torch.cat([x.reshape(-1)[1:], x.reshape(-1)[:1]]).view(x.shape)),
      "cache_strides", "from element 1 on (1 channel more)"),
+    ("fixed scale", lambda x, at: (x * 127).round().clamp(-127, 127) / 127, "cache_cut_off",
+     "in int8 with one scale, made for numbers up to 1"),
     ("frozen scale", lambda x, at: frozen(x), "quantised", "clipped to the ends"),
     ("4 bits", lambda x, at: uint4(x), "quantised", "quantised to 4 bits"),
     ("queries", lambda x, at: rows_of(at, "q_rope")[:, :4], "cache_queries", "the first heads"),
