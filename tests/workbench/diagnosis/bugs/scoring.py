@@ -89,8 +89,8 @@ def as_fused(bug: Bug, recorded: Recorded) -> Bug:
 
 
 def score(bug: Bug, answer: Answer) -> Score:
-    """The answer held against the bug. Of a control every cause, and the verdict "diverged" alone, is misleading; silence
-    is `named`."""
+    """The answer held against the bug. Of a control every cause, and the verdict "diverged" alone, is misleading, and
+    silence is `named`."""
     reported = [cause for cause in answer.causes if cause.kind != UNNAMED]
     stated = " | ".join(f"{cause.name}: {cause.in_words()}" for cause in answer.causes[:3])
     stated = stated or (answer.first.in_words() if answer.first else "")

@@ -42,6 +42,10 @@ def _cast(parameter: Any) -> None:
     parameter.data.copy_(parameter.data.bfloat16())
 
 
+def _exchanged(part: Any) -> None:
+    part.A_log.data, part.dt_bias.data = part.dt_bias.data, part.A_log.data
+
+
 #: Bug -> what is changed, where it shows, and the name of the cause.
 BUGS: dict[str, tuple[Callable[[Any], None], str, str]] = {
     "the norm by 1 + weight": (
@@ -51,6 +55,7 @@ BUGS: dict[str, tuple[Callable[[Any], None], str, str]] = {
         _linear(lambda part: part.conv1d.weight.data.copy_(part.conv1d.weight.data.flip(-1))), "attn.conv_q",
         "conv_applied",
     ),
+    "the rate and the bias of decays exchanged": (_linear(_exchanged), "attn.decay", "decay_exchanged"),
     "the rates in bfloat16": (
         _linear(lambda part: [_cast(one) for one in (part.A_log, part.dt_bias)]), "attn.decay", "decay_precision",
     ),
@@ -132,6 +137,22 @@ def test_what_is_read_from_a_state_times_a_factor_is_named(
     first = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3-next"), tmp_path, "float32").causes[0]
     assert (first.tap, first.kind) == ("layers.0.attn.delta", "delta")
     assert first.text == "the result is multiplied by 0.7"
+
+
+def test_any_operand_of_a_state_times_a_factor_is_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("torch_chunk_gated_delta_rule", "torch_recurrent_gated_delta_rule"):
+        right = getattr(modeling_qwen3_next, name)
+
+        def rule(*args: Any, right: Any = right, **named: Any) -> Any:
+            return right(*args, **{**named, "beta": 0.6 * named["beta"]})
+
+        monkeypatch.setattr(modeling_qwen3_next, name, rule)
+    first = attached_and_diagnosed(tiny_variant(tmp_path, "qwen3-next"), tmp_path, "float32").causes[0]
+    assert (first.tap, first.name, first.text) == (
+        "layers.0.attn.state", "state_applied", "beta is multiplied by 0.6",
+    )  # fmt: skip
 
 
 def test_rows_that_another_request_has_left_to_the_convolution_are_named(
