@@ -210,7 +210,7 @@ LAST: Mapping[str, tuple[Bank, ...]] = {
     "context": (unlikely, coarse_probabilities, split_keys, strided_parts, results_of_other_layers),
     "weights": _FUSED,
     "attention": _FUSED,
-    **dict.fromkeys((*GATES, *_OF_ONE_SIZE), (row_edits,)),
+    **dict.fromkeys((*GATES, *_OF_ONE_SIZE), (row_edits, row_maps)),
     **dict.fromkeys(RECURRENT, (pass_edits,)),
 }
 

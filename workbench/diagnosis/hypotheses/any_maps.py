@@ -14,8 +14,8 @@ import numpy as np
 
 from lockstep.engine.graph.operation import READ_FROM
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
-from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, simple
-from lockstep.workbench.diagnosis.hypotheses.maps import columns_paired, free_maps_of, maps_of
+from lockstep.workbench.diagnosis.hypotheses.fits import factor, nearest_rows, simple, wrong_rows
+from lockstep.workbench.diagnosis.hypotheses.maps import Mapped, columns_paired, free_maps_of, maps_of
 from lockstep.workbench.diagnosis.hypotheses.recurrent import rates_of
 from lockstep.workbench.diagnosis.hypotheses.rowwise import mapped_variant
 from lockstep.workbench.diagnosis.hypotheses.variant import ELEMENTS_A_PARAMETER, PARTLY, Variant
@@ -37,11 +37,18 @@ def any_maps(site: Site) -> Iterator[Variant]:
     right = site.expected
     of_heads = right.ndim == 3 and site.head_axis is not None
     paired = () if of_heads else columns_paired(site, np.ones_like(right), right, ("the result",))
-    for one in (*maps_of(site), *paired, *free_maps_of(site)):
+    for one in (*_whole_scaled(site), *maps_of(site), *paired, *free_maps_of(site)):
         yield mapped_variant(site, one)
     if of_heads:
         yield from head_maps(site)
         yield from channel_maps(site)
+
+
+def _whole_scaled(site: Site) -> Iterator[Mapped]:
+    """The result times one number."""
+    wrong = wrong_rows(site)
+    by = simple(float(factor(site.seen[wrong], site.expected[wrong])))
+    yield Edit((), "applied", ("scaled", by)), by * site.expected, 1
 
 
 def head_maps(site: Site) -> Iterator[Variant]:
@@ -77,6 +84,14 @@ def channel_maps(site: Site) -> Iterator[Variant]:
     matrix, *_ = np.linalg.lstsq(right, seen, rcond=None)
     near = 8 * max(site.facts.unit, 1e-6)
     turns = np.abs(matrix @ matrix.T - np.eye(dim)).max() < near
+    order = np.abs(matrix).argmax(0)
+    moved = np.flatnonzero(order != np.arange(dim))
+    if len(moved) and np.abs(matrix - np.eye(dim)[:, order]).max() < near:
+        first = int(moved[0])
+        detail = (float(len(moved)), float(first), float(order[first]))
+        found = [part.expected[..., order] for part in site.parts]
+        yield mapped_variant(site, (Edit((), "map", ("channels_ordered", *detail)), found, 1))
+        return
     known = turns and np.abs(np.abs(matrix) * dim**0.5 - 1).max() < near
     name = "channels_by_hadamard" if known else "channels_turned" if turns else "channels_mixed"
     variant = mapped_variant(

@@ -60,6 +60,8 @@ from lockstep.workbench.diagnosis.recording import Array
 KNOWN_EPS = (1e-5, 1e-6, 1e-8, 1e-12, 1e-3, 1e-4, 1e-7, 1e-9, 1e-10)
 #: Operations whose hypotheses are made here.
 EDITED = ("norm", "residual", "activation")
+#: Those that are plain sums of two terms.
+_SUMS = ("residual", "mixed")
 #: Norms of latents.
 LATENT_NORMS = tuple(one.tap for one in LAYER.values() if one.kind == "norm" and "latent" in one.width)
 #: Hypotheses that are reported of a site.
@@ -120,7 +122,7 @@ def row_maps(site: Site) -> Iterator[Variant]:
     """Rows or columns of an operand in another order."""
     if site.seen.shape != site.expected.shape:
         return
-    if site.operation == "residual":
+    if site.operation in _SUMS:
         yield from (mapped_variant(site, one) for one in rows_of_terms(site, site.inputs))
     if site.operation == "activation" and "gate" in site.inputs:
         gate, up, right = site.inputs["gate"], site.inputs["up"], site.expected
@@ -151,7 +153,7 @@ def row_edit_pairs(site: Site) -> Iterator[Variant]:
 
 def row_free_maps(site: Site) -> Iterator[Variant]:
     """A number of its own for each row, or each column."""
-    if site.operation == "residual" and site.seen.shape == site.expected.shape:
+    if site.operation in _SUMS and site.seen.shape == site.expected.shape:
         yield from (mapped_variant(site, one) for one in factors_of_terms(site, site.inputs))
     yield from (mapped_variant(site, one) for one in free_maps_of(site))
 

@@ -131,6 +131,8 @@ _MAPS: Mapping[str, str] = {
         "each channel is off by a factor of its own, {0:.4g} to {1:.4g}, as by another weight",
     "heads_exchanged": "{0:g} heads have what others should have: head {1:g} that of head {2:g}",
     "heads_scaled": "{0:g} heads are off by a factor: head {1:g} is {2:.5g} times what it should be",
+    "channels_ordered":
+        "{0:g} channels of each head are in another order: channel {1:g} has what channel {2:g} should have",
     "channels_by_hadamard":
         "each head goes through a Hadamard transform of its channels, which nothing undoes",
     "channels_turned": "the channels of each head go through one orthogonal matrix, a turn of all of them",

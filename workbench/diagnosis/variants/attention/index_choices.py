@@ -107,6 +107,13 @@ def key_choices(site: Site) -> Iterator[Variant]:
         {},
         [best_keys(x, slots) for x in worst],
     )
+    for by in (1, -1):
+        text = f"the numbers of the chosen keys are {'one too high' if by > 0 else 'one too low'}"
+        moved = [
+            np.where(part.expected >= 0, np.clip(part.expected + by, 0, x.shape[-1] - 1), part.expected)
+            for part, x in zip(site.parts, scores, strict=True)
+        ]
+        yield _choice(site, "choice_one_off", text, {"by": by}, moved)
     newest = [np.where(np.isneginf(x), x, np.arange(float(x.shape[-1]))) for x in scores]
     text = "the newest keys are attended to, as in a sliding window, not those of the highest scores"
     yield _choice(site, "choice_of_newest_keys", text, {}, [best_keys(x, slots) for x in newest])

@@ -180,6 +180,11 @@ _CHOSEN = best_keys(np.where(APART >= 0, _SCORES, -np.inf)[None], 4)
         ("shared_choice", _stale, "choice_of_step_before"),
         ("key_choice", _half, "choice_of_fewer_keys"),
         ("key_choice", _newest, "choice_of_newest_keys"),
+        (
+            "key_choice",
+            lambda chosen: np.where(chosen >= 0, np.maximum(chosen - 1, 0), chosen),
+            "choice_one_off",
+        ),
     ],
 )
 def test_other_choices_are_named(operation: str, change: Callable[[_Array], _Array], name: str) -> None:

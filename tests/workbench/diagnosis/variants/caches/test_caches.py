@@ -150,6 +150,8 @@ CACHES: list[tuple[str, Any, str, str]] = [
     ("int8", lambda x, at: int8_rows(x), "cache_low_precision", "int8"),
     ("range", lambda x, at: x.clamp(-of_prompt(x, at), of_prompt(x, at)), "cache_low_precision", "of the prompt alone"),
     ("hadamard", lambda x, at: x @ hadamard(16), "cache_transformed", "a Hadamard transform"),
+    ("channels shuffled", lambda x, at: x[..., torch.randperm(16, generator=torch.Generator().manual_seed(1))],
+     "cache_channels_ordered", "channels of each head are in another order"),
     ("turned", lambda x, at: x @ turn(16), "cache_channels_turned", "one orthogonal matrix"),
     ("mixed", lambda x, at: x @ (turn(16) + 0.5), "cache_channels_mixed", "go through one matrix"),
     ("layout", lambda x, at: x.transpose(0, 1).reshape(x.shape), "cache_layout", "[rows, heads, D]"),
