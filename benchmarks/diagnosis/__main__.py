@@ -12,6 +12,7 @@
     …_controls  harmless changes by the same hand: unseen_controls, unseen_3_controls, …
     fused_…     any of these sets, without what engines like vLLM have inside of their attention kernel: scores,
                 probabilities and the cache
+    mutations   every seam of the engine with any operand or the result changed: a cause, at the right tap
     prompts     random prompts on correct engines
 
 The causes of what was recorded are put into the reference as well: `reproduced` is the share of the first causes that
@@ -35,10 +36,10 @@ from pathlib import Path
 
 import msgspec
 
-from benchmarks.diagnosis import live, recorded
+from benchmarks.diagnosis import live, mutations, recorded
 from benchmarks.diagnosis.figures import Row, append, lines, markdown, read
 
-PARTS = ("catalogue", "pairs", *recorded.PARTS, "prompts")
+PARTS = ("catalogue", "pairs", *recorded.PARTS, mutations.PART, "prompts")
 
 
 def cases(part: str, root: Path, engines: live.Engines) -> Iterator[live.Case]:
@@ -49,6 +50,8 @@ def cases(part: str, root: Path, engines: live.Engines) -> Iterator[live.Case]:
             return live.pairs(engines)
         case "prompts":
             return live.prompts(engines)
+        case mutations.PART:
+            return mutations.cases(root)
     return recorded.cases(part, root)
 
 

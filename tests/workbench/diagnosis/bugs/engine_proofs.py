@@ -23,7 +23,7 @@ def misplaced(bug: Bug, recordings: Recordings) -> str:
     place every bit is that of the engine without it, on every rank."""
     place = bug.place
     with Session.open(recordings.spoilt(bug)) as ours, Session.open(recordings.faultless(bug)) as right:
-        step, tap, ranks = next(_differences(ours, right, recordings.steps), (0, "", set()))
+        step, tap, ranks = next(differences(ours, right, recordings.steps), (0, "", set()))
         if not tap:
             return "nowhere"
         layer = place.layers[0] if place.layers else 0
@@ -41,7 +41,7 @@ def misplaced(bug: Bug, recordings: Recordings) -> str:
 def moved(bug: Bug, recordings: Recordings) -> str:
     """What is wrong with a control: it must change bits, and no more than rounding does; "" for nothing."""
     with Session.open(recordings.spoilt(bug)) as ours, Session.open(recordings.faultless(bug)) as right:
-        found = list(_differences(ours, right, recordings.steps))
+        found = list(differences(ours, right, recordings.steps))
         if not found:
             return "no bit is changed"
         step, tap, _ = found[0]
@@ -57,7 +57,7 @@ def _rounding(bug: Bug, tap: str) -> float:
     return 0.0 if local_name(tap) in CHOICES else ROUNDING[bug.dtype]
 
 
-def _differences(ours: Session, right: Session, steps: int) -> Iterator[tuple[int, str, set[int]]]:
+def differences(ours: Session, right: Session, steps: int) -> Iterator[tuple[int, str, set[int]]]:
     """Step, tap and ranks of all that is not bit for bit the same, in the order of execution."""
     for step in range(steps + 1):
         for tap in ours.taps:
