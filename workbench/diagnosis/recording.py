@@ -73,7 +73,8 @@ class Recording:
         return None if array is None else array.astype(np.float64)
 
 
-def unpadded(logits: NDArray[Any], width: int) -> NDArray[Any]:
-    """Logits [..., columns] without those behind the first `width` where these are zeros: what rows give that only fill
-    a head up to a round size or to that of the other ranks. Others as they are."""
-    return logits if logits[..., width:].any() else logits[..., :width]
+def unpadded(logits: Array, width: int) -> Array:
+    """Logits [..., columns] without those behind the first `width` where these are zeros, which rows give that only
+    fill a head up to a round size or to that of the other ranks, or hidden by infinity. Others as they are."""
+    surplus = logits[..., width:]
+    return logits[..., :width] if ((surplus == 0) | (surplus == -np.inf)).all() else logits

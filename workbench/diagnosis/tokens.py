@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from lockstep.sessions.records import SequenceStep
-from lockstep.workbench.diagnosis.recording import Array, Recording
+from lockstep.workbench.diagnosis.recording import Array, Recording, unpadded
 from lockstep.workbench.judgements.golden_event import TokenMismatch
 
 
@@ -44,6 +44,7 @@ def compare_tokens(
                 complete = False
                 continue
             if ours is not None:
+                ours = unpadded(ours, theirs.shape[-1])
                 largest = max(_apart(ours, theirs), 0.0 if math.isnan(largest) else largest)
             token = chosen(engine, step, seq, ours)
             complete = complete and token is not None

@@ -218,7 +218,8 @@ ROUTING_WORDS: Mapping[tuple[str, str, str, object], tuple[str, str]] = {
     ),
     **{
         ("choice_weights", root, "applied", "falling"): (
-            "weights_by_size", "weights stand from the largest to the smallest, not as the experts' ids do",
+            "weights_by_size",
+            "weights stand in the order of their size, the largest first, not in that of the experts' ids",
         )
         for root in ("taken", "shares", "multiply", "mixed", "times_of_experts")
     },

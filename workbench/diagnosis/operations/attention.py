@@ -215,6 +215,11 @@ def context(b: AttentionPass) -> Result:
         for p, v in ((probs, values), (probs**2, values**2))
     )
     noise = (b.facts.unit + sum_noise(b.facts, probs.shape[2])) * np.hypot(out, np.sqrt(terms))
+    if (latent := b.facts.model.latent) is not None:
+        # Values may have been made of what the probabilities weigh, then without the roundings of those recorded.
+        sizes = np.broadcast_to((values**2).mean(-1, keepdims=True), values.shape)
+        apart = np.sqrt(evaluate(FORMULAS["context"], {"probs": probs**2, "v": sizes}))
+        noise = np.hypot(noise, (b.facts.unit + sum_noise(b.facts, latent.kv_rank)) * apart)
     return out, floor(b.facts, noise)
 
 
