@@ -4,7 +4,7 @@ sample of its wrong queries, and then on all.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,7 +14,10 @@ from numpy.typing import NDArray
 from lockstep.engine.graph.formula import Node
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit, nodes, together
 from lockstep.workbench.diagnosis.hypotheses.functions import FUNCTIONS, edited_value
+from lockstep.workbench.diagnosis.hypotheses.solve import Solved
 from lockstep.workbench.diagnosis.hypotheses.trial import evenly
+from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -22,6 +25,10 @@ from lockstep.workbench.diagnosis.recording import Array
 _PASSES, _ELEMENTS, _QUERIES = 3, 1 << 13, 4
 #: Where one of two numbers alone is infinite, they are so many times as far apart as the largest one.
 _FAR = 10.0
+
+
+#: Hypotheses that are reported of a site.
+_SHOWN = 12
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,3 +128,12 @@ class PassTrial:
                 return found
             self._held[key] = found
         return self._held[key]
+
+
+def passed(trial: PassTrial, found: Sequence[Solved]) -> Iterator[Variant]:
+    """The first of what was found, each on every part."""
+    for solved in found[:_SHOWN]:
+        words, predicted = wording(trial.site, solved.edits), trial.whole(solved.edits)
+        yield Variant(
+            words.name, words.kind, words.text, words.fitted, predicted, solved.cost, edits=solved.edits
+        )

@@ -23,7 +23,7 @@ from lockstep.workbench.diagnosis.hypotheses.fits import GivenBefore, factor_of,
 from lockstep.workbench.diagnosis.hypotheses.functions import edited_value
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
 from lockstep.workbench.diagnosis.hypotheses.operands import formula_at
-from lockstep.workbench.diagnosis.hypotheses.pass_trial import PassTrial
+from lockstep.workbench.diagnosis.hypotheses.pass_trial import PassTrial, passed
 from lockstep.workbench.diagnosis.hypotheses.recurrent_coarse import (
     KEPT_IN,
     coarse_edits,
@@ -60,8 +60,6 @@ STATEFUL = (*GATES, *RECURRENT)
 #: What a sequence may begin with instead of what it has, by name.
 _NOTHING, _OTHERS, _LEFT = "nothing", "state of sequence {}", "what sequence {} has left"
 _LEFT_BEFORE = "what the sequence before it has left"
-#: Hypotheses that are reported of a site.
-_SHOWN = 12
 #: Tokens of a chunk, as kernels cut a prompt.
 _CHUNKS = (2, 4, 8, 16, 32, 64, 128, 256)
 #: The last tokens of a pass from which on a state is tried to have begun.
@@ -138,17 +136,7 @@ def pass_edits(site: Site) -> Iterator[Variant]:
         _choices(site, formula_at(site)), usual=True, orders=True, dtypes=tuple(narrower(site.facts.dtype))
     )
     trial = PassTrial(site, formula_at(site), given)
-    for solved in single(trial, edits_of(trial.formula, choices))[:_SHOWN]:
-        words = wording(site, solved.edits)
-        yield Variant(
-            words.name,
-            words.kind,
-            words.text,
-            words.fitted,
-            trial.whole(solved.edits),
-            solved.cost,
-            edits=solved.edits,
-        )
+    yield from passed(trial, single(trial, edits_of(trial.formula, choices)))
 
 
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from lockstep.workbench.diagnosis.hypotheses.attention.mask_words import Rest, mask_words, number_of
+from lockstep.workbench.diagnosis.hypotheses.attention.row_words import MISSING, is_rows, of_rows_in_words
 from lockstep.workbench.diagnosis.hypotheses.attention.scales import right_scale
 from lockstep.workbench.diagnosis.hypotheses.attention.sinks import SINK_WORDS
 from lockstep.workbench.diagnosis.hypotheses.edits import Edit
@@ -46,28 +47,6 @@ _PLACES: Mapping[str, str] = {
     "probs": "probabilities",
     "context": "the context",
 }
-_ROWS = {
-    "all": "",
-    "earlier": ", those of earlier steps alone",
-    "new": ", those of the step itself alone",
-    "newest": ", that of the newest token alone: it is not there yet",
-    "decoded": ", those written in decode alone",
-    "prompt": ", those of the prompt alone",
-    "prompt_alone": ", those of the prompt by themselves",
-}
-#: Rows that are read before they are written, in words.
-_MISSING = {"new": "the step itself", "newest": "the newest token"}
-_RANGES = {"row": "row {}", "rows": "rows {}", "from": "rows from {} on", "before": "the rows before {}"}
-
-
-def of_rows_in_words(which: object) -> str:
-    """Which rows, in words; they are a name, or a name and a number."""
-    name, _, number = str(which).partition(" ")
-    return f", {_RANGES[name].format(number)} alone" if number else _ROWS[name]
-
-
-def _is_rows(which: object) -> bool:
-    return str(which).partition(" ")[0] in (*_ROWS, *_RANGES)
 
 
 def wording(site: Site, edits: Sequence[Edit]) -> Wording:
@@ -436,7 +415,7 @@ _MERGED: Mapping[str, tuple[str, str]] = {
 def _tensor(place: str, how: str, rest: Rest) -> Wording:
     """What may be done to any tensor."""
     who, rows, which = _PLACES[place], "", ""
-    if rest and _is_rows(rest[-1]):
+    if rest and is_rows(rest[-1]):
         rows, which, rest = of_rows_in_words(rest[-1]), str(rest[-1]), rest[:-1]
     cached = place in ("k", "v", "k+v")
     kind = "cache" if cached else _CLASS.get(place, "scores")
@@ -453,8 +432,8 @@ def _tensor(place: str, how: str, rest: Rest) -> Wording:
         )
     if how == "scaled":
         by = number_of(rest, 0)
-        if by == 0 and which in _MISSING:
-            text = f"{who} of {_MISSING[which]} are missing: they are not there yet, and read as zero"
+        if by == 0 and which in MISSING:
+            text = f"{who} of {MISSING[which]} are missing: they are not there yet, and read as zero"
             return Wording("cache_rows_zero", kind, text, {})
         if by == 0 and cached:
             return Wording("cache_rows_zero", kind, f"{who} were never written: they are zero{rows}", {})

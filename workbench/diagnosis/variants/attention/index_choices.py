@@ -12,12 +12,11 @@ from lockstep.engine.graph.index_choice import best_keys
 from lockstep.workbench.diagnosis.hypotheses.edits import Detail, Edit
 from lockstep.workbench.diagnosis.hypotheses.functions import last_seen
 from lockstep.workbench.diagnosis.hypotheses.generate import Choices, edits_of
-from lockstep.workbench.diagnosis.hypotheses.pass_trial import PassTrial
+from lockstep.workbench.diagnosis.hypotheses.pass_trial import PassTrial, passed
 from lockstep.workbench.diagnosis.hypotheses.search import pairs, single
 from lockstep.workbench.diagnosis.hypotheses.solve import Solved
 from lockstep.workbench.diagnosis.hypotheses.trial import Tried, mixing
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
-from lockstep.workbench.diagnosis.hypotheses.words import wording
 from lockstep.workbench.diagnosis.operations.site import Site
 from lockstep.workbench.diagnosis.recording import Array
 
@@ -27,8 +26,6 @@ _ONES = "ones"
 _THROUGH = ("softmax", "sigmoid", "softplus", "relu")
 #: Factors of eight-bit codes that are read without their scales, and of none.
 _CODES = (1.0, 127.0, 448.0)
-#: Hypotheses that are reported of a site.
-_SHOWN = 12
 
 
 def index_scores(site: Site) -> Iterator[Variant]:
@@ -60,11 +57,7 @@ def _edited(site: Site, search: Callable[[Tried, Iterable[Edit]], list[Solved]])
         for part in site.parts
     ]
     trial = PassTrial(site, FORMULAS["index_scores"], given, ("q", "weights", "allowed", _ONES))
-    for solved in search(trial, edits_of(trial.formula, _choices(site)))[:_SHOWN]:
-        words, predicted = wording(site, solved.edits), trial.whole(solved.edits)
-        yield Variant(
-            words.name, words.kind, words.text, words.fitted, predicted, solved.cost, edits=solved.edits
-        )
+    yield from passed(trial, search(trial, edits_of(trial.formula, _choices(site))))
 
 
 def _choices(site: Site) -> Choices:

@@ -9,6 +9,7 @@ from dataclasses import replace
 import numpy as np
 
 from lockstep.workbench.diagnosis.hypotheses.attention.operands import in_place
+from lockstep.workbench.diagnosis.hypotheses.attention.row_words import of_rows_in_words
 from lockstep.workbench.diagnosis.hypotheses.attention.tensors import ROWS, of_rows
 from lockstep.workbench.diagnosis.hypotheses.attention.tree import AttentionTree, Change
 from lockstep.workbench.diagnosis.hypotheses.attention.trials import (
@@ -19,7 +20,6 @@ from lockstep.workbench.diagnosis.hypotheses.attention.trials import (
     tried,
     worded,
 )
-from lockstep.workbench.diagnosis.hypotheses.attention.words import of_rows_in_words
 from lockstep.workbench.diagnosis.hypotheses.setting import Wording
 from lockstep.workbench.diagnosis.hypotheses.variant import Bank, Variant
 from lockstep.workbench.diagnosis.operations.deviation import Part
