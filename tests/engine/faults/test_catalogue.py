@@ -31,6 +31,8 @@ from tests.checkpoints import FAMILY_VARIANTS, tiny_checkpoint, tiny_config
 from tests.engine.harness import Engine, local_runner, model_config
 from tests.gguf_twins import gguf_twin
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPT = [3, 130, 17, 99, 4, 64, 5, 12, 77, 120, 31, 8, 56]  # longer than the window (8)
 #: Which differ in a prompt alone: no key comes after a decode step's token.
 OF_PROMPTS = ("index-sight-bidirectional",)

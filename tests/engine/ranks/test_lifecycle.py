@@ -37,6 +37,8 @@ from lockstep.engine.taps.breaks import PauseSpec
 from lockstep.engine.taps.names import model_taps
 from tests.engine.harness import model_config
 
+pytestmark = pytest.mark.sampled_file(2)
+
 ROOT = Path(__file__).parents[3]
 PAUSED = RunStep(pause=PauseSpec("operation"))
 O_PROJ = "layers.0.attn.o_proj"  # where the troubled rank gets into trouble

@@ -17,6 +17,8 @@ from lockstep.engine.run.runner import Runner
 from tests.checkpoints import EVERY_VARIANT, tiny_checkpoint
 from tests.engine.harness import local_runner
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def bytes_of(runner: Runner) -> tuple[int, int]:
     weights = sum(one.nbytes for one in runner.decoder.parameters().values())

@@ -12,6 +12,8 @@ import pytest
 from lockstep.engine.taps.names import STATISTICS
 from tests.engine.harness import Engine, Pass
 
+pytestmark = pytest.mark.sampled_file(2)
+
 PROMPTS = [[3, 130, 17, 99, 4, 64, 5, 12, 77, 120], [9, 9, 8]]
 NAMES = ["qwen2-window", "qwen3", "llama-bias"]
 

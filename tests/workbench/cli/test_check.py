@@ -20,6 +20,8 @@ from lockstep.workbench.export.check_text import HEADS, render
 from lockstep.workbench.judgements.golden_event import Divergence, GoldenEvent
 from tests.checkpoints import tiny_checkpoint
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 @pytest.fixture(scope="module")
 def model(tmp_path_factory: pytest.TempPathFactory) -> Path:

@@ -21,6 +21,8 @@ from tests.sessions.strangers import usual, write
 from tests.workbench.debugger.host.test_replay import RECORDED
 from tests.workbench.harmless import stands
 
+pytestmark = pytest.mark.sampled_file(2)
+
 EVIL = "\x1b]0;owned\x07\x9b2J../../etc/passwd'; DROP TABLE steps; --\u202e\n$(touch pwned)"
 JUNK: tuple[Any, ...] = (
     None,

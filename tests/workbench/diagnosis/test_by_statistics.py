@@ -16,6 +16,8 @@ from lockstep.workbench.diagnosis.by_statistics import first_moved
 from lockstep.workbench.diagnosis.recording import Recording
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def statistics_of(run: Session, path: Path) -> Session:
     """The run without a tensor: of each tap and rank eight figures a step."""

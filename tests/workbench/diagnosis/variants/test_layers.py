@@ -19,6 +19,8 @@ from lockstep.workbench.diagnosis.recording import Recording
 from tests.workbench.diagnosis.synthetic import Case, Place, synthetic
 from tests.workbench.diagnosis.variants.made import explained
 
+pytestmark = pytest.mark.sampled_file(2)
+
 
 def wrong(session: Session, case: Case) -> dict[str, list[str]]:
     """Tap -> what was accepted there, best first."""

@@ -22,6 +22,8 @@ from tests.workbench.diagnosis.variants.made import (
     made_site,
 )
 
+pytestmark = pytest.mark.sampled_file(2)
+
 X = drawn(np.random.default_rng(0), len(ROWS), 4, 16)
 AHEAD = POSITIONS + DECODE
 

@@ -11,6 +11,8 @@ from torch import Tensor
 
 from tests.workbench.diagnosis.variants.attention_run import At, Run, causes, model
 
+pytestmark = pytest.mark.sampled_file(2)
+
 INF = torch.inf
 
 
