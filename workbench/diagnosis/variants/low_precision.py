@@ -8,6 +8,7 @@ import numpy as np
 
 from lockstep.workbench.diagnosis.hypotheses.roundings import ROUNDINGS, Matrix
 from lockstep.workbench.diagnosis.hypotheses.variant import Variant
+from lockstep.workbench.diagnosis.operations.attention import BLOCKS
 from lockstep.workbench.diagnosis.operations.deviation import Part
 from lockstep.workbench.diagnosis.operations.expected import ROW_WISE, Operands
 from lockstep.workbench.diagnosis.operations.facts import UNIT, Facts, on_grid, rounded
@@ -45,7 +46,7 @@ def coarse_results(site: Site) -> Iterator[Variant]:
 def in_eight_bits(site: Site) -> Iterator[Variant]:
     """The same of formats of eight bits, of results that are rounded once: caches and attention have banks for it."""
     deviation, part = site.deviation, site.parts[0]
-    if deviation is None or not part.fits or site.operation not in ROW_WISE:
+    if deviation is None or not part.fits or len(site.parts) > 1 or site.operation in BLOCKS:
         return
     scope = deviation.scopes[0]
     for name, unit, step in _EIGHT_BITS:
