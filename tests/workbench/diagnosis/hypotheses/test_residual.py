@@ -47,6 +47,16 @@ def test_a_sum_is_right_in_any_precision(dtype: str) -> None:
     assert site(seen.double().numpy(), dtype=dtype).deviation is None
 
 
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+def test_a_sum_inside_of_the_product_is_right(dtype: str) -> None:
+    """It is of the branch's output before that is rounded, which shows most where the two cancel."""
+    at, y = getattr(torch, dtype), torch.tensor(RNG.normal(size=X.shape))
+    x = (-y + 0.02 * torch.tensor(X)).to(at).double()
+    seen = (x + y).to(at).double()
+    inputs = {"x": x.numpy(), "y": y.to(at).double().numpy()}
+    assert made_site("residual", "layers.1.mlp_residual", inputs, seen.numpy(), dtype=dtype).deviation is None
+
+
 CASES: dict[str, tuple[Array, str, str]] = {
     "missing": (Y, "residual_left_out", "stream is not added"),
     "no branch": (X, "residual_left_out", "output is not added"),
