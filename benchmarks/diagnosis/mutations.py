@@ -74,7 +74,8 @@ def _of_result(change: Callable[[Tensor], Tensor]) -> _Mutation:
         out = right(*args)
         if not isinstance(out, tuple):
             return change(out) if _floats([out]) else out
-        at = _floats(out)[calls.pick % max(1, len(_floats(out)))] if _floats(out) else -1
+        able = _floats(out)
+        at = able[calls.pick % len(able)] if able else -1
         return tuple(change(one) if i == at else one for i, one in enumerate(out))
 
     return mutate

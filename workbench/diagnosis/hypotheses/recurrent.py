@@ -131,12 +131,12 @@ def pass_edits(site: Site) -> Iterator[Variant]:
     """What may be done to any value of the formula as well, numbers that are solved for among it."""
     if any(not part.fits for part in site.parts) or not _wrong(site):
         return
-    given = [_given(site, part, {}) for part in site.parts]
+    formula = formula_at(site)
     choices = replace(
-        _choices(site, formula_at(site)), usual=True, orders=True, dtypes=tuple(narrower(site.facts.dtype))
+        _choices(site, formula), usual=True, orders=True, dtypes=tuple(narrower(site.facts.dtype))
     )
-    trial = PassTrial(site, formula_at(site), given)
-    yield from passed(trial, single(trial, edits_of(trial.formula, choices)))
+    trial = PassTrial(site, formula, [_given(site, part, {}) for part in site.parts])
+    yield from passed(trial, single(trial, edits_of(formula, choices)))
 
 
 def _variant(site: Site, edits: tuple[Edit, ...], predicted: Sequence[Array]) -> Variant:

@@ -198,7 +198,7 @@ def trial_of(site: Site) -> tuple[RowTrial, Choices] | None:
         tokens[name] = partial(_of_shape, load, shape)
         operands[role].append(name)
     apart = {*own, "whole", "angles", *_OF_WRITTEN, *(name for _, name, _ in strided)}
-    weights, choices = _SPECIAL.get(site.operation, _of_gate)(site, tokens)
+    weights, choices = _SPECIAL.get(site.operation, _of_any_other)(site, tokens)
     added = [
         name
         for name in others
@@ -354,7 +354,7 @@ def _of_activation(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load]
     return held, Choices(numbers=CLAMP_NUMBERS)
 
 
-def _of_gate(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
+def _of_any_other(site: Site, tokens: dict[str, Load]) -> tuple[dict[str, Load], Choices]:
     """Of any other row-wise operation its weights, and the numbers of the model."""
     weights: dict[str, Load] = {
         role: partial(_part, partial(site.facts.vector, name), site.span)

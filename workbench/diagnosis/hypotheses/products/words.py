@@ -289,15 +289,17 @@ def _scaled(at: Setting, leaf: str, by: float) -> Phrase | None:
         return phrase(at, "embedding_scaled", by, words)
     return phrase(
         at,
-        "factor_of_ranks" if at.operation == "linear" and _OF_RANKS in words else "factor",
+        "factor_of_ranks" if at.operation == "linear" and _of_ranks(at, by) else "factor",
         by,
         words + "; the bias is right" * bool(at.bias and leaf != "result"),
         fitted={"factor": by},
     )
 
 
-#: A factor that ranks make.
-_OF_RANKS = "that of the number of ranks"
+def _of_ranks(at: Setting, by: float) -> str:
+    """What a sum over the ranks does where a factor is their number, or one over it; "" where it is neither."""
+    ways = {float(at.ranks): ": summed too often", 1 / at.ranks: ": averaged"} if at.ranks > 1 else {}
+    return next((words for value, words in ways.items() if math.isclose(by, value, rel_tol=_NEARLY)), "")
 
 
 def meaning(at: Setting, by: float) -> str:
@@ -312,9 +314,8 @@ def meaning(at: Setting, by: float) -> str:
         2.0: ", doubled",
         0.5: ", halved",
     }
-    if at.ranks > 1:
-        ranks = {float(at.ranks): ": summed too often", 1 / at.ranks: ": averaged"}
-        known = {**known, **{by: f", {_OF_RANKS}{words}" for by, words in ranks.items()}}
+    if words := _of_ranks(at, by):
+        return f", that of the number of ranks{words}"
     return next((text for value, text in known.items() if math.isclose(by, value, rel_tol=_NEARLY)), "")
 
 

@@ -87,7 +87,7 @@ def _other_channels(r: Rotated) -> Iterator[Variant]:
         angles = r.positions[:, None, None] * frequencies(model, r.lengths)
         predicted = turned(model, whole, angles, magnitude(model))
         yield Variant(name, "rope", text, {}, predicted, noise=r.of_head(True))
-    if r.x.size < whole.size:
+    if 0 < r.x.size < whole.size:
         yield from _parts_exchanged(r)
     if 0 < own.rotary_dim < own.head_dim == whole.shape[-1]:
         yield _padded(r)
@@ -98,8 +98,6 @@ def _other_channels(r: Rotated) -> Iterator[Variant]:
 def _parts_exchanged(r: Rotated) -> Iterator[Variant]:
     """What is rotated and what is not stand in the other order in a head when they come to be rotated."""
     model, width = r.site.facts.model, r.x.shape[-1]
-    if not r.x.size:
-        return
     text = (
         "the rotated part of a head and the other one are taken for each other: they stand in the other order"
     )
